@@ -21,6 +21,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,12 +35,13 @@ from benchmarks.settings import start_model
 from bertkit.datasets.glue import read_glue
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
-from bertkit.objectives import cross_entropy_sums
-from bertkit.pretraining_data.batch import Packed, from_arrays
+from bertkit.objectives import Sums, cross_entropy_sums
+from bertkit.pretraining_data.batch import Packed, TensorFields, from_arrays
 from bertkit.sklearn import BertClassifier, BertEmbedder
 from bertkit.text.lines import TextCounts
-from bertkit.training.optimizer import build_optimizer, clip_gradients, set_learning_rate
+from bertkit.training.optimizer import build_optimizer
 from bertkit.training.recipe import learning_rate
+from bertkit.training.step import LoopSettings, train_steps
 
 TYPES = 4
 """The types of brackets; their ids are 1 to 4, a closing bracket is 5, and [CLS] is 0."""
@@ -53,7 +56,8 @@ PEAK_RATE = 1e-3
 FEATURE_ROWS = 2_000
 
 
-class Brackets(NamedTuple):
+@dataclass(frozen=True)
+class Brackets(TensorFields):
     """Strings of brackets as a batch."""
 
     packed: Packed
@@ -63,6 +67,11 @@ class Brackets(NamedTuple):
     """(closing brackets,) the type of the bracket that each belongs to, from 0."""
     heights: np.ndarray
     """(closing brackets,) the levels of brackets between the two, from 0."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What losses are divided by."""
+        return {"brackets": len(self.types)}
 
 
 def draw_string(rng: np.random.Generator, pairs: int) -> list[tuple[int, int, int]]:
@@ -111,17 +120,24 @@ def train_network(layers: int, seed: int) -> TokenClassificationModel:
     model = TokenClassificationModel(config, TYPES).train()
     optimizer = build_optimizer(model, learning_rate=PEAK_RATE)
     rng = np.random.default_rng([seed, layers])
-    for step in range(UPDATES):
-        rate = learning_rate(step, peak=PEAK_RATE, warmup_steps=100, total_steps=UPDATES)
-        set_learning_rate(optimizer, rate)
-        batch = draw_batch(rng, BATCH, int(rng.choice(PAIRS)))
-        logits = model(batch.packed)[batch.closing]
-        loss = cross_entropy_sums("type", logits, batch.types, "brackets")["type_loss"].value
-        (loss / len(batch.types)).backward()
-        clip_gradients(model, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+    drawn = (draw_batch(rng, BATCH, int(rng.choice(PAIRS))) for _ in range(UPDATES))
+    settings = LoopSettings(
+        device=torch.device("cpu"),
+        precision="fp32",
+        seed=seed,
+        max_gradient_norm=1.0,
+        learning_rate=partial(learning_rate, peak=PEAK_RATE, warmup_steps=100, total_steps=UPDATES),
+    )
+    steps = (([batch], None) for batch in drawn)
+    for _ in train_steps(model, optimizer, bracket_types, steps, settings):
+        pass
     return model.eval()
+
+
+def bracket_types(model: TokenClassificationModel, batch: Brackets) -> Sums:
+    """The loss of the types of the closing brackets."""
+    logits = model(batch.packed)[batch.closing]
+    return cross_entropy_sums("type", logits, batch.types, "brackets")
 
 
 def accuracy_by_height(model: TokenClassificationModel) -> np.ndarray:

@@ -19,7 +19,7 @@ from torch import Tensor
 from bertkit.checkpoints.families import is_optional_weight
 from bertkit.checkpoints.hub import download_model, hub_commit, parse_hub_name
 from bertkit.checkpoints.huggingface import LoadResult, Model, load_into, load_parts
-from bertkit.checkpoints.weights import recorded_objectives
+from bertkit.checkpoints.weights import recorded_recipe
 from bertkit.errors import BertkitError
 from bertkit.files import read_object
 from bertkit.model.encoder import ModelConfig, check_vocabulary
@@ -60,7 +60,9 @@ class PretrainedWeights:
     def pair(self) -> str:
         """The objective of the pair head, "nsp" or "sop"; by the family if none is recorded."""
         if self.details.get("recipe"):  # an extended model has details and no recipe
-            return "sop" if recorded_objectives(self.details).get("pair") == "sop" else "nsp"
+            return (
+                "sop" if recorded_recipe(self.details, "objectives").get("pair") == "sop" else "nsp"
+            )
         return "sop" if self.config.share_layers else "nsp"  # ALBERT
 
     def with_dropout(self, share: float) -> PretrainedWeights:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.checkpoints.families import weight_head_names
-from bertkit.checkpoints.weights import recorded_objectives
+from bertkit.checkpoints.weights import recorded_recipe
 from bertkit.files import read_object
 
 HERE_LINE = 'model_name = "."  # this folder, or the name of the model on the hub'
@@ -116,7 +116,7 @@ def saved_head(details: Mapping[str, Any], architecture: str) -> str:
     found = sorted(weight_head_names(architecture) & HEAD_OF_CLASS.keys())
     if found:
         return HEAD_OF_CLASS[found[0]]
-    objectives = recorded_objectives(details)
+    objectives = recorded_recipe(details, "objectives")
     if str(objectives.get("token", "")).startswith("clm"):
         return "causal"
     if objectives and objectives.get("token") != "rtd":

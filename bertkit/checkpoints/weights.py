@@ -263,11 +263,11 @@ def tensor_locations(header: bytes, size: int) -> list[tuple[str, torch.dtype, l
     return [(name, dtype, shape, end - begin) for begin, end, name, dtype, shape in found]
 
 
-def recorded_objectives(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the objectives that a `bertkit.json` records; {} if it has none, or other values."""
+def recorded_recipe(details: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """Return a section of the recipe in a `bertkit.json`; {} if it has none, or other values."""
     recipe = details.get("recipe")
-    objectives = recipe.get("objectives") if isinstance(recipe, dict) else None
-    return objectives if isinstance(objectives, dict) else {}
+    found = recipe.get(section) if isinstance(recipe, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def shown_names(names: Iterable[str]) -> str:

@@ -136,13 +136,11 @@ def unknown_option(error: CycloptsError) -> str:
         words = [error.token.keyword or error.token.value]
     for word in words:
         name = word.partition("=")[0].replace("_", "-")
-        if name in OTHER_NAMES_OF_FLAGS:
-            known, own = OTHER_NAMES_OF_FLAGS[name], known_flags(error.command_chain or ())
-            longer = [flag for flag in sorted(own) if flag.endswith(f".{known[2:]}")]
-            if known in own or longer:  # a field of a recipe has a longer name
-                meant = known if known in own else longer[0]
-                return f"there is no option {word.partition('=')[0]}; did you mean {meant}?"
         flags = known_flags(error.command_chain or ()) if word.startswith("--") else {name}
+        if known := OTHER_NAMES_OF_FLAGS.get(name):  # a field of a recipe has a longer name
+            longer = [flag for flag in sorted(flags) if flag.endswith(f".{known[2:]}")]
+            if meant := [known] * (known in flags) + longer:
+                return f"there is no option {word.partition('=')[0]}; did you mean {meant[0]}?"
         if name not in flags:
             close = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
             hint = f"did you mean {close[0]}?" if close else "`--help` lists those of the command"
@@ -217,6 +215,18 @@ def check_command(words: Sequence[str]) -> None:
         )
 
 
+def split_threads(words: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return the words without --threads and its value, and the value; None if it is not given."""
+    left = list(words)
+    for index, word in enumerate(left):
+        name, equals, value = word.partition("=")
+        if name == "--threads":
+            value = value if equals else " ".join(left[index + 1 : index + 2])
+            del left[index : index + (1 if equals else 2)]
+            return left, value
+    return left, None
+
+
 def take_threads(words: Sequence[str]) -> list[str]:
     """Set the number of threads that --threads gives, and return the words without it.
 
@@ -226,32 +236,21 @@ def take_threads(words: Sequence[str]) -> list[str]:
     Raises:
         BertkitError: the number is missing or not above 0.
     """
-    left = list(words)
-    for index, word in enumerate(left):
-        name, equals, value = word.partition("=")
-        if name == "--threads":
-            value = value if equals else " ".join(left[index + 1 : index + 2])
-            if not value.isdecimal() or int(value) < 1:
-                raise BertkitError(
-                    f"--threads takes a whole number above 0, not '{value}'", code="number"
-                )
-            del left[index : index + (1 if equals else 2)]
-            os.environ["OMP_NUM_THREADS"] = str(int(value))
-            if "torch" in sys.modules:
-                sys.modules["torch"].set_num_threads(int(value))
-            break
+    left, value = split_threads(words)
+    if value is not None:
+        if not value.isdecimal() or int(value) < 1:
+            raise BertkitError(
+                f"--threads takes a whole number above 0, not '{value}'", code="number"
+            )
+        os.environ["OMP_NUM_THREADS"] = str(int(value))
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(int(value))
     return left
 
 
 def command_of(words: Sequence[str]) -> str:
     """Return the name of the command, which --threads N may precede; "" if there is none."""
-    given = iter(words)
-    for word in given:
-        if word == "--threads":
-            next(given, None)
-        elif not word.startswith("--threads="):
-            return word
-    return ""
+    return next(iter(split_threads(words)[0]), "")
 
 
 def explain_error(error: Exception) -> str | None:

@@ -24,6 +24,12 @@ PretrainedModel = Annotated[
 TunedModel = Annotated[
     Path, Parameter(help="A fine-tuned model: a model directory, a run, or a model of the hub.")
 ]
+EmbeddingModel = Annotated[
+    Path,
+    Parameter(
+        help="A model directory, also of sentence-transformers, a run, or a model of the hub."
+    ),
+]
 Device = Annotated[
     str, Parameter(help="auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.")
 ]

@@ -21,6 +21,7 @@ from bertkit.cli.options import (
     Column,
     ColumnFlags,
     Device,
+    EmbeddingModel,
     NullThreshold,
     Pooling,
     Precision,
@@ -173,7 +174,7 @@ def next_sentence_command(
 
 
 def embed_command(
-    model: Path,
+    model: EmbeddingModel,
     file: Annotated[str, TEXT],
     *,
     out: Annotated[Path, VectorFile],
@@ -192,8 +193,6 @@ def embed_command(
 
     Parameters
     ----------
-    model
-        A model directory, also of sentence-transformers, a run, or a model of the hub.
     file
         The texts.
     out
@@ -218,7 +217,7 @@ def embed_command(
 
 
 def similar_command(
-    model: Path,
+    model: EmbeddingModel,
     file: Annotated[str, TEXT],
     text: str,
     *,
@@ -232,8 +231,6 @@ def similar_command(
 
     Parameters
     ----------
-    model
-        A model directory, also of sentence-transformers, a run, or a model of the hub.
     file
         The texts; see bertkit predict embed.
     text

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertkit.checkpoints.weights import recorded_recipe
 from bertkit.model.attention import visible_positions
 from bertkit.model.encoder import Encoder, Layer, activation
 from bertkit.predict.pretrained import MASK
@@ -187,7 +188,7 @@ class Target(NamedTuple):
 
 def recorded_masking(details: Mapping[str, Any]) -> MaskingOptions:
     """Return the masking of the model's recipe, or the paper's where `bertkit.json` has none."""
-    given = (details.get("recipe") or {}).get("masking") or {}
+    given = recorded_recipe(details, "masking")
     known = {field.name for field in fields(MaskingOptions)}
     return MaskingOptions(**{name: value for name, value in given.items() if name in known})
 

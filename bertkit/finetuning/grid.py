@@ -132,11 +132,11 @@ def ranked(results: Sequence[RunResult]) -> list[RunResult]:
 
 def keep_models(folder: Path, results: Sequence[RunResult], keep: int) -> None:
     """Delete the models of all but the best `keep` runs, and the checkpoints of finished runs."""
+    kept = {result.name for result in ranked(results)[:keep]}
     for result in results:
         shutil.rmtree(folder / "runs" / result.name / "checkpoints", ignore_errors=True)
-    diverged = [result for result in results if not result.scores]
-    for result in [*ranked(results)[keep:], *diverged]:
-        shutil.rmtree(folder / "runs" / result.name / "model", ignore_errors=True)
+        if result.name not in kept:
+            shutil.rmtree(folder / "runs" / result.name / "model", ignore_errors=True)
 
 
 def model_digest(folder: Path) -> str:

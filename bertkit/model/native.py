@@ -110,6 +110,13 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
+def compiled() -> ctypes.CDLL:
+    """Return the compiled code, where `is_supported` has found it."""
+    code = library()
+    assert code is not None
+    return code
+
+
 def is_supported(config: ModelConfig, precision: str) -> bool:
     """Return whether the compiled code computes layers of this shape here, and is the fastest."""
     able = torch.cpu.get_capabilities()
@@ -191,8 +198,7 @@ class NativeLayer(nn.Module):
     def _product(self, linear: nn.Linear, mode: int, zero: int = ZERO) -> ProductStruct:
         """Return a product, whose outputs are padded to whole panels."""
         weight = linear.weight.detach().float()
-        code = library()
-        assert code is not None
+        code = compiled()
         (outputs, inputs), group, size = weight.shape, INPUTS[mode], code.bertkit_panel()
         missing = -outputs % size
         panels = torch.zeros(
@@ -217,8 +223,7 @@ class NativeLayer(nn.Module):
         self, projected: Tensor | None, hidden: Hidden, packed: Packed, rows: TargetIndices | None
     ) -> Rows:
         """Return the layer's output, given its input and, perhaps, what `project` returned."""
-        code = library()
-        assert code is not None
+        code = compiled()
         hidden, count = hidden.float().contiguous(), len(hidden) if rows is None else len(rows)
         out = hidden.new_empty(count, self.width)
         if not count:
@@ -257,8 +262,7 @@ class NativeLayer(nn.Module):
 
     def _call(self, name: str, *arguments: Tensor | int) -> None:
         """Call a function with the layer, the arguments and memory to work in."""
-        code = library()
-        assert code is not None
+        code = compiled()
         layer = ctypes.byref(self.struct)
         memory = workspace(code.bertkit_parts_bytes(layer))
         given = (

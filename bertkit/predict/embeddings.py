@@ -183,7 +183,7 @@ class Embedder:
             progress(done)
         check_outputs(vectors)
         if self.settings.normalize:
-            vectors = normalize_rows(vectors)
+            normalize_rows(vectors)
         return vectors
 
     def _batches(self, parts: Sequence[ItemPart]) -> Iterator[np.ndarray]:
@@ -321,5 +321,6 @@ def text_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def normalize_rows(vectors: np.ndarray) -> np.ndarray:
-    """Return the rows, each divided by its L2 norm."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    """Divide each row by its L2 norm, in place, and return the array."""
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return vectors

@@ -14,7 +14,7 @@ from bertkit.checkpoints.pretrained import (
     resolve_model,
 )
 from bertkit.checkpoints.save import SAVED_HEADS
-from bertkit.checkpoints.weights import recorded_objectives
+from bertkit.checkpoints.weights import recorded_recipe
 from bertkit.errors import BertkitError
 from bertkit.model.pooling import read_optional_json, read_pooling
 from bertkit.predict.predictors import PREDICTORS, TaskPredictor
@@ -132,7 +132,7 @@ def model_info(model: Path | str) -> dict[str, Any]:
         "data": details.get("data", ""),
         "columns": details.get("columns") or {},
         "settings": details.get("settings") or {},
-        "objectives": recorded_objectives(details),
+        "objectives": recorded_recipe(details, "objectives"),
         "type": family.get("model_type", "bert"),
         "network": {
             "layers": config.num_hidden_layers,

@@ -14,6 +14,7 @@ import torch
 
 from bertkit.checkpoints.huggingface import load_pretraining_model
 from bertkit.checkpoints.pretrained import model_folder, read_details
+from bertkit.checkpoints.weights import recorded_recipe
 from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.model.encoder import ONE_SEGMENT
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
@@ -360,10 +361,8 @@ def load_pretrained(
     """
     directory = model_folder(Path(directory))
     model = load_pretraining_model(directory)
-    recipe = read_details(directory).get("recipe")
-    objectives = recipe.get("objectives") if isinstance(recipe, dict) else None
     albert = "sop" if model.config.share_layers else "nsp"  # if nothing is recorded
-    known = objectives if isinstance(objectives, dict) else {}
+    known = recorded_recipe(read_details(directory), "objectives")
     order = known.get("pair", albert) == "sop"
     where = choose_device(device)
     return Predictor(model, Tokenizer.load(directory), where, precision, order=order)

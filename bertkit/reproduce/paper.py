@@ -171,8 +171,7 @@ def read_scale(name: str) -> Scale:
     elif name in shipped_scales():
         text = resources.files("bertkit.reproduce").joinpath(f"{name}.toml").read_text()
     else:
-        known = shipped_scales()
-        raise BertkitError(f"no scale is called '{name}'{nearest(name, known)}")
+        raise BertkitError(f"no scale is called '{name}'{nearest(name, shipped_scales())}")
     try:
         return build_scale(Path(name).stem, tomllib.loads(text))
     except (tomllib.TOMLDecodeError, AttributeError, TypeError, KeyError, ValueError) as error:

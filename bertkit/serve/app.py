@@ -146,8 +146,7 @@ def invalid_body(first: Mapping[str, Any], content_type: str) -> RefusedError:
     # for a union, the location also contains the type that was tried, which is not a field
     places = [str(part) for part in first["loc"][1:]]
     named = first["type"] == "extra_forbidden"  # the last one is then a name of the client's own
-    fields = [place for place in places if not TRIED.match(place)]
-    where = [shorten_client_text(place) for place in (places if named else fields)]
+    where = [shorten_client_text(place) for place in places if named or not TRIED.match(place)]
     param = ".".join(where) or None
     if len(where) < len(places):
         wanted = "a text, texts, ids, or lists of ids"

@@ -62,8 +62,7 @@ def choose_device(name: str = "auto") -> torch.device:
         count = torch.cuda.device_count()
         raise BertkitError(
             f"device '{name}': this machine has {count} CUDA device{'s' * (count != 1)}, counted "
-            f"from 0"
-            f"{visible_devices()}",
+            f"from 0{visible_devices()}",
             code="no-device",
         )
     if kind == "mps" and not torch.backends.mps.is_available():

@@ -170,21 +170,21 @@ def pretrain(
         check_trackers(track)
     name = recipe if isinstance(recipe, str) else recipe_name
     recipe = read_recipe(PretrainRecipe, recipe) if isinstance(recipe, str) else recipe
-    device = local_device(device)
+    on = choose_device(local_device(device))
     check_strategy(strategy)
-    if choose_device(device).type == "cpu":
+    if on.type == "cpu":
         keep_freed_memory()
-    with init_distributed(choose_device(device), timeout) as ranks, ExitStack() as stack:
+    with init_distributed(on, timeout) as ranks, ExitStack() as stack:
         run = Run(
             recipe=recipe,
             recipe_name=Path(name).stem,
             store=store if isinstance(store, TokenStore) else TokenStore(store),
             folder=Path(out),
             ranks=ranks,
-            device=choose_device(device),
-            precision=choose_precision(recipe.training.precision, choose_device(device)),
+            device=on,
+            precision=choose_precision(recipe.training.precision, on),
             strategy=strategy,
-            workers=default_workers(choose_device(device)) if workers is None else workers,
+            workers=default_workers(on) if workers is None else workers,
             save_models_at=frozenset(save_models_at),
             console=console or Console(),
         )

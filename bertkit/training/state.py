@@ -243,14 +243,14 @@ def restore_optimizer(model: nn.Module, optimizer: AdamW, tensors: Mapping[str, 
 
 def check_tensors(owner: str, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
     """Raise a BertkitError unless both have the same names, shapes and types."""
+    from bertkit.checkpoints.weights import shown_names
+
     advice = "resume with the recipe this checkpoint was made with"
     for problem, names in (
         ("lacks", expected.keys() - found.keys()),
         ("has the unexpected", found.keys() - expected.keys()),
     ):
         if names:
-            from bertkit.checkpoints.weights import shown_names
-
             raise BertkitError(
                 f"the {owner} checkpoint {problem} {shown_names(sorted(names))}; {advice}"
             )

@@ -10,7 +10,9 @@ import pytest
 
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.cli.app import main
+from bertkit.explain.steps import recorded_masking
 from bertkit.predict.load import model_info
+from bertkit.pretraining_data.masking import MaskingOptions
 
 
 def test_a_tuned_model_names_its_task_and_labels(
@@ -47,4 +49,6 @@ def test_records_of_others_are_not_believed(models: Path, tmp_path: Path, recipe
     details = json.loads((folder / "bertkit.json").read_text())
     (folder / "bertkit.json").write_text(json.dumps({**details, "recipe": recipe}))
     assert model_info(folder)["objectives"] == {}
-    assert read_pretrained(folder).pair in {"nsp", "sop"}
+    start = read_pretrained(folder)
+    assert start.pair in {"nsp", "sop"}
+    assert recorded_masking(start.details) == MaskingOptions()
