@@ -22,7 +22,7 @@ from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import read_json
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import all_results, best_run
-from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
+from bertkit.finetuning.settings import FinetuneSettings, Grid
 from bertkit.tasks.data import TaskData
 
 ROWS = {
@@ -32,6 +32,7 @@ ROWS = {
     "mrpc": None,
     "cola": None,
     "mnli-10k": None,
+    "qqp-10k": None,
     "conll-2003, 2,000 sentences": 2000,
 }
 """Task -> the number of training inputs, drawn at random; None for all."""
@@ -41,7 +42,7 @@ FACTORS = (0.5, 1.0, 2.0, 4.0)
 BATCHES = (16, 32)
 
 
-def sample(data: TaskData, rows: int | None) -> TaskData:
+def sample(data: TaskData, rows: int | None, most_dev: int = MOST_DEV) -> TaskData:
     """A data set with fewer rows, always the same ones."""
 
     def some(inputs: Any, number: int | None) -> Any:
@@ -49,7 +50,7 @@ def sample(data: TaskData, rows: int | None) -> TaskData:
             return inputs
         return [inputs[i] for i in sorted(random.Random(0).sample(range(len(inputs)), number))]
 
-    dev = tuple((name, some(inputs, MOST_DEV)) for name, inputs in data.dev[:1])
+    dev = tuple((name, some(inputs, most_dev)) for name, inputs in data.dev[:1])
     return replace(data, train=some(data.train, rows), dev=dev, test=())
 
 
@@ -61,8 +62,7 @@ def measure(name: str, model: Path, task: str, data: Path, work: Path) -> dict[s
     )
     used = sample(whole, ROWS[task])
     out = work / f"{name}-{task.replace(',', '').replace(' ', '-')}"
-    training = TrainingSettings(precision="fp32")
-    settings = FinetuneSettings(grid=Grid(), training=training, track=())
+    settings = FinetuneSettings(grid=Grid(), track=())
     finetune(used, start, out, settings=settings)
     [chosen] = Grid().chosen(start.config.hidden_size, len(used.train)).runs()
     rates = tuple(factor * chosen.learning_rate for factor in FACTORS)

@@ -9,6 +9,21 @@ features: what do features computed once save against fine-tuning? A logistic re
 of the last layer's hidden states is compared with fine-tuning the same encoder, on 2,000 sentences
 of SST-2.
 
+next-sentence: do tasks on pairs of sentences lose when a network was pre-trained without NSP? The
+networks of the speedrun's recipes `wide` and `wide-no-nsp`, which saw the same text for the same
+number of updates, are fine-tuned with the default settings on three tasks on pairs and on one task
+on single sentences. `python -m benchmarks.speedrun` makes the networks in the folder --work.
+
+sentence-order: can shuffled sentences be put back in order? A classifier of pairs says which of two
+sentences of a paragraph came first; it is fine-tuned on paragraphs of other documents. A whole list
+is sorted by the sum of each sentence's log odds to come before the others. The same is done with
+logistic regression on TF-IDF features of words and pairs of words.
+
+static-vectors: what do hidden states add to vectors of words alone? A BiLSTM tags the entities of
+CoNLL-2003 from vectors of the last layer of a BERT, of its embedding table, and of co-occurrences:
+the singular value decomposition of positive pointwise mutual information (Levy and Goldberg 2014),
+which is a close relative of GloVe, of the tokens of one part of Wikipedia.
+
 The page docs/open-questions.md has the results.
 
     python -m benchmarks.open_questions --data FOLDER [--questions nesting features] [--seeds 3]
@@ -17,28 +32,47 @@ The page docs/open-questions.md has the results.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse import coo_matrix, csr_matrix
+from sklearn.compose import ColumnTransformer
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.extmath import randomized_svd
 
+from benchmarks.defaults import ROWS, sample
+from benchmarks.quality_data import dataset
 from benchmarks.record import data_folder, summary, write_result
 from benchmarks.settings import start_model
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.checkpoints.save import save_model
+from bertkit.corpus.from_text import TextOptions, store_from_text
+from bertkit.corpus.store import TokenStore
 from bertkit.datasets.glue import read_glue
-from bertkit.model.encoder import ModelConfig
+from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.grid import all_results
+from bertkit.finetuning.settings import FinetuneSettings, Grid, HeadSettings
+from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import Sums, cross_entropy_sums
 from bertkit.pretraining_data.batch import Packed, TensorFields, from_arrays
 from bertkit.sklearn import BertClassifier, BertEmbedder
+from bertkit.text.documents import read_documents
 from bertkit.text.lines import TextCounts
+from bertkit.text.sentences import split_sentences
+from bertkit.text.sources import find_sources
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.recipe import learning_rate
 from bertkit.training.step import LoopSettings, train_steps
@@ -54,6 +88,16 @@ PAIRS = range(4, 21)
 BATCH, UPDATES, TEST_STRINGS = 32, 2_000, 200
 PEAK_RATE = 1e-3
 FEATURE_ROWS = 2_000
+NETWORKS = {"with NSP": "wide-0", "without NSP": "wide-no-nsp-0"}
+"""Row -> the run of the speedrun."""
+TASKS = ("mnli-10k", "qqp-10k", "mrpc", "sst-2, 2,000 rows")
+MOST_DEV = 3_000
+PASSAGE = 5
+"""Sentences of a paragraph that are put in order."""
+TRAIN_PASSAGES, TEST_PASSAGES = 4_000, 500
+WINDOW = 5
+"""The greatest distance of tokens that count as occurring together."""
+CHUNK = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -153,7 +197,7 @@ def accuracy_by_height(model: TokenClassificationModel) -> np.ndarray:
     return np.array([every[levels == height].mean() for height in range(HEIGHTS)])
 
 
-def nesting(data: Path, seeds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def nesting(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a row for each number of layers: the median accuracy for each height."""
     rows: dict[str, Any] = {}
     runs: dict[str, Any] = {}
@@ -185,7 +229,7 @@ class Answers(NamedTuple):
     accuracy: float
 
 
-def features(data: Path, seeds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def features(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a row for fine-tuning and one for features, with the time of one and of ten runs."""
     read = {split: read_glue("sst-2", data / "glue", split, TextCounts()) for split in
             ("train", "dev")}  # fmt: skip
@@ -244,7 +288,187 @@ def on_features(train: Any, dev: Any) -> Answers:
     return Answers(ready - began, time.perf_counter() - ready, float(accuracy))
 
 
-QUESTIONS = {"nesting": nesting, "features": features}
+def next_sentence(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a row for each network of the speedrun, with its median score on each task."""
+    rows: dict[str, Any] = {}
+    runs: dict[str, Any] = {}
+    for name, folder in NETWORKS.items():
+        start = read_pretrained(work / folder)
+        positions = start.config.max_position_embeddings
+        rows[name] = {"seeds": seeds}
+        for task in TASKS:
+            used = sample(
+                dataset(task.partition(",")[0], data, data / "glue", positions),
+                ROWS[task],
+                MOST_DEV,
+            )
+            out = work / "next-sentence" / f"{folder}-{task.replace(',', '').replace(' ', '-')}"
+            settings = FinetuneSettings(grid=Grid(seeds=seeds), track=())
+            finetune(used, start, out, settings=settings)
+            scores = [round(100 * run.metric, 2) for run in all_results(out)]
+            rows[name][f"{task} {used.task.metric} percent"] = summary(scores)
+            runs.setdefault(name, {})[task] = scores
+            print(name, task, scores, flush=True)
+    return rows, {"scores_by_seed": runs, "most_dev_inputs": MOST_DEV}
+
+
+def read_passages(data: Path) -> list[list[str]]:
+    """Return passages of consecutive sentences, each from one paragraph of another document."""
+    [source] = find_sources([str(data / "wikipedia" / "wiki_AA.txt.xz")])
+    found: list[list[str]] = []
+    for document in read_documents(source, TextCounts()):
+        paragraphs = (split_sentences(line) for line in document.splitlines())
+        first = next((one for one in paragraphs if len(one) >= PASSAGE), None)
+        found += [first[:PASSAGE]] if first else []
+        if len(found) == TRAIN_PASSAGES + TEST_PASSAGES:
+            break
+    return found
+
+
+def ordered_pairs(passage: list[str]) -> list[tuple[str, str]]:
+    """Return every pair of different sentences, each in both orders."""
+    return list(permutations(passage, 2))
+
+
+def order_scores(probabilities: np.ndarray) -> np.ndarray:
+    """Say how well passages were ordered.
+
+    Args:
+        probabilities: (passages, pairs) that the first sentence of each of `ordered_pairs` comes
+            before the second in the text.
+
+    Returns:
+        (3,) the share of pairs in the right order, Kendall's tau of the sorted passages, and the
+        share of passages that are exactly right.
+    """
+    odds = np.full((len(probabilities), PASSAGE, PASSAGE), 0.0)
+    first, second = np.array(list(permutations(range(PASSAGE), 2))).T
+    clipped = np.clip(probabilities, 1e-6, 1 - 1e-6)
+    odds[:, first, second] = np.log(clipped / (1 - clipped))
+    odds -= odds.transpose(0, 2, 1)  # both orders of a pair have a say
+    above = np.triu_indices(PASSAGE, 1)
+    sums = odds.sum(-1)  # the higher, the earlier
+    sorted_right = np.sign(sums[:, above[0]] - sums[:, above[1]])
+    return np.array(
+        [(odds[:, *above] > 0).mean(), sorted_right.mean(), (sorted_right == 1).all(-1).mean()]
+    )
+
+
+def sentence_order(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a row for BERT and one for TF-IDF: pairs, Kendall's tau and whole passages."""
+    passages = read_passages(data)
+    train, test = passages[:TRAIN_PASSAGES], passages[TRAIN_PASSAGES:][:TEST_PASSAGES]
+    asked = [pair for passage in test for pair in ordered_pairs(passage)]
+    words = ColumnTransformer(
+        [(f"sentence {i}", TfidfVectorizer(ngram_range=(1, 2), min_df=2), i) for i in range(2)]
+    )
+    found: dict[str, list[np.ndarray]] = {}
+    for seed in range(1, seeds + 1):
+        rng = np.random.default_rng(seed)
+        drawn = [np.sort(rng.choice(PASSAGE, 2, replace=False)) for _ in train]
+        before = rng.random(len(train)) < 0.5
+        pairs = [
+            (passage[i], passage[j]) if right else (passage[j], passage[i])
+            for passage, (i, j), right in zip(train, drawn, before, strict=True)
+        ]
+        models = {
+            "BERT": BertClassifier(start_model(), random_state=seed),
+            "TF-IDF and logistic regression": make_pipeline(
+                words, LogisticRegression(max_iter=2_000)
+            ),
+        }
+        for name, model in models.items():
+            model.fit(np.array(pairs, dtype=object), before.astype(int))
+            right = model.predict_proba(np.array(asked, dtype=object))[:, 1]
+            found.setdefault(name, []).append(order_scores(right.reshape(len(test), -1)))
+            print(name, seed, found[name][-1], flush=True)
+    columns = ("pairs_accuracy", "kendall_tau", "whole_passages_accuracy")
+    rows = {
+        name: {"seeds": seeds}
+        | {
+            column: summary([round(float(one), 4) for one in values])
+            for column, values in zip(columns, np.transpose(scores), strict=True)
+        }
+        for name, scores in found.items()
+    }
+    rows["guessing"] = {
+        "pairs_accuracy": 0.5, "kendall_tau": 0.0,
+        "whole_passages_accuracy": round(1 / math.factorial(PASSAGE), 4),
+    }  # fmt: skip
+    sizes = {"sentences": PASSAGE, "train_pairs": len(train), "test_passages": len(test)}
+    return rows, sizes
+
+
+def cooccurrence_vectors(store: TokenStore, width: int) -> np.ndarray:
+    """Return a vector for each token of the vocabulary, from the tokens that stand beside it.
+
+    Counts are weighted by 1 / distance, as in GloVe; those of contexts are smoothed by the power
+    0.75 (Levy et al. 2015).
+
+    Returns:
+        (vocabulary, width) vectors; those of tokens that never occur are 0.
+    """
+    size = store.tokenizer.size
+    counts = csr_matrix((size, size))
+    for index in range(len(store.shards)):
+        tokens = np.asarray(store.arrays(index).tokens, dtype=np.int64)
+        for first in range(0, len(tokens), CHUNK):
+            chunk = tokens[first : first + CHUNK]
+            for apart in range(1, 1 + WINDOW):
+                places = (chunk[:-apart], chunk[apart:])
+                weights = np.full(len(places[0]), 1 / apart)
+                counts += coo_matrix((weights, places), shape=(size, size)).tocsr()
+    counts = (counts + counts.T).tocoo()
+    words = np.asarray(counts.sum(1)).ravel()
+    contexts = words**0.75
+    expected = words[counts.row] * (contexts / contexts.sum())[counts.col]
+    information = np.maximum(np.log(counts.data / expected), 0)
+    found = coo_matrix((information, (counts.row, counts.col)), shape=(size, size)).tocsr()
+    left, values, _ = randomized_svd(found, width, random_state=0)
+    return left * np.sqrt(values)
+
+
+def static_vectors(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the F1 of entities for each kind of vectors."""
+    start = read_pretrained(start_model())
+    config = replace(start.config, num_hidden_layers=1)
+    text = str(data / "wikipedia" / "wiki_AA.txt.xz")
+    store = store_from_text(TextOptions(text=(text,), tokenizer=start_model()), work / "static")
+    encoder = Encoder(config)
+    with torch.no_grad():
+        vectors = cooccurrence_vectors(store, config.hidden_size)
+        encoder.word_embeddings.weight.copy_(torch.from_numpy(vectors))
+        encoder.position_embeddings.weight.zero_()
+        encoder.segment_embeddings.weight.zero_()
+    save_model(work / "static" / "model", encoder, start.tokenizer, {})
+    whole = dataset("conll-2003", data, data / "glue", config.max_position_embeddings)
+    used = sample(whole, ROWS["conll-2003, 2,000 sentences"], MOST_DEV)
+    cases = {
+        "co-occurrences": (work / "static" / "model", "embeddings"),
+        "embedding table of a BERT": (start_model(), "embeddings"),
+        "last layer of a BERT": (start_model(), "last"),
+    }
+    rows: dict[str, Any] = {}
+    runs: dict[str, list[float]] = {}
+    for name, (model, layers) in cases.items():
+        head = HeadSettings(frozen=True, layers=layers, head="bilstm", units=200)
+        grid = Grid(batch_size=(16,), learning_rate=(1e-3,), epochs=(10,), seeds=seeds)
+        out = work / "static-vectors" / name.replace(" ", "-")
+        settings = FinetuneSettings(grid=grid, head=head, track=())
+        finetune(used, read_pretrained(model), out, settings=settings)
+        runs[name] = [round(100 * run.metric, 2) for run in all_results(out)]
+        rows[name] = {"seeds": seeds, "dev_f1_percent": summary(runs[name])}
+        print(name, runs[name], flush=True)
+    return rows, {"training_sentences": len(used.train), "tokens": store.tokens, "scores": runs}
+
+
+QUESTIONS = {
+    "nesting": nesting,
+    "features": features,
+    "next-sentence": next_sentence,
+    "sentence-order": sentence_order,
+    "static-vectors": static_vectors,
+}
 
 
 def main() -> None:
@@ -253,10 +477,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--questions", nargs="+", choices=QUESTIONS, default=[*QUESTIONS])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--work", type=Path, default=Path("runs/speedrun"), help="of the speedrun")
     arguments = parser.parse_args()
     data = data_folder(arguments.data)
     for name in arguments.questions:
-        rows, details = QUESTIONS[name](data, arguments.seeds)
+        rows, details = QUESTIONS[name](data, arguments.seeds, arguments.work)
         print(write_result(f"question-{name}", rows, details))
 
 

@@ -1,10 +1,9 @@
 """Preparation of a corpus and of one ten times as large: peak memory stays flat, time is linear.
 
 The larger corpus is the Wikipedia parts over and over, each time with other words changed (one in
-fifty, by a seeded generator), so that no two documents are equal. Each size is prepared by the
-local path and by the executor of datatrove, each in a process of its own, and then cleaned of
-nearly equal documents. Peak memory is the largest sum, seen every tenth of a second, of what a
-process and its workers held; the stores of the two paths are compared byte for byte.
+fifty, by a seeded generator), so that no two documents are equal. Each size is prepared, and then
+cleaned of nearly equal documents, in a new process each. Peak memory is the largest sum, seen every
+tenth of a second, of what a process and its workers held.
 
     python -m benchmarks.preparation_scale --data FOLDER
     python -m benchmarks.preparation_scale --data FOLDER --quick  # an excerpt, no result file
@@ -13,7 +12,6 @@ process and its workers held; the stores of the two paths are compared byte for 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import lzma
 import os
@@ -29,12 +27,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.prepare import PARTS, watched
-from benchmarks.record import data_folder, installed, summary, write_result
+from benchmarks.record import data_folder, summary, write_result
 
 CHANGED = 0.02
 """Share of words that are replaced in each repetition."""
 SIZES = (1, 10)
-WORKS = ("prepare, local", "prepare, datatrove", "clean, near-duplicates")
+WORKS = ("prepare", "clean, near-duplicates")
 QUICK_DOCUMENTS = 60
 
 
@@ -57,8 +55,7 @@ def main() -> None:
         rows = measure_all(corpora, data, Path(folder), arguments.processes, arguments.repeats)
     print(json.dumps(rows, indent=1))
     if not arguments.quick:
-        details = {"datatrove": installed("datatrove"), "changed_words": CHANGED}
-        print(write_result("preparation_scale", rows, details))
+        print(write_result("preparation_scale", rows, {"changed_words": CHANGED}))
 
 
 def make_corpora(data: Path, folder: Path, documents: int | None) -> dict[int, Path]:
@@ -116,7 +113,7 @@ def measure_all(
                 "seconds": summary([run["seconds"] for run in found]),
                 "megabytes_per_second": summary([r["bytes"] / 1e6 / r["seconds"] for r in found]),
                 "peak_megabytes_of_all_processes": summary([r["peak_megabytes"] for r in found]),
-                **{key: found[0][key] for key in ("store_sha256", "kept") if key in found[0]},
+                **({"kept": found[0]["kept"]} if "kept" in found[0] else {}),
             }
             print(f"{name}, x{size}", rows[f"{name}, x{size}"], flush=True)
         small, large = (rows[f"{name}, x{size}"] for size in SIZES)
@@ -124,15 +121,6 @@ def measure_all(
         times = large["seconds"]["median"] / small["seconds"]["median"]
         large["times_the_seconds"] = round(times, 2)
         large["times_the_peak"] = round(large[peak]["median"] / small[peak]["median"], 2)
-    return compared(rows)
-
-
-def compared(rows: dict[str, Any]) -> dict[str, Any]:
-    """The rows; in the place of digests stands whether the stores of the two paths are equal."""
-    digests = {name: row.pop("store_sha256", None) for name, row in rows.items()}
-    for size in SIZES:
-        local, other = (f"{name}, x{size}" for name in WORKS[:2])
-        rows[other]["store_equals_the_local_one"] = digests[local] == digests[other]
     return rows
 
 
@@ -149,32 +137,15 @@ def work(name: str, corpus: str, vocabulary: str, out: str, processes: str) -> N
     """The child: do the work, then print what it took as one JSON line."""
     with watched() as taken:
         done = WORK[name](corpus, vocabulary, Path(out), int(processes))
-    if "clean" not in name:
-        done["store_sha256"] = store_digest(Path(out))
     print(json.dumps({**taken, **done}))
 
 
-def prepare_local(corpus: str, vocabulary: str, out: Path, processes: int) -> dict[str, Any]:
-    """The default path."""
+def prepare_text(corpus: str, vocabulary: str, out: Path, processes: int) -> dict[str, Any]:
+    """Make the token store."""
     from bertkit.corpus.build import prepare
     from bertkit.tokenizer.wordpiece import Tokenizer
 
     store = prepare([corpus], Tokenizer.load(vocabulary), out, processes=processes)
-    text = store.manifest["text"]
-    return {"bytes": text["bytes"], "documents": text["documents"]}
-
-
-def prepare_datatrove(corpus: str, vocabulary: str, out: Path, processes: int) -> dict[str, Any]:
-    """A task for each part."""
-    from bertkit.corpus.build import PrepareOptions
-    from bertkit.corpus.cluster import ClusterOptions, prepare_on_cluster
-    from bertkit.corpus.store import TokenStore
-    from bertkit.tokenizer.wordpiece import Tokenizer
-
-    tokenizer, cluster = Tokenizer.load(vocabulary), ClusterOptions(executor="datatrove")
-    options = PrepareOptions()
-    store = prepare_on_cluster([corpus], tokenizer, out, options, cluster, processes=processes)
-    assert isinstance(store, TokenStore)
     text = store.manifest["text"]
     return {"bytes": text["bytes"], "documents": text["documents"]}
 
@@ -192,18 +163,7 @@ def clean_near(corpus: str, vocabulary: str, out: Path, processes: int) -> dict[
     }
 
 
-WORK = dict(zip(WORKS, (prepare_local, prepare_datatrove, clean_near), strict=True))
-
-
-def store_digest(folder: Path) -> str:
-    """One SHA-256 over the names and bytes of a store, without datatrove's marks and logs."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if path.is_file() and name.parts[0] != "tasks":
-            digest.update(f"{name}\n".encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+WORK = dict(zip(WORKS, (prepare_text, clean_near), strict=True))
 
 
 if __name__ == "__main__":

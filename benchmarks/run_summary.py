@@ -33,15 +33,19 @@ def summarize(run: Path) -> dict[str, Any]:
         last = measured[-1]
         rows[f"phase {phase + 1}, length {described['length']}"] = {
             "updates": last["step"],
+            "minutes": round(minutes(steps, last["step"]), 1),
             "held_out_sequences": last["sequences"],
             "held_out_targets": last["targets"],
             "mlm_loss": round(last["mlm_loss"], 4),
             "unigram_entropy": round(start["baselines"]["unigram_entropy"], 4),
             "mlm_accuracy": round(last["mlm_accuracy"], 4),
             "most_frequent_accuracy": round(start["baselines"]["most_frequent_accuracy"], 4),
-            "nsp_accuracy": round(last["nsp_accuracy"], 4),
-            "nsp_majority": round(start["baselines"]["nsp_majority"], 4),
         }
+        if "nsp_accuracy" in last:
+            rows[f"phase {phase + 1}, length {described['length']}"] |= {
+                "nsp_accuracy": round(last["nsp_accuracy"], 4),
+                "nsp_majority": round(start["baselines"]["nsp_majority"], 4),
+            }
     end = records[-1]
     return {
         "table": rows,
@@ -54,9 +58,14 @@ def summarize(run: Path) -> dict[str, Any]:
             "seconds": end.get("seconds"),
             "training_tokens": sum(record["tokens"] for record in steps),
         },
-        "curve": [{name: record[name] for name in CURVE} for record in steps],
+        "curve": [{name: record[name] for name in CURVE if name in record} for record in steps],
         "evaluations": evaluations,
     }
+
+
+def minutes(steps: list[dict[str, Any]], until: int) -> float:
+    """The time of the updates up to a step, without evaluations."""
+    return sum(record["seconds"] for record in steps if record["step"] <= until) / 60
 
 
 def without(values: dict[str, Any], name: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def usable_cores() -> int:
 
 
 def worker_count(processes: int) -> int:
-    """Return a number of worker processes, where 0 stands for one per usable core.
+    """Return how many processes share the work, where 0 stands for one per usable core.
 
     Raises:
         BertkitError: the number is negative.
@@ -98,7 +98,8 @@ class Workers(Generic[Block, WorkResult]):
 
     Args:
         work: the function; it is pickled once for each worker.
-        processes: the number of workers; they are started with the first block.
+        processes: the number of workers, which are started with the first block; 0 to do the work
+            in this process.
         command: the command that uses them, for the error message.
         flag: the flag that sets their number, for the error message.
     """
@@ -128,6 +129,10 @@ class Workers(Generic[Block, WorkResult]):
             BertkitError: a worker process died.
             Exception: `work` raised it in the worker.
         """
+        if not self.processes:
+            for block in blocks:
+                yield block, self.work(block)
+            return
         self._start()
         numbered, idle = enumerate(blocks), deque(self.started)
         given: deque[tuple[int, Block]] = deque()
@@ -242,14 +247,13 @@ def signals_held() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def start_worker(*, interrupted: bool = False) -> None:
+def start_worker() -> None:
     """Make this worker process exit when the process that started it is killed.
 
-    Args:
-        interrupted: whether Ctrl-C, which reaches every process of a terminal, also ends the
-            worker; otherwise only the process that collects the results handles it.
+    Ctrl-C, which reaches every process of a terminal, is left to the process that collects the
+    results.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL if interrupted else signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
     def follow() -> None:

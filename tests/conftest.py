@@ -38,11 +38,33 @@ def one_thread() -> None:
         torch.set_num_threads(1)
 
 
+GROUPED = {
+    *("corpus/test_prepare.py", "corpus/test_shares.py", "doctor/test_run.py"),
+    *("explain/test_page_use.py", "hosts/test_hosts.py", "model/test_hub.py"),
+    *("model/test_publish.py", "multimodal/test_image_runs.py", "multimodal/test_vilbert_runs.py"),
+    *("pretraining_data/test_mixture.py", "serve/test_page.py", "serve/test_page_use.py"),
+    "serve/test_process.py",
+}
+"""The modules of which one worker runs all tests, because their fixtures take long to make."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of some modules together."""
+    for item in items:
+        module = item.path.relative_to(Path(__file__).parent).as_posix()
+        if module in GROUPED:
+            item.add_marker(pytest.mark.xdist_group(module))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def known_speed() -> Iterator[None]:
-    """A number for the device's speed, which each pre-training would measure for half a second."""
+    """What every run would repeat for half a second: measuring the device, and drawing curves.
+
+    The tests of reports draw them.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertkit.training.pretrain.matmul_peak", lambda *_, **__: 1e12)
+        patch.setattr("bertkit.report.plots.render_svg", lambda *_, **__: "<svg></svg>")
         yield
 
 
@@ -73,11 +95,14 @@ WORDS = [
 ]
 
 
+CHOICES = np.array(WORDS)
+
+
 def make_document(rng: np.random.Generator, sentences: int) -> str:
     """One document of invented sentences, one sentence a line."""
     lines = []
     for _ in range(sentences):
-        words = rng.choice(WORDS, int(rng.integers(3, 16)))
+        words = rng.choice(CHOICES, int(rng.integers(3, 16)))
         lines.append(" ".join(words).capitalize() + ".")
     return "\n".join(lines)
 

@@ -6,6 +6,7 @@ No time is tested.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import socket
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from benchmarks import (
     adapt,
+    babylm,
     container,
     contestants,
     embeddings,
@@ -52,6 +54,7 @@ from benchmarks.workloads import Workload, forward_flops, read_workload, short_l
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.config import read_recipe
+from bertkit.corpus.build import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.datasets.minimal_pairs import BLIMP_DEV
 from bertkit.model.encoder import Encoder, ModelConfig
@@ -278,14 +281,15 @@ def test_inference_from_texts_to_tables(
     data: Path, start: PretrainedWeights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contestants, "Worker", Here)
+    chosen = ["short", "latency", "scores"]
     found, details = inference.run(
-        data, tmp_path / "work", start, replace(inference.QUICK, repeats=2)
+        data, tmp_path / "work", start, replace(inference.QUICK, repeats=2, tables=chosen)
     )
-    assert list(found) == list(inference.TABLES)
+    assert list(found) == chosen
     assert [found["short"][name]["runs"] for name in (AS_GIVEN, "bertkit fp32")] == [1, 2]
     assert AS_GIVEN not in found["latency"]
-    assert found["squad"]["bertkit fp32"]["lowest_cosine"] == pytest.approx(1.0, abs=1e-4)
-    over = [row["over_fastest_peer"]["median"] for row in found["mrpc"].values()]
+    assert found["short"]["bertkit fp32"]["lowest_cosine"] == pytest.approx(1.0, abs=1e-4)
+    over = [row["over_fastest_peer"]["median"] for row in found["short"].values()]
     assert over.count(1) == 1, "the fastest peer itself"
     assert found["short"]["bertkit fp32"]["share_of_matmul_peak_needed"]["median"] > 0
     assert found["scores"]["bertkit fp32"]["mrpc other labels"] == 0
@@ -536,9 +540,56 @@ def test_brackets_match_and_the_levels_between_them_are_counted() -> None:
 def test_a_network_learns_to_match_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("UPDATES", 120), ("LAYERS", (2,)), ("TEST_STRINGS", 20)):
         monkeypatch.setattr(open_questions, name, value)
-    rows, details = open_questions.nesting(Path(), seeds=1)
+    rows, details = open_questions.nesting(Path(), 1, Path())
     assert rows["2 layers"]["0 levels accuracy"] > 2 * details["chance"]
     assert len(details["accuracies_by_seed"]["2 layers"][0]) == open_questions.HEIGHTS
+
+
+def test_orders_are_scored_by_pairs_and_as_a_whole() -> None:
+    places = list(itertools.permutations(range(open_questions.PASSAGE), 2))
+    right = np.array([[float(first < second) for first, second in places]])
+    assert open_questions.order_scores(right).tolist() == [1, 1, 1]
+    assert open_questions.order_scores(1 - right).tolist() == [0, -1, 0]
+    swapped = right.copy()
+    for place, pair in enumerate(places):
+        if set(pair) == {1, 2}:
+            swapped[0, place] = 1 - swapped[0, place]
+    assert open_questions.order_scores(swapped) == pytest.approx([0.9, 0.8, 0])
+    one_sided = right + 0.4 * (0.5 - right)  # unsure, but right
+    one_sided[0, places.index((2, 1))] = 0.6  # the other order of the pair is surer
+    assert open_questions.order_scores(one_sided).tolist() == [1, 1, 1]
+
+
+def test_tokens_with_the_same_neighbours_get_similar_vectors(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    topics = (("river", "stone", "bridge", "lantern"), ("harvest", "winter", "garden", "letter"))
+    texts = [" ".join(rng.choice(topics[number % 2], 12)) for number in range(200)]
+    (tmp_path / "text.txt").write_text("\n\n".join(texts))
+    store = prepare([str(tmp_path / "text.txt")], tokenizer, tmp_path / "store")
+    vectors = open_questions.cooccurrence_vectors(store, 4)
+    assert vectors.shape == (tokenizer.size, 4)
+    assert np.abs(vectors[tokenizer.cls_id]).max() < 1e-9
+    ids = [tokenizer.encode(word).ids[0] for topic in topics for word in topic]
+    found = vectors[ids] / np.linalg.norm(vectors[ids], axis=1, keepdims=True)
+    cosines = found @ found.T
+    same = np.kron(np.eye(2), np.ones((4, 4))).astype(bool) & ~np.eye(8, dtype=bool)
+    assert cosines[same].mean() > cosines[:4, 4:].mean() + 0.5
+
+
+def test_the_text_of_ten_million_words_is_cut_into_documents(tmp_path: Path) -> None:
+    path = tmp_path / "a.train"
+    path.write_text("the end. = = = River = = = A river runs. It is wide. = = = Stone = = = Hard.")
+    assert list(babylm.babylm_documents(path)) == [
+        "the end.", "A river runs.\nIt is wide.", "Hard."
+    ]  # fmt: skip
+    path.write_text("*EXP: it says. *MOT: away with it. *CHI: nothing. " * 30)
+    documents = list(babylm.babylm_documents(path))
+    lines = [line for document in documents for line in document.split("\n")]
+    assert lines[:3] == ["it says.", "away with it.", "nothing."]
+    assert len(lines) == 90
+    assert {len(one.split("\n")) for one in documents[:-1]} == {babylm.DOCUMENT_SENTENCES}
 
 
 @pytest.mark.parametrize("task", adapt.METRICS)

@@ -180,15 +180,6 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == "0.1.0"
 
 
-@pytest.mark.slow
-def test_exit_status_of_the_real_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bertkit", "report", str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: ")
-    assert "Traceback" not in result.stderr
-
-
 def test_changed_text_in_the_same_folder_is_refused(
     text: str, recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

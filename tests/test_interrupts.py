@@ -70,8 +70,14 @@ def python(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-@pytest.mark.parametrize("act", ["send()", "send(); send()", CATCHES, LOST])
+@pytest.mark.parametrize(
+    ("name", "act"),
+    [
+        *(("SIGTERM", act) for act in ("send()", "send(); send()", CATCHES, LOST)),
+        ("SIGINT", "send()"),
+        ("SIGHUP", "send()"),
+    ],
+)
 def test_a_signal_leaves_nothing_behind(act: str, name: str, tmp_path: Path) -> None:
     """Not even one that comes twice, or at a moment from which Python passes no exception on."""
     done = python("-c", WORK.replace("{act}", act.strip()), str(tmp_path), name)

@@ -46,11 +46,14 @@ def test_objectives_of_the_recipes() -> None:
         "albert-base": ("mlm", "sop"),
         "demo": ("mlm", "single-segment"),
         "adapt": ("mlm", "single-segment"),
+        "two-cores": ("mlm", "none"),
+        "overnight": ("mlm", "none"),
         "electra-small": ("rtd", "single-segment"),
     }
     base = recipes["base"]
     for name, pair in found.items():
-        if name not in ("demo", "adapt", "electra-small", "albert-base") and pair != found["base"]:
+        if name in ("no-nsp", "left-to-right", "right-to-left", "sentence-order", "doc-sentences"):
+            assert pair != found["base"]
             assert replace(recipes[name], objectives=base.objectives) == base, name
     with torch.device("meta"):
         small = recipes["electra-small"]
@@ -100,7 +103,8 @@ def test_recipe_takes_a_shrunken_step(name: str, store: TokenStore, tmp_path: Pa
 def test_every_position_is_trained() -> None:
     recipes = {name: read_recipe(PretrainRecipe, name) for name in RECIPES}
     positions = {name: recipe.model.max_position_embeddings for name, recipe in recipes.items()}
-    assert positions == {name: max(recipe.phases.lengths) for name, recipe in recipes.items()}
+    del positions["adapt"]  # it has those of the model that it continues from
+    assert positions == {name: max(recipes[name].phases.lengths) for name in positions}
 
 
 def test_recipes_say_what_they_are() -> None:

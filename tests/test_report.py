@@ -18,6 +18,15 @@ from bertkit.report.html import flatten_fields
 from bertkit.report.plots import Curve, format_number, smooth, thin, trend
 from bertkit.report.pretraining import PLOTS, write_report
 
+RENDER = plots.render_svg  # before the one of other tests, which draws nothing
+
+
+@pytest.fixture(autouse=True)
+def drawn_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the curves."""
+    monkeypatch.setattr(plots, "render_svg", RENDER)
+
+
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
 START = {

@@ -14,7 +14,9 @@ from bertkit.report import plots
 from bertkit.report.finetuning import MAX_TEXT, MAX_WRONG
 from bertkit.report.plots import DotRow, beside_each_other, shown_range
 from bertkit.report.pretraining import write_report
-from tests.test_report import Page, page_of, step, write_run
+from tests.test_report import Page, drawn_curves, page_of, step, write_run
+
+__all__ = ["drawn_curves"]
 
 SHARED = {
     "data": "mnli <&> 漢",

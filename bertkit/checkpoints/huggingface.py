@@ -33,7 +33,7 @@ from bertkit.checkpoints.families import (
     tuned_tensors,
 )
 from bertkit.checkpoints.weights import load_state, shown_names, weight_files
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError
 from bertkit.files import read_object
 from bertkit.model.encoder import Encoder, ModelConfig, skip_weight_init
 from bertkit.model.heads import PretrainingModel
@@ -284,8 +284,10 @@ def read_model_config(path: Path) -> ModelConfig:
     fields |= read_family(values, path)
     act = str(fields.get("hidden_act", "gelu"))
     if act not in ACTIVATION_NAMES:
-        hint = nearest(act, ACTIVATION_NAMES)
-        raise BertkitError(f"{path}: unknown hidden_act {act!r}{hint}")
+        raise BertkitError(
+            f"{path}: the activation hidden_act {act!r} is not supported, and with another one the "
+            f"model would give wrong results; supported: {', '.join(ACTIVATION_NAMES)}"
+        )
     try:
         return ModelConfig(**{**fields, "hidden_act": ACTIVATION_NAMES[act]})
     except BertkitError as error:

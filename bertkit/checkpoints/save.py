@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from bertkit.model.heads import PretrainingModel
 
 if TYPE_CHECKING:
     from bertkit.checkpoints.card import Card
+    from bertkit.tokenizer.wordpiece import Tokenizer
 
 SAVED_HEADS = {
     "classification": ("sequence", ""),
@@ -43,26 +44,10 @@ def known_elsewhere(config: ModelConfig, task: str) -> bool:
     return choose_class(config, SAVED_HEADS[task][0]) != ("bertkit", "bertkit")
 
 
-@runtime_checkable
-class SavedTokenizer(Protocol):
-    """The part of a tokenizer's interface that saving uses."""
-
-    @property
-    def size(self) -> int:
-        """The number of tokens in the vocabulary."""
-
-    @property
-    def pad_id(self) -> int:
-        """The id of [PAD]."""
-
-    def save(self, directory: Path) -> object:
-        """Write the tokenizer's files into an existing directory."""
-
-
 def save_model(
     directory: Path,
     model: nn.Module,
-    tokenizer: SavedTokenizer,
+    tokenizer: Tokenizer,
     details: Mapping[str, Any],
     *,
     extra: Callable[[Path], object] = lambda folder: None,
@@ -121,7 +106,7 @@ def check_free(directory: Path) -> None:
 def save_generator(
     directory: Path,
     model: Any,
-    tokenizer: SavedTokenizer,
+    tokenizer: Tokenizer,
     details: Mapping[str, Any],
     card: Card | None = None,
 ) -> None:

@@ -215,6 +215,9 @@ def check_command(words: Sequence[str]) -> None:
         )
 
 
+MAX_THREADS = 1024
+
+
 def split_threads(words: Sequence[str]) -> tuple[list[str], str | None]:
     """Return the words without --threads and its value, and the value; None if it is not given."""
     left = list(words)
@@ -234,13 +237,14 @@ def take_threads(words: Sequence[str]) -> list[str]:
     processes.
 
     Raises:
-        BertkitError: the number is missing or not above 0.
+        BertkitError: the number is missing, or is not from 1 to `MAX_THREADS`.
     """
     left, value = split_threads(words)
     if value is not None:
-        if not value.isdecimal() or int(value) < 1:
+        if not value.isdecimal() or not 1 <= int(value) <= MAX_THREADS:
             raise BertkitError(
-                f"--threads takes a whole number above 0, not '{value}'", code="number"
+                f"--threads takes a whole number from 1 to {MAX_THREADS}, not '{value}'",
+                code="number",
             )
         os.environ["OMP_NUM_THREADS"] = str(int(value))
         if "torch" in sys.modules:

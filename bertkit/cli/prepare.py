@@ -6,27 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 from bertkit.config import FLATTEN
-from bertkit.console import Console
-from bertkit.corpus.build import PrepareOptions, describe_store
-from bertkit.corpus.build import prepare as prepare_store
-from bertkit.corpus.cluster import ClusterOptions, prepare_on_cluster
-from bertkit.errors import BertkitError
+from bertkit.corpus.build import PrepareOptions, prepare, prepare_share
 from bertkit.outputs import FOLDER, TEXT
-from bertkit.processes import worker_count
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 PREPARE_DEFAULTS = PrepareOptions()
-LOCAL = ClusterOptions()
-EXECUTORS = {
-    "tasks": ("datatrove", "slurm"),
-    "first_task": ("datatrove",),
-    "local_tasks": ("datatrove",),
-    "memory_gigabytes": ("slurm",),
-    "partition": ("slurm",),
-    "time": ("slurm",),
-    "sbatch": ("slurm",),
-}
-"""Field of `ClusterOptions` -> the executors that it applies to."""
 
 
 def prepare_command(
@@ -34,8 +18,8 @@ def prepare_command(
     tokenizer: Path,
     out: Annotated[Path, FOLDER],
     processes: int = 0,
+    share: str = "",
     options: Annotated[PrepareOptions, FLATTEN] = PREPARE_DEFAULTS,
-    cluster: Annotated[ClusterOptions, FLATTEN] = LOCAL,
 ) -> None:
     """Tokenize text into a token store.
 
@@ -50,48 +34,13 @@ def prepare_command(
     out
         The store's folder. The same command resumes a stopped run.
     processes
-        The number of worker processes; 0 means one per core (with Slurm: as many tasks at a time as
-        the cluster runs). It does not affect the store.
+        The number of worker processes; 0 means one per core. It does not affect the store.
+    share
+        Make one share of the store, such as 2/4 for the second of four, while other machines that
+        see the same files make the others. The one that completes the store writes its manifest.
     """
     loaded = Tokenizer.load(tokenizer)
-    refuse_cluster_flags(cluster)
-    if cluster.executor == "local":
-        prepare_store(list(paths), loaded, out, options, processes=processes)
+    if share:
+        prepare_share([*paths], loaded, out, options, share=share, processes=processes)
     else:
-        make_share(list(paths), loaded, out, options, cluster, processes)
-
-
-def refuse_cluster_flags(cluster: ClusterOptions) -> None:
-    """Refuse flags that the chosen executor would ignore."""
-    for flag, executors in EXECUTORS.items():
-        given = getattr(cluster, flag) != getattr(LOCAL, flag)
-        if given and cluster.executor not in executors:
-            shown = " or ".join(executors)
-            raise BertkitError(f"--{flag.replace('_', '-')} needs --executor {shown}")
-
-
-def make_share(
-    paths: list[str],
-    tokenizer: Tokenizer,
-    out: Path,
-    options: PrepareOptions,
-    cluster: ClusterOptions,
-    processes: int,
-) -> None:
-    """Run this machine's part of the preparation on a cluster, and print the state of the store."""
-    workers = worker_count(processes)
-    if cluster.executor == "datatrove":
-        processes = workers
-    with Console() as console:
-
-        def show(done: int, tasks: int) -> None:
-            if console.total is None:
-                console.start(tasks, done, title="preparing", unit="tasks")
-            console.update({"done": done})
-
-        made = prepare_on_cluster(
-            paths, tokenizer, out, options, cluster, processes=processes, progress=show
-        )
-        console.close()
-        for line in [f"{out}: {made}"] if isinstance(made, str) else describe_store(made):
-            console.say(line)
+        prepare([*paths], loaded, out, options, processes=processes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from bertkit.cli.options import Device
-from bertkit.config import FLATTEN
+from bertkit.config import FLATTEN, read_recipe
 from bertkit.console import Console
 from bertkit.corpus.from_text import NO_TEXT, TextOptions, store_from_text
 from bertkit.corpus.store import TokenStore
@@ -85,10 +85,8 @@ def pretrain_command(
 
     check_corpus_flags(store, corpus, cache, cache_gigabytes, smoothing, weights)
     choose_precision(settings.training.precision, choose_device(device))  # before hours of work
-    if corpus.text and init_from is not None and corpus.tokenizer is None:
-        from bertkit.checkpoints.pretrained import tokenizer_folder
-
-        corpus = replace(corpus, tokenizer=tokenizer_folder(init_from))
+    if init_from is not None:
+        corpus = check_start(init_from, recipe, settings, corpus)
     with Console() as console:
         max_length, positions = max(settings.phases.lengths), settings.model.max_position_embeddings
         if max_length < positions and init_from is None:
@@ -116,6 +114,34 @@ def pretrain_command(
         if not rank() and has_steps(out / JOURNAL):
             console.say(f"report: {write_report(out)}")
     return 0 if stopped_by is None else 128 + stopped_by
+
+
+def check_start(
+    init_from: Path, recipe: str, settings: PretrainRecipe, corpus: TextOptions
+) -> TextOptions:
+    """Check the model of --init-from before the text is read; return the corpus with a tokenizer.
+
+    Raises:
+        BertkitError: the model does not fit (see `check_initial_model`), or a flag gives a size,
+            which would have no effect.
+    """
+    from bertkit.checkpoints.pretrained import read_pretrained, tokenizer_folder
+    from bertkit.tokenizer.wordpiece import Tokenizer
+    from bertkit.training.state import check_initial_model
+
+    sizes = vars(read_recipe(PretrainRecipe, recipe).model)
+    for name, value in vars(settings.model).items():
+        if value != sizes[name] and name not in ("dropout", "max_position_embeddings"):
+            raise BertkitError(
+                f"--model.{name.replace('_', '-')} has no effect with --init-from, since the sizes "
+                "are those of the model; leave it out"
+            )
+    if corpus.text and corpus.tokenizer is None:
+        corpus = replace(corpus, tokenizer=tokenizer_folder(init_from))
+    found = read_pretrained(init_from)
+    given = found.tokenizer if corpus.tokenizer is None else Tokenizer.load(corpus.tokenizer)
+    check_initial_model(found, settings, given)
+    return corpus
 
 
 def check_corpus_flags(

@@ -1,7 +1,7 @@
-"""Tokenize blocks of documents: the pure step of preparation, and the processes that run it.
+"""Tokenize blocks of documents: the pure step of preparation.
 
-`tokenize_block` depends on nothing but its arguments, so any executor may run it anywhere, in any
-order, and again after a failure.
+`tokenize_block` depends on nothing but its arguments, so any process of any machine may run it, in
+any order, and again after a failure.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from bertkit.corpus.store import token_type
 from bertkit.corpus.writers import DocumentArrays
-from bertkit.processes import Workers
 from bertkit.text.sentences import split_sentences
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -60,7 +57,7 @@ def cut_strings(sentences: Iterable[str]) -> Iterator[str]:
 def tokenize_block(
     documents: Sequence[str], tokenizer: Tokenizer, language: str, held_out: float
 ) -> TokenizedBlock:
-    """Split documents into sentences and token ids: the pure step that every executor runs."""
+    """Split documents into sentences and token ids: the work of the worker processes."""
     counts: Counter[str] = Counter()
     sentences: list[str] = []
     owners: list[int] = []
@@ -109,41 +106,3 @@ def to_arrays(
         count=int(lengths.sum()),
     )
     return DocumentArrays(tokens, lengths, np.asarray(document_lengths, dtype=np.int64))
-
-
-class BlockPool:
-    """Worker processes, or this one alone if `processes` is 1, to run `tokenize_block` in order."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, folder: Path, processes: int, language: str, held_out: float
-    ) -> None:
-        self.arguments = (language, held_out)
-        self.tokenizer = tokenizer
-        work = partial(_tokenize_in_worker, folder / "tokenizer", *self.arguments)
-        self.workers: Workers[list[str], TokenizedBlock] | None = None
-        if processes > 1:
-            self.workers = Workers(work, processes, command="prepare", flag="--processes")
-
-    def __enter__(self) -> BlockPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.workers is not None:
-            self.workers.__exit__()
-
-    def run(self, blocks: Iterable[list[str]]) -> Iterator[tuple[list[str], TokenizedBlock]]:
-        """Yield (documents, block) in the order of `blocks`, with only a few in progress."""
-        if self.workers is not None:
-            yield from self.workers.run(blocks)
-            return
-        for documents in blocks:
-            yield documents, tokenize_block(documents, self.tokenizer, *self.arguments)
-
-
-_worker_tokenizer = cache(Tokenizer.load)
-
-
-def _tokenize_in_worker(
-    folder: Path, language: str, held_out: float, documents: list[str]
-) -> TokenizedBlock:
-    return tokenize_block(documents, _worker_tokenizer(folder), language, held_out)

@@ -2,8 +2,9 @@
 
 The corpus is divided into parts, a part into shards (`steps.py`), the text of a shard into blocks
 of documents. Blocks go to worker processes and come back in order; the bytes written do not depend
-on the number of processes. `cluster.py` makes the same store on many machines: it claims the
-folder, makes the parts and writes the manifest with the functions that are used here.
+on the number of processes. Several machines can share a folder: each makes its share of the parts,
+and the one that completes the store writes the manifest. The store has the same bytes as one that a
+single machine makes.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bertkit.console import Console, console_or_new
-from bertkit.corpus.blocks import BlockPool
-from bertkit.corpus.steps import PartResult, plan_parts, prepare_part
+from bertkit.corpus.blocks import tokenize_block
+from bertkit.corpus.steps import CorpusPart, PartResult, finished_part, plan_parts, prepare_part
 from bertkit.corpus.store import ShardInfo, TokenStore
 from bertkit.corpus.writers import write_manifest
-from bertkit.errors import BertkitError
-from bertkit.files import exclusive_lock, read_json, write_json
-from bertkit.processes import worker_count
+from bertkit.errors import BertkitError, HeldError
+from bertkit.files import WAIT_SECONDS, exclusive_lock, read_json, write_json
+from bertkit.processes import Workers, worker_count
 from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped
 from bertkit.text.sentences import check_language
@@ -83,7 +85,8 @@ def prepare(
         (folder / "manifest.json").unlink(missing_ok=True)
         tokenizer.save(folder / "tokenizer")
         shown.start(None, title="preparing", unit="documents")
-        results = prepare_parts(sources, tokenizer, folder, options, workers, shown)
+        parts = plan_parts(sources, options.shard_bytes)
+        results = prepare_parts(parts, tokenizer, folder, options, workers, shown)
         store = finish_store(folder, tokenizer, options, sources, results)
         shown.close()
         for line in describe_store(store):
@@ -91,26 +94,123 @@ def prepare(
     return store
 
 
-def prepare_parts(
-    sources: Sequence[Source],
+def prepare_share(
+    paths: Sequence[str],
+    tokenizer: Tokenizer,
+    folder: Path,
+    options: PrepareOptions | None = None,
+    *,
+    share: str,
+    processes: int = 1,
+    console: Console | None = None,
+) -> TokenStore | None:
+    """Make one of several shares of a store, and write the manifest if that completes the store.
+
+    Args:
+        paths: as for `prepare`; every machine must see the same files under the same names.
+        tokenizer: as for `prepare`.
+        folder: the store's folder, on a file system that all machines share.
+        options: the settings of the store, the same for all shares.
+        share: which share to make, as "2/4" for the second of four. Shares consist of whole parts.
+        processes: the number of worker processes of this machine, 0 for one per core.
+        console: the console for progress; None for a new one.
+
+    Returns:
+        The store, or None while parts of other shares are missing.
+
+    Raises:
+        BertkitError: as for `prepare`, or there is no such share, or a part of another share is
+            damaged.
+    """
+    options = options or PrepareOptions()
+    number, shares = read_share(share)
+    workers = worker_count(processes)
+    sources = check_inputs(paths, folder, options)
+    with exclusive_lock(folder, WAIT_SECONDS):  # machines may start at the same moment
+        claim_store_folder(folder, tokenizer, options, sources)
+        tokenizer.save(folder / "tokenizer")
+    parts = plan_parts(sources, options.shard_bytes)
+    with console_or_new(console) as shown:
+        shown.start(None, title="preparing", unit="documents")
+        # Adjacent parts are often similar, so they go to different shares.
+        prepare_parts(parts[number - 1 :: shares], tokenizer, folder, options, workers, shown)
+        shown.close()
+        missing = [one for one in parts if finished_part(one, folder, checksums=False) is None]
+        if missing:
+            shown.say(
+                f"{folder}: {len(parts) - len(missing)} of {len(parts)} parts are complete; the "
+                "command that completes the last one writes the manifest; if none is running, run "
+                f"the one with --share {missing[0].number % shares + 1}/{shares}"
+            )
+            return None
+        try:
+            with exclusive_lock(folder, WAIT_SECONDS):  # machines may end at the same moment
+                store = merge_parts(parts, tokenizer, folder, options, sources, shares)
+        except HeldError:
+            shown.say(f"{folder}: all parts are complete; another process writes the manifest")
+            return None
+        for line in describe_store(store):
+            shown.say(line)
+    return store
+
+
+def read_share(share: str) -> tuple[int, int]:
+    """Return the number of a share and of all shares, given as "2/4"."""
+    number, _, shares = share.partition("/")
+    digits = number.isascii() and number.isdecimal() and shares.isascii() and shares.isdecimal()
+    if not digits or not 1 <= int(number) <= int(shares):
+        raise BertkitError(
+            f"--share takes a share and the number of shares, from 1/4 to 4/4, not {share!r}",
+            code="number",
+        )
+    return int(number), int(shares)
+
+
+def merge_parts(
+    parts: Sequence[CorpusPart],
     tokenizer: Tokenizer,
     folder: Path,
     options: PrepareOptions,
-    workers: int,
+    sources: Sequence[Source],
+    shares: int,
+) -> TokenStore:
+    """Write the manifest if the checksums of every part are right."""
+    results = []
+    for part in parts:
+        result = finished_part(part, folder)
+        if result is None:
+            raise BertkitError(
+                f"part {part.number + 1} of {len(parts)} of {folder} is damaged; run the same "
+                f"`bertkit prepare` with --share {part.number % shares + 1}/{shares}, which makes "
+                "it again"
+            )
+        results.append(result)
+    return finish_store(folder, tokenizer, options, sources, results)
+
+
+def prepare_parts(
+    parts: Sequence[CorpusPart],
+    tokenizer: Tokenizer,
+    folder: Path,
+    options: PrepareOptions,
+    processes: int,
     console: Console,
 ) -> list[PartResult]:
-    """Make all parts of a store on this machine."""
+    """Make parts of a store on this machine."""
     done = TextCounts()
 
     def show(counts: TextCounts) -> None:
         documents, size = done.documents + counts.documents, done.bytes + counts.bytes
         console.update({"done": documents, "bytes": size})
 
-    results = []
-    with BlockPool(tokenizer, folder, workers, options.language, options.held_out) as pool:
-        for part in plan_parts(sources, options.shard_bytes):
+    work = partial(
+        tokenize_block, tokenizer=tokenizer, language=options.language, held_out=options.held_out
+    )
+    results, others = [], processes if processes > 1 else 0
+    with Workers(work, others, command="prepare", flag="--processes") as workers:
+        for part in parts:
             made = prepare_part(
-                *(part, folder, pool),
+                *(part, folder, workers),
                 column=options.column,
                 shard_bytes=options.shard_bytes,
                 progress=show,

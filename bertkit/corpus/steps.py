@@ -1,4 +1,4 @@
-"""Prepare one part of a corpus: the step that every executor of preparation runs.
+"""Prepare one part of a corpus: a part is made by one command at a time.
 
 The corpus is divided into parts (one large file, or several small ones), a part into shards. Every
 finished shard and every finished part has a small JSON record: an interrupted run, on this machine
@@ -15,11 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from bertkit.corpus.blocks import TOKENIZE_CHARACTERS, BlockPool, TokenizedBlock
+from bertkit.corpus.blocks import TOKENIZE_CHARACTERS, TokenizedBlock
 from bertkit.corpus.store import ShardInfo, check_shard
 from bertkit.corpus.writers import write_shard
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
+from bertkit.processes import Workers
 from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.lines import cut_blocks
 from bertkit.text.sources import Source
@@ -152,21 +153,25 @@ def finished_part(part: CorpusPart, folder: Path, *, checksums: bool = True) -> 
     return writer.finished()
 
 
-def forget_part(part: CorpusPart, folder: Path) -> None:
-    """Mark a part as unfinished; its complete shards are kept."""
-    PartWriter(folder, part, 0).end_path.unlink(missing_ok=True)
-
-
 def prepare_part(
     part: CorpusPart,
     folder: Path,
-    pool: BlockPool,
+    workers: Workers[list[str], TokenizedBlock],
     *,
     column: str,
     shard_bytes: int,
     progress: Callable[[TextCounts], None] = lambda counts: None,
 ) -> PartResult:
-    """Write the shards of one part, keeping the complete shards of an earlier run."""
+    """Write the shards of one part, keeping the complete shards of an earlier run.
+
+    Args:
+        part: the part to make.
+        folder: the folder of the store.
+        workers: the processes that run `tokenize_block`.
+        column: the column of the text, in formats that have columns.
+        shard_bytes: the bytes of text after which a shard ends.
+        progress: called with what has been read so far after every block.
+    """
     writer = PartWriter(folder, part, shard_bytes)
     writer.resume()
     if (earlier := writer.finished()) is not None:
@@ -180,7 +185,7 @@ def prepare_part(
                 f"{part.sources[0].path} has fewer documents than when {folder} was started; "
                 "remove the store and prepare it again"
             )
-    for texts, block in pool.run(cut_blocks(documents, TOKENIZE_CHARACTERS)):
+    for texts, block in workers.run(cut_blocks(documents, TOKENIZE_CHARACTERS)):
         writer.append(len(texts), block)
         progress(counts)
     return writer.finish(counts)

@@ -35,7 +35,7 @@ def single_label(value: object, column: str, place: str) -> str | None:
     Raises:
         BertkitError: the field holds a list or an object.
     """
-    if isinstance(value, list | dict):
+    if isinstance(value, list | tuple | set | dict | bytes):
         raise BertkitError(
             f"{place}: '{column}' holds a {type(value).__name__}, not one name; for several labels "
             f"per text use the task type multi-label-classification"

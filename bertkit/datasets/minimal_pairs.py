@@ -151,12 +151,18 @@ def line_pairs(file: Source, counts: TextCounts) -> Iterator[MinimalPair]:
     """Yield the pairs of a text whose lines alternate between acceptable and unacceptable.
 
     Raises:
-        BertkitError: the number of lines is odd.
+        BertkitError: the number of lines is odd, or a line before the last sentence is blank.
     """
     counts.files += 1
     title, first = file_title(file), ""
     number = 0
     for number, line in trimmed(plain_lines(file, counts)):
+        if not line.strip():
+            raise BertkitError(
+                f"{file.path}:{number}: the line is blank; lines must alternate between an "
+                "acceptable sentence and an unacceptable one, with nothing in between",
+                code="blank-line",
+            )
         if number % 2:
             first = line
             continue

@@ -29,12 +29,13 @@ class Records:
     """Rows in memory, which take the place of a file.
 
     Args:
-        rows: mappings from column to value, or tuples of the same length.
+        rows: mappings from column to value, or tuples of the same length. Their arrays and numbers
+            of NumPy or torch become lists and numbers of Python, as a file would hold them.
         name: how messages name the data, such as "train"; row 3 is `train[3]`.
     """
 
     def __init__(self, rows: Iterable[Any], name: str) -> None:
-        self.rows, self.name = list(rows), name
+        self.rows, self.name = [plain_value(row) for row in rows], name
 
     def __str__(self) -> str:
         """Describe the data in a line, as `finetune.json` records it."""
@@ -91,12 +92,20 @@ class Records:
         return set(columns) <= {column for row in self.rows for column in row}
 
 
-def without_arrays(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with NumPy's arrays, as pandas reads the lists of Parquet, replaced by lists."""
-    return {
-        key: value.tolist() if type(value).__name__ == "ndarray" else value
-        for key, value in row.items()
-    }
+def plain_value(value: Any) -> Any:
+    """Return a value with NumPy's and torch's numbers and lists, at any depth, as Python's own.
+
+    Arrays of more dimensions, such as pictures, stay as they are.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return {key: plain_value(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        items = [plain_value(one) for one in value]
+        return items if isinstance(value, list) else tuple(items)
+    is_list = hasattr(value, "tolist") and getattr(value, "ndim", 2) < 2
+    return plain_value(value.tolist()) if is_list else value
 
 
 def as_source(data: Any, name: str) -> str | Records:
@@ -118,13 +127,14 @@ def as_source(data: Any, name: str) -> str | Records:
             raise BertkitError(f"{name} has two columns of one name; rename one", code="column")
         values = data.astype(object)  # or None would become NaN again
         rows = values.where(data.notna(), None).set_axis(names, axis=1).to_dict("records")
-        return Records(map(without_arrays, rows), name)
+        return Records(rows, name)
     if hasattr(data, "to_dicts"):  # polars
         return Records(data.to_dicts(), name)
     if getattr(data, "features", None) and hasattr(data, "column_names"):  # datasets
         from bertkit.datasets.tabular import named_columns, names_in
 
         named = named_columns(data.features.to_dict())
+        data = data.with_format(None)  # in NumPy's or torch's, a class is no plain number
         return Records(
             (row | names_in(row, named, f"{name}[{i}]") for i, row in enumerate(data)), name
         )

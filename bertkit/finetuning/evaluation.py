@@ -154,8 +154,8 @@ class RunEvaluation:
         self.scorer, self.patience, self.title, self.keep = scorer, patience, title, keep
         self.began = time.perf_counter()
         self.state: dict[str, Any] = {"values": [], "scores": {}, "degenerate": "", "seconds": 0.0}
-        """The main metric of every evaluation, the scores of the kept model, why it is degenerate,
-        and the seconds of earlier processes."""
+        """What a checkpoint keeps, as JSON values: the main metric of every evaluation, the scores
+        of the kept model, why it is degenerate, and the seconds of earlier processes."""
         self.predictions: dict[str, list[Any]] = {}
         """Split -> the predictions of the kept model; {} if an earlier process made them."""
 
@@ -165,7 +165,11 @@ class RunEvaluation:
         return float(self.state["seconds"]) + time.perf_counter() - self.began
 
     def __call__(self, model: TaskModel, step: int, *, last: bool) -> tuple[dict[str, Any], bool]:
-        """See `TuningEvaluation`; the scores are those of the first dev split."""
+        """Evaluate a model after `step` updates.
+
+        Returns:
+            The scores of the first dev split for the journal, and whether to stop the run.
+        """
         began, scorer = time.perf_counter(), self.scorer
         first, inputs = scorer.data.dev[0]
         predictions = {first: scorer.predict(model, first, inputs, shown=last)}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ from bertkit.training.journal import RunLog
 from bertkit.training.optimizer import AdamW, build_optimizer
 from bertkit.training.recipe import learning_rate
 from bertkit.training.step import LoopSettings, MetricWindow, StepRecord, train_steps
+
+if TYPE_CHECKING:
+    from bertkit.finetuning.evaluation import RunEvaluation
 
 
 class CompactEmbeddings:
@@ -83,20 +86,6 @@ class CompactEmbeddings:
 
 LOG_EVERY = 20
 """The number of updates between two lines of the journal."""
-
-
-class TuningEvaluation(Protocol):
-    """What evaluates a run while it is trained."""
-
-    state: dict[str, Any]
-    """What is saved with a checkpoint and restored when the run is resumed, as JSON values."""
-
-    def __call__(self, model: TaskModel, step: int, *, last: bool) -> tuple[dict[str, Any], bool]:
-        """Evaluate a model after `step` updates.
-
-        Returns:
-            The scores for the journal, and whether to stop the run.
-        """
 
 
 def micro_batches(
@@ -191,7 +180,7 @@ def train_task(
     precision: str,
     keep_head: bool,
     build: Callable[..., TaskModel] | None = None,
-    evaluation: TuningEvaluation | None = None,
+    evaluation: RunEvaluation | None = None,
     checkpoints: Path | None = None,
     open_log: Callable[[int], RunLog] = silent_log,
     title: str = "",
@@ -295,7 +284,7 @@ def build_task_network(
 
 
 def restore_run(
-    writer: CheckpointWriter, evaluation: TuningEvaluation | None, say: Callable[[str], None]
+    writer: CheckpointWriter, evaluation: RunEvaluation | None, say: Callable[[str], None]
 ) -> int:
     """Restore the checkpoint of a stopped run, if there is one; return the updates made.
 
@@ -314,7 +303,7 @@ def follow_updates(
     updates: Iterator[StepRecord[None]],
     network: TaskNetwork,
     schedule: Schedule,
-    evaluation: TuningEvaluation | None,
+    evaluation: RunEvaluation | None,
     writer: CheckpointWriter | None,
     log: RunLog,
 ) -> int:

@@ -17,7 +17,7 @@ from bertkit.checkpoints.card import Card
 from bertkit.checkpoints.huggingface import load_model
 from bertkit.checkpoints.limits import check_finite_weights
 from bertkit.checkpoints.pretrained import read_details
-from bertkit.checkpoints.save import SavedTokenizer, save_model
+from bertkit.checkpoints.save import save_model
 from bertkit.checkpoints.weights import read_tensors, shown_names, write_tensors
 from bertkit.errors import BertkitError, nearest
 from bertkit.model.bilstm import BiLSTM
@@ -25,6 +25,7 @@ from bertkit.model.cpu import Dropout
 from bertkit.model.encoder import Encoder, ModelConfig, initialize
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import ClassLogits, Hidden
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 LAYERS = (
     "embeddings",
@@ -207,7 +208,7 @@ def head_state(model: nn.Module) -> dict[str, Tensor]:
 def save_with_head(
     directory: Path,
     model: Any,
-    tokenizer: SavedTokenizer,
+    tokenizer: Tokenizer,
     details: Mapping[str, Any],
     card: Card | None = None,
 ) -> None:
@@ -239,7 +240,7 @@ def save_with_head(
 def save_feature_model(
     directory: Path,
     model: FeatureModel,
-    tokenizer: SavedTokenizer,
+    tokenizer: Tokenizer,
     details: Mapping[str, Any],
     card: Card | None = None,
 ) -> None:

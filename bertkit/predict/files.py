@@ -25,9 +25,10 @@ from bertkit.datasets.tabular import Fields, has_columns
 from bertkit.errors import BertkitError
 from bertkit.files import BLOCK_BYTES, from_home
 from bertkit.predict.predictors import TaskPredictor, input_chunks
-from bertkit.predict.tables import check_ending, new_rows
+from bertkit.predict.tables import check_ending, is_flat, new_rows
 from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.tasks.data import describe_losses
+from bertkit.tasks.predictions import flat_row
 from bertkit.tasks.spec import SPECS, TaskSpec, flag
 from bertkit.tasks.task import NOTHING_UNKNOWN, Items
 from bertkit.tasks.token_classification import are_all_unique
@@ -55,7 +56,7 @@ def predict_file(
 
     Printed rows have the ID and the texts of the input, and the fields of its prediction. In a
     file they have every column of the input instead; a field of the prediction whose name is taken
-    is called `predicted_NAME`.
+    is called `predicted_NAME`, or `predicted_predicted_NAME` if that is taken, too.
 
     Args:
         predictor: a fine-tuned model, or an ensemble.
@@ -85,17 +86,16 @@ def predict_file(
         with new_rows(out) as write:
             visible = out is not None or not sys.stdout.isatty()  # lines would break the bar
             progress = FileProgress(shown, *file_length(file, named, inputs), visible=visible)
-            lost, alone = LostInputs(), predictor.reads_documents
+            lost, alone, taken = LostInputs(), predictor.reads_documents, set[str]()
             for chunk in input_chunks(inputs, whole=predictor.reads_documents):
                 progress.begin(chunk)
                 alone = alone and are_all_unique(chunk)
                 predictions, items = predictor.run(chunk, progress)
-                write(
-                    [
-                        predicted_row(predictor, given, found, rows)
-                        for given, found in zip(chunk, predictions, strict=True)
-                    ]
-                )
+                parts = [
+                    row_parts(predictor, given, found, rows)
+                    for given, found in zip(chunk, predictions, strict=True)
+                ]
+                write(predicted_rows(parts, taken, flat=is_flat(out)))
                 lost.add(items)
             progress.finish()
         for line in describe_skipped(counts.skipped, counts.examples):
@@ -125,7 +125,8 @@ def predict_texts(
     example = predictor.example(given if len(given) > 1 else given[0], "input", "0")
     [found] = predictor.many([example])
     with new_rows(out) as write:
-        write([predicted_row(predictor, example, found, None)])
+        parts = [row_parts(predictor, example, found, None)]
+        write(predicted_rows(parts, set(), flat=is_flat(out)))
 
 
 class LostInputs:
@@ -147,10 +148,10 @@ class LostInputs:
         return describe_losses(self.windowed, self.cut, self.unknown)
 
 
-def predicted_row(
+def row_parts(
     predictor: TaskPredictor, given: Any, found: Any, rows: dict[str, Fields] | None
-) -> dict[str, Any]:
-    """Return the row of an input and its prediction.
+) -> tuple[Fields, Fields]:
+    """Return what the row of a prediction has of its input, and the fields of the prediction.
 
     Args:
         predictor: the predictor.
@@ -160,18 +161,39 @@ def predicted_row(
             table has none.
     """
     row = predictor.task.row(given, found)
+    kept = {"id": row.pop("id")}
     if rows is not None and (fields := rows.pop(given.place, None)) is not None:
-        name = row.pop("id")
-        for own in ("words",) if isinstance(given, WordsExample) else ():
-            row.pop(own)  # the row has them, under the column's name
-        kept = {"id": name, **fields}
-        return kept | {f"predicted_{key}" if key in kept else key: row[key] for key in row}
+        if isinstance(given, WordsExample):
+            row.pop("words")  # the input's row has them, under the column's name
+        return {**kept, **fields}, row
     if isinstance(given, TextExample):
         pair = {} if given.pair is None else {"pair": given.pair}
-        return {"id": given.id, "text": given.text, **pair, **row}
+        return {**kept, "text": given.text, **pair}, row
     if isinstance(given, QuestionExample):
-        return {"id": given.id, "question": given.question, **row}
-    return row
+        return {**kept, "question": given.question}, row
+    return kept, row
+
+
+def predicted_rows(
+    parts: Sequence[tuple[Fields, Fields]], taken: set[str], *, flat: bool
+) -> list[dict[str, Any]]:
+    """Return the rows of a chunk of predictions.
+
+    Args:
+        parts: for each row what it has of its input, and the fields of its prediction.
+        taken: the columns of all inputs so far, to which those of this chunk are added. A column
+            has a prediction in all rows or in none, also if only some inputs have one of its name.
+        flat: whether each label's probability gets a column.
+    """
+    taken.update(name for kept, _ in parts for name in kept)
+
+    def free(name: str) -> str:
+        return free(f"predicted_{name}") if name in taken else name
+
+    return [
+        {**kept, **{free(name): one for name, one in (flat_row(row) if flat else row).items()}}
+        for kept, row in parts
+    ]
 
 
 # Inputs ------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from typing import Any
 
 from bertkit.errors import BertkitError
 from bertkit.files import disk_errors, new_file
-from bertkit.tasks.predictions import flat_row
 from bertkit.text.documents import optional_library
 
 Rows = Sequence[dict[str, Any]]
@@ -35,11 +34,17 @@ def check_ending(out: Path) -> None:
         )
 
 
+def is_flat(out: Path | None) -> bool:
+    """Return whether the format of a file has columns, so that it cannot hold objects."""
+    return out is not None and out.suffix.lower() not in JSON_LINES
+
+
 @contextmanager
 def new_rows(out: Path | None) -> Iterator[Callable[[Rows], None]]:
     """Yield a function that writes a chunk of rows to a file, created if the block succeeds.
 
-    Without a file, rows are written to the standard output as JSON lines and flushed at once.
+    Without a file, rows are written to the standard output as JSON lines and flushed at once. Rows
+    of other formats are flat (`is_flat`): they have a column for each label's probability.
 
     Raises:
         BertkitError: the file cannot be written, or a row does not fit the format.
@@ -146,11 +151,10 @@ def separated_lines(rows: Rows, names: list[str], divider: str, out: Path) -> It
         divider: a comma or a tab.
         out: the file, for messages.
     """
-    flat = [flat_row(row) for row in rows]
     if not names:
-        names += dict.fromkeys(name for row in flat for name in row)
-        flat.insert(0, dict(zip(names, names, strict=True)))
-    for row in flat:
+        names += dict.fromkeys(name for row in rows for name in row)
+        rows = [dict(zip(names, names, strict=True)), *rows]
+    for row in rows:
         check_row(row, names, out)
         cells = [cell(row.get(name)) for name in names]
         if divider == "\t":
@@ -162,8 +166,8 @@ def separated_lines(rows: Rows, names: list[str], divider: str, out: Path) -> It
             yield "\t".join(cells) + "\n"
         else:
             line = io.StringIO()
-            csv.writer(line, lineterminator="\n").writerow(cells)
-            yield line.getvalue()
+            csv.writer(line).writerow(cells)  # it puts a lone \r in quotes only if lines end so
+            yield line.getvalue().removesuffix("\r\n") + "\n"
 
 
 def cell(value: Any) -> str:
@@ -194,7 +198,7 @@ def parquet_writer(out: Path, temporary: Path) -> Iterator[Callable[[Rows], None
     def write(rows: Rows) -> None:
         nonlocal file
         with depth_errors(out):
-            flat = [encodable(flat_row(row)) for row in rows]
+            flat = [encodable(row) for row in rows]
         try:
             if file is None:
                 names = dict.fromkeys(name for row in flat for name in row)

@@ -24,6 +24,7 @@ from bertkit.pretraining_data.masking import MaskingOptions, draw_masks
 from bertkit.pretraining_data.pairs import example_lengths
 from bertkit.pretraining_data.rng import MASKS, keyed_rng
 from bertkit.pretraining_data.sampler import START, AnyPosition, ExampleSource
+from bertkit.processes import Workers
 from bertkit.shapes import SequenceLabels, TargetIndices
 
 
@@ -257,11 +258,6 @@ def build_steps(
     build: StepBuilder, requests: Iterator[Request], workers: int
 ) -> Generator[StreamStep, None, None]:
     """Build steps in this process or in loader processes, which end with this generator."""
-    if not workers:
-        yield from map(build, requests)
-        return
-    from bertkit.processes import Workers
-
     with Workers(build, workers, command="pretrain", flag="--workers") as loaders:
         for _, step in loaders.run(requests):
             yield step

@@ -258,12 +258,17 @@ class BertClassifier(ClassifierMixin, WeightedEstimator):
             BertkitError: there is no such model, or the loss became NaN or infinite.
         """
         table = self._texts(X, y, reset=True)
-        self.classes_, self._names, labels = read_labels(y, type(self).__name__)
-        many = isinstance(self.classes_, list)
-        keys = self._names if many else self.classes_.tolist()
-        weights = self._weights(self.class_weight, dict(zip(keys, self._names, strict=True)))
+        classes, names, labels = read_labels(y, type(self).__name__)
+        many = isinstance(classes, list)
+        if many:  # a weight may name a column, or give its number
+            keys = {number: one for number, one in enumerate(names) if str(number) not in names}
+        else:
+            keys = dict(zip(classes.tolist(), names, strict=True))
+        weights = self._weights(self.class_weight, keys)
         task_type = "multi-label-classification" if many else "classification"
-        return self._tune(task_type, examples_of_texts(table, labels), weights)
+        self._tune(task_type, examples_of_texts(table, labels), weights)
+        self.classes_, self._names = classes, names  # a fit that fails leaves the last one whole
+        return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of every class or label, (rows, classes)."""

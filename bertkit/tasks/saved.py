@@ -152,6 +152,11 @@ def task_details(folder: Path) -> dict[str, Any]:
     name = found[-1] if problem else found[0]
     if SPECS[name].task is Classification and len(labels) == 1:
         name = Regression.task_type
+    if SPECS[name].task is Regression and len(labels) > 1:
+        raise BertkitError(
+            f"{folder} predicts {len(labels)} numbers for each text; bertkit reads models that "
+            "predict one"
+        )
     spec = SPECS[name]
     settings = spec.task.foreign_settings(config.get("max_position_embeddings", 512), labels)
     # for tasks without label names, transformers writes LABEL_0, LABEL_1

@@ -170,7 +170,8 @@ def text_windows(
 
     Args:
         text: the token ids of the text.
-        pair: the token ids of the second text, or None.
+        pair: the token ids of the second text; without any there is only one text, as in the
+            published code.
         tokenizer: the model's tokenizer, for [CLS] and [SEP].
         max_length: the maximum tokens of a sequence, including special tokens.
         stride: see `cut_into_windows`.
@@ -178,6 +179,8 @@ def text_windows(
     Raises:
         BertkitError: `max_length` leaves no room for text.
     """
+    if pair is not None and not len(pair):
+        pair = None
     room = max_length - (2 if pair is None else 3)
     if room < 2:
         raise BertkitError(

@@ -116,14 +116,10 @@ def counted_blocks(
     """Yield `count_block` of each block, in order, on worker processes if there is enough to do."""
     rest = iter(blocks)
     first = list(islice(rest, 2))
-    every = chain(first, rest)
-    if processes == 1 or len(first) < 2:
-        for block in every:
-            yield count_block(block, lowercase, strip_accents)
-        return
+    others = processes if processes > 1 and len(first) > 1 else 0
     work = partial(count_block, lowercase=lowercase, strip_accents=strip_accents)
-    with Workers(work, processes, command="learn", flag="--processes") as workers:
-        for _, found in workers.run(every):
+    with Workers(work, others, command="learn", flag="--processes") as workers:
+        for _, found in workers.run(chain(first, rest)):
             yield found
 
 

@@ -261,10 +261,15 @@ class Tokenizer:
         return [list(chain.from_iterable(map(ids_of, words_of(text)))) for text in texts]
 
     def encode_pair(self, text: str, pair: str | None = None) -> PairEncoding:
-        """Encode `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]` without truncation."""
+        """Encode `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]` without truncation.
+
+        A second text without any token is left out, as in the published code.
+        """
         ids, segment_ids, offsets, text_index = [self.cls_id], [0], [(0, 0)], [-1]
         for segment, part in enumerate((text,) if pair is None else (text, pair)):
             found = self.encode(part)
+            if segment and not found.ids:
+                break
             ids += [*found.ids, self.sep_id]
             segment_ids += [segment] * (len(found.ids) + 1)
             offsets += [*found.offsets, (0, 0)]

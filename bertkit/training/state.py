@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from bertkit.training.optimizer import (
     trainable_parameters,
 )
 from bertkit.training.recipe import ModelSize, PretrainRecipe
+
+if TYPE_CHECKING:
+    from bertkit.checkpoints.pretrained import PretrainedWeights
 
 
 @dataclass
@@ -102,6 +105,34 @@ def random_network(
     return InitialNetwork(recipe, recipe.objectives.model(config))
 
 
+def check_initial_model(
+    found: PretrainedWeights, recipe: PretrainRecipe, tokenizer: Tokenizer
+) -> None:
+    """Check that a run can begin with the weights of a model.
+
+    Raises:
+        BertkitError: the model's tokenizer is not that of the text, or its direction or its number
+            of positions does not fit the recipe.
+    """
+    path, positions = found.path, found.config.max_position_embeddings
+    if found.tokenizer.content_hash != tokenizer.content_hash:
+        raise BertkitError(
+            f"{path} has another tokenizer than the store; prepare the text with --tokenizer {path}"
+        )
+    if found.config.direction != recipe.objectives.direction:
+        raise BertkitError(
+            f"{path} is {found.config.direction} and the recipe's objectives.token = "
+            f"{recipe.objectives.token} trains a {recipe.objectives.direction} model; choose the "
+            "same direction"
+        )
+    if max(recipe.phases.lengths) > positions:
+        raise BertkitError(
+            f"{path} has {positions} positions, and phases.lengths has "
+            f"{max(recipe.phases.lengths)}; give lengths of at most {positions} (--phases.lengths)",
+            code="number",
+        )
+
+
 def pretrained_network(
     path: Path, recipe: PretrainRecipe, tokenizer: Tokenizer, say: Callable[[str], None]
 ) -> InitialNetwork:
@@ -116,24 +147,14 @@ def pretrained_network(
         say: called with a message about new and unused weights.
 
     Raises:
-        BertkitError: the model does not exist, or its tokenizer or direction differs from that of
-            the corpus or the recipe.
+        BertkitError: the model does not exist, or does not fit; see `check_initial_model`.
     """
     from bertkit.checkpoints.card import inherited_metadata, start_text
     from bertkit.checkpoints.pretrained import model_folder, read_pretrained
     from bertkit.checkpoints.weights import shown_names
 
     found = read_pretrained(path)
-    if found.tokenizer.content_hash != tokenizer.content_hash:
-        raise BertkitError(
-            f"{path} has another tokenizer than the store; prepare the text with --tokenizer {path}"
-        )
-    if found.config.direction != recipe.objectives.direction:
-        raise BertkitError(
-            f"{path} is {found.config.direction} and the recipe's objectives.token = "
-            f"{recipe.objectives.token} trains a {recipe.objectives.direction} model; choose the "
-            "same direction"
-        )
+    check_initial_model(found, recipe, tokenizer)
     sizes: dict[str, Any] = {
         name: getattr(found.config, name)
         for name in ModelSize.__dataclass_fields__

@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bertkit.corpus import blocks as module
+from bertkit.corpus import build
 from bertkit.corpus.blocks import cut_strings, is_held_out
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
@@ -71,37 +74,42 @@ def test_store_holds_exactly_the_text(
     np.testing.assert_array_equal(store.unigrams, counts)
 
 
+@pytest.fixture(scope="module")
+def whole(large_text: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store that one process makes of the large text, undisturbed."""
+    folder = tmp_path_factory.mktemp("whole") / "store"
+    assert len(prepare([str(large_text)], tokenizer, folder, SMALL_SHARDS).shards) >= 3
+    return folder
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 3])
 def test_any_number_of_processes_writes_the_same_bytes(
-    large_text: Path, tokenizer: Tokenizer, tmp_path: Path
+    whole: Path, large_text: Path, tokenizer: Tokenizer, tmp_path: Path, processes: int
 ) -> None:
-    for processes in (1, 2, 3):
-        prepare(
-            [str(large_text)],
-            tokenizer,
-            tmp_path / str(processes),
-            SMALL_SHARDS,
-            processes=processes,
-        )
-    assert len(TokenStore(tmp_path / "1").shards) >= 3
-    assert digests(tmp_path / "1") == digests(tmp_path / "2") == digests(tmp_path / "3")
+    folder = tmp_path / "store"
+    prepare([str(large_text)], tokenizer, folder, SMALL_SHARDS, processes=processes)
+    assert digests(folder) == digests(whole)
 
 
 @pytest.mark.slow
 def test_stopped_preparation_resumes(
-    large_text: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path,
+    large_text: Path,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prepare([str(large_text)], tokenizer, tmp_path / "whole", SMALL_SHARDS)
     calls = []
-    real = module.tokenize_block
+    real = build.tokenize_block
 
-    def counting(*arguments: object) -> object:
+    def counting(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
         if len(calls) == 10:
             raise KeyboardInterrupt
-        return real(*arguments)
+        return real(*arguments, **options)
 
-    monkeypatch.setattr(module, "tokenize_block", counting)
+    monkeypatch.setattr(build, "tokenize_block", counting)
     with pytest.raises(KeyboardInterrupt):
         prepare([str(large_text)], tokenizer, tmp_path / "stopped", SMALL_SHARDS)
     with pytest.raises(BertkitError, match="unfinished token store"):
@@ -112,12 +120,13 @@ def test_stopped_preparation_resumes(
     prepare([str(large_text)], tokenizer, tmp_path / "stopped", SMALL_SHARDS)
     total_blocks = -(-large_text.stat().st_size // module.TOKENIZE_CHARACTERS) + 1
     assert len(calls) - before < total_blocks, "finished shards were tokenised again"
-    assert digests(tmp_path / "whole") == digests(tmp_path / "stopped")
+    assert digests(whole) == digests(tmp_path / "stopped")
 
 
 @pytest.mark.slow
-def test_killed_preparation_resumes(large_text: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    prepare([str(large_text)], tokenizer, tmp_path / "whole", SMALL_SHARDS)
+def test_killed_preparation_resumes(
+    whole: Path, large_text: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     tokenizer.save(tmp_path / "tokenizer")
     command = [
         sys.executable, "-m", "bertkit", "prepare", str(large_text),
@@ -137,14 +146,14 @@ def test_killed_preparation_resumes(large_text: Path, tokenizer: Tokenizer, tmp_
     left = {
         name: value for name, value in digests(tmp_path / "killed").items() if ".tmp-" not in name
     }
-    assert left == digests(tmp_path / "whole")
+    assert left == digests(whole)
 
 
 def test_damaged_shards_are_named_and_only_they_are_remade(
-    large_text: Path, tokenizer: Tokenizer, tmp_path: Path
+    whole: Path, large_text: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     folder = tmp_path / "store"
-    prepare([str(large_text)], tokenizer, folder, SMALL_SHARDS)
+    shutil.copytree(whole, folder)
     before = digests(folder)
     victim = folder / f"{TokenStore(folder).shards[1].name}.tokens.npy"
     content = bytearray(victim.read_bytes())
@@ -201,17 +210,19 @@ def test_foreign_folder_is_left_alone(tokenizer: Tokenizer, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_full_disk_is_one_clear_line(
-    large_text: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus_text: str, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "text.txt").write_text(corpus_text)
+
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(BertkitError, match=r"cannot write .*\.npy: the disk is full"):
-        prepare([str(large_text)], tokenizer, tmp_path / "store", SMALL_SHARDS)
+        prepare([str(tmp_path / "text.txt")], tokenizer, tmp_path / "store", SMALL_SHARDS)
     monkeypatch.undo()
-    prepare([str(large_text)], tokenizer, tmp_path / "store", SMALL_SHARDS)
-    assert TokenStore(tmp_path / "store").documents > 400
+    store = prepare([str(tmp_path / "text.txt")], tokenizer, tmp_path / "store", SMALL_SHARDS)
+    assert store.documents > 10
 
 
 def test_long_sentences_are_cut_and_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:

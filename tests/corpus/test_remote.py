@@ -271,15 +271,13 @@ def read_all(url: str, cache: Path, gigabytes: float, results: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shards", [7])
-def test_processes_share_a_cache(
-    served: Served, original: TokenStore, tmp_path: Path, shards: int
-) -> None:
-    """Each shard is sent once; in a cache that is small, some are sent again."""
+def test_processes_share_a_cache(served: Served, original: TokenStore, tmp_path: Path) -> None:
+    """The cache has room for some of the shards, so that some are sent again."""
+    shards = 7
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     arguments = (served.url, tmp_path / "cache", room_for(original, shards + 0.5), results)
-    processes = [context.Process(target=read_all, args=arguments) for _ in range(3)]
+    processes = [context.Process(target=read_all, args=arguments) for _ in range(2)]
     for process in processes:
         process.start()
     expected = [int(original.arrays(index).tokens.sum()) for index in range(SHARDS)] * 2
@@ -288,12 +286,8 @@ def test_processes_share_a_cache(
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    sent = served.shards_sent()
-    assert len(sent) == SHARDS
-    if shards > SHARDS:
-        assert set(sent.values()) == {1}
-    else:
-        assert len(cached(TokenStore(served.url, cache=tmp_path / "cache"))) <= shards
+    assert len(served.shards_sent()) == SHARDS
+    assert len(cached(TokenStore(served.url, cache=tmp_path / "cache"))) <= shards
 
 
 def test_what_a_killed_process_left_is_removed(served: Served, tmp_path: Path) -> None:

@@ -468,7 +468,7 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.floats(), st
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_no_journal_crashes_it(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

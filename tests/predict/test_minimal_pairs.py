@@ -156,10 +156,8 @@ def test_what_is_left_out_is_counted_with_its_place(
     assert sorted(found.skipped.values()) == [1, 1, 1, 1, 1]
     for line in range(2, 7):
         assert f"one.jsonl:{line}" in stream.getvalue(), line
-    text = write("two.txt", "river.\nrivers.\n\nstones.\nbridge.\nbridges.\n")
-    counts = TextCounts()
-    assert len(read_minimal_pairs(text, counts)) == 2
-    assert list(counts.examples.values()) == [f"{text}:3"]
+    text = write("two.txt", "river.\nrivers.\nbridge.\nbridges.\n \n\n")
+    assert len(read_minimal_pairs(text, TextCounts())) == 2
 
 
 def test_bad_requests_have_codes(
@@ -169,9 +167,15 @@ def test_bad_requests_have_codes(
         "odd-lines": lambda: read_minimal_pairs(write("a.txt", "a\nb\nc\n"), TextCounts()),
         "column": lambda: read_minimal_pairs(blimp, TextCounts(), good="yes"),
         "split": lambda: read_minimal_pairs(blimp, TextCounts(), split="train"),
-        "no-pairs": lambda: read_minimal_pairs(write("b.txt", " \nb\n"), TextCounts()),
+        "no-pairs": lambda: read_minimal_pairs(
+            write("b.jsonl", blimp_row(" ", "b", "one", "syntax")), TextCounts()
+        ),
         "method": lambda: evaluate(model, blimp, method="causal"),
     }
+    for text in ("a\nb\n\nc\nd\ne\nf\n\ng\nh\n", " \nb\n", "a\n\nc\nd\n"):  # shifts the pairs
+        with pytest.raises(BertkitError) as caught:
+            read_minimal_pairs(write("c.txt", text), TextCounts())
+        assert caught.value.code == "blank-line"
     same = {"good": "sentence_bad", "bad": "sentence_bad"}
     with pytest.raises(BertkitError, match="both name the column 'sentence_bad'"):
         read_minimal_pairs(blimp, TextCounts(), **same)

@@ -25,7 +25,13 @@ from bertkit.datasets.examples import ChoiceExample, TextExample, WordsExample
 from bertkit.errors import BertkitError
 from bertkit.predict import files
 from bertkit.predict import predictors as tasks
-from bertkit.predict.files import FileProgress, end_position, model_inputs, predicted_row
+from bertkit.predict.files import (
+    FileProgress,
+    end_position,
+    model_inputs,
+    predicted_rows,
+    row_parts,
+)
 from bertkit.predict.load import load_predictor
 from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, input_chunks
 from bertkit.tasks.classification import LabelPrediction
@@ -71,7 +77,8 @@ def read_whole(
     for chunk in chunks(inputs):
         predictions, _ = predictor.run(chunk)
         for asked, found in zip(chunk, predictions, strict=True):
-            row = predicted_row(predictor, asked, found, rows)
+            parts = [row_parts(predictor, asked, found, rows)]
+            [row] = predicted_rows(parts, set(), flat=False)
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     return "".join(lines)
 

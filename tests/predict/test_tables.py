@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,46 @@ def test_columns_of_the_input_are_kept(
         assert {label: float(share) for label, share in shares.items()} == pytest.approx(
             one.probabilities, abs=1e-6
         )
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_no_column_of_the_input_is_overwritten(models: Path, tmp_path: Path, ending: str) -> None:
+    """What one model wrote is the input of the next; and columns with the names of both."""
+    predictor = load(models / "classify", device="cpu", precision="fp32")
+    given = {"text": "river stone", "label": "GOLD", "predicted_label": "HUMAN",
+             "probability_wet": 7, "probabilities": {"mine": 1}}  # fmt: skip
+    files = [tmp_path / f"{number}.{ending if number else 'jsonl'}" for number in range(4)]
+    files[0].write_text(json.dumps({"text": "candle"}) + "\n" + json.dumps(given) + "\n")
+    rows = []
+    for before, after in pairwise(files):
+        predict_file(predictor, str(before), out=after)
+        rows.append(read_rows(after))
+    for before, after in pairwise(rows):
+        assert len(after[1]) > len(before[1])
+        for name, value in before[1].items():
+            assert str(after[1][name]) == str(value), name
+    first = rows[0][1]
+    assert (first["label"], first["predicted_label"]) == ("GOLD", "HUMAN")
+    assert str(first["probability_wet"]).startswith("7")
+    [wanted] = predictor(["river stone"])
+    assert first["predicted_predicted_label"] == wanted.label
+    if ending != "jsonl":
+        share = first["predicted_probability_wet"]
+        assert float(share) == pytest.approx(wanted.probabilities["wet"], abs=1e-6)
+
+
+@pytest.mark.parametrize("text", ["one\rtwo", "\r", "a\r\nb", 'x\n"y", z\r'])
+def test_any_line_end_in_a_field_survives_csv(models: Path, tmp_path: Path, text: str) -> None:
+    predictor = load(models / "classify", device="cpu", precision="fp32")
+    given, out, again = tmp_path / "a.jsonl", tmp_path / "a.csv", tmp_path / "b.jsonl"
+    rows = [{"text": "river", "note\rtoo": text}, {"text": "stone", "note\rtoo": "plain"}]
+    given.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    predict_file(predictor, str(given), out=out)
+    with out.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["note\rtoo"] for row in found] == [text, "plain"]
+    predict_file(predictor, str(out), out=again)
+    assert [row["text"] for row in read_rows(again)] == ["river", "stone"]
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])

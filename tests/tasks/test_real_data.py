@@ -57,7 +57,6 @@ def scores(out: Path) -> dict[str, float]:
     [
         ("cola", "CoLA", "CoLA.tsv", {"matthews"}),
         ("mrpc", "MRPC", "MRPC.tsv", {"f1", "accuracy"}),
-        ("rte", "RTE", "RTE.tsv", {"accuracy"}),
         ("sts-b", "STS-B", "STS-B.tsv", {"pearson", "spearman", "mean_squared_error"}),
     ],
 )

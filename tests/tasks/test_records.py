@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import bertkit
 from bertkit.datasets.columns import (
@@ -96,6 +98,44 @@ def test_lists_that_pandas_reads_from_parquet(tmp_path: Path) -> None:
     assert read(columns, as_source(frame, "train")) == read(columns, as_source(rows, "train"))
 
 
+def test_questions_that_pandas_reads_from_parquet(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    answers = {"text": ["river"], "answer_start": [4]}
+    rows = [{"id": "1", "question": "What?", "context": "The river runs.", "answers": answers}]
+    pandas.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
+    columns = QuestionColumns()
+    found = read(columns, as_source(pandas.read_parquet(tmp_path / "a.parquet"), "train"))
+    assert found == read(columns, as_source(rows, "train"))
+    assert found == read(columns, str(tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "like"),
+    [
+        (TextColumns(), {"text": np.str_("a"), "label": np.float32(1)}, {"text": "a", "label": 1}),
+        (TextColumns(), {"text": "a", "label": np.bool_(True)}, {"text": "a", "label": True}),
+        (TextColumns(), {"text": "a", "label": torch.tensor(2)}, {"text": "a", "label": 2}),
+        (NumberColumns(), {"text": "a", "label": np.int64(3)}, {"text": "a", "label": 3}),
+        (WordColumns(), {"tokens": np.array(["a", "b"]), "ner_tags": np.array(["O", "X"])},
+         {"tokens": ["a", "b"], "ner_tags": ["O", "X"]}),
+        (ChoiceColumns(choices=("c",)), {"text": "a", "c": np.array(["x", "y"]), "label": 1},
+         {"text": "a", "c": ["x", "y"], "label": 1}),
+    ],
+)  # fmt: skip
+def test_values_of_numpy_and_torch_are_those_of_python(
+    columns: Columns, rows: dict[str, Any], like: dict[str, Any]
+) -> None:
+    found = read(columns, as_source([rows], "train"))
+    assert found == read(columns, as_source([like], "train"))
+    assert found[0]
+
+
+@pytest.mark.parametrize("value", [b"x", ("a",), {"a"}])
+def test_labels_that_are_no_names_are_refused(value: Any) -> None:
+    with pytest.raises(BertkitError, match="not one name"):
+        read(TextColumns(), as_source([{"text": "a", "label": value}], "train"))
+
+
 def test_a_series_is_a_list_and_no_table() -> None:
     pandas = pytest.importorskip("pandas")
     with pytest.raises(BertkitError, match="neither a dict nor a tuple"):
@@ -116,9 +156,11 @@ def test_data_sets_name_their_classes() -> None:
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["dry", "wet"])}
     )
-    made = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
-    found, _ = read(TextColumns(), as_source(made, "train"))
-    assert [one.gold for one in found] == ["wet", "dry"]
+    rows = {"text": ["a", "b", "c"], "label": [1, 0, -1]}
+    made = datasets.Dataset.from_dict(rows, features=features)
+    for kind in (None, "numpy", "torch", "pandas", "arrow"):
+        found, _ = read(TextColumns(), as_source(made.with_format(kind), "train"))
+        assert [one.gold for one in found if one.gold is not None] == ["wet", "dry"], kind
 
 
 def test_tuples_are_columns_in_order() -> None:

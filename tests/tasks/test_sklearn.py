@@ -220,6 +220,22 @@ def test_several_labels_by_name(pretrained: Path) -> None:
     assert json.loads(model.model_.files["bertkit.json"])["labels"] == ["cold", "wet"]
     assert cross_val_score(model, TEXTS, frame, cv=2, scoring="roc_auc").shape == (2,)
 
+    numbered = model.set_params(class_weight={1: 2.0}).fit(TEXTS, frame)  # "cold" is column 1
+    assert numbered.predict_proba(TEXTS).tolist() == model.predict_proba(TEXTS).tolist()
+    with pytest.raises(BertkitError, match="names the label '2'"):
+        model.set_params(class_weight={2: 2.0}).fit(TEXTS, frame)
+
+
+def test_a_fit_that_fails_leaves_the_last_one(pretrained: Path) -> None:
+    model = BertClassifier(pretrained, **QUICK).fit(TEXTS, LABELS)
+    before = model.predict_proba(NEW)
+    for broken in ({"learning_rate": 1e30}, {"epochs": 0}):
+        with pytest.raises((BertkitError, ValueError)):
+            model.set_params(**broken).fit(TEXTS, ["no", "yes"] * 12)
+        assert model.classes_.tolist() == sorted(set(LABELS))
+        assert (model.predict_proba(NEW) == before).all()
+        model.set_params(**QUICK)
+
 
 def test_class_weights(pretrained: Path) -> None:
     labels = [1] * 4 + [0] * 20
@@ -472,11 +488,3 @@ def test_use_before_a_fit(kind: Any, pretrained: Path) -> None:
         if hasattr(kind, name):
             with pytest.raises(NotFittedError):
                 getattr(kind(pretrained), name)(TEXTS)
-
-
-def test_import_is_lazy() -> None:
-    code = "import sys, bertkit; print('sklearn' in sys.modules)"
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-    assert found.strip() == "False"

@@ -55,12 +55,12 @@ def test_nothing_of_a_text_or_a_pair_is_lost(
         assert ids[0] == tokenizer.cls_id
         assert ids[window.first - 1] == tokenizer.sep_id
         assert ids[-1] == tokenizer.sep_id
-        assert ids.count(tokenizer.sep_id) == (1 if pair is None else 2)
+        assert ids.count(tokenizer.sep_id) == (2 if pair else 1)
         assert all(100 <= i < 1000 for i in ids[1 : window.first - 1])
         assert all(i >= 1000 for i in ids[window.first : -1])
         seen |= set(ids)
     assert seen >= {*text, *(pair or [])}
-    fits = first + (second or 0) + (2 if pair is None else 3) <= max_length
+    fits = first + (second or 0) + (3 if pair else 2) <= max_length
     assert (len(windows) == 1) == fits
 
 

@@ -175,7 +175,7 @@ def test_pair() -> None:
     assert encoding.offsets[:5] == [(0, 0), (0, 3), (4, 7), (0, 0), (0, 2)]
     single = small().encode_pair("the")
     assert single == ([2, SMALL.index("the"), 3], [0, 0, 0], [(0, 0), (0, 3), (0, 0)], [-1, 0, -1])
-    assert small().encode_pair("", "").ids == [2, 3, 3]
+    assert small().encode_pair("the", " ").ids == single.ids, "no second text"
 
 
 def test_decode() -> None:

@@ -187,3 +187,53 @@ def test_the_recipe_adapt_reads_text_as_the_model_does(
     with pytest.raises(SystemExit) as ended:
         main([*command, "--out", str(tmp_path / "learned"), "--vocabulary-size", "99"])
     assert ended.value.code == 2
+
+
+def start_error(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_model_that_does_not_fit_is_refused_before_the_text_is_read(
+    start: Path, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model has 64 positions, and the recipe's examples have 128."""
+    (tmp_path / "text.txt").write_text("a river.\n\na stone.\n")
+    out = tmp_path / "run"
+    command = [
+        *("pretrain", "adapt", "--init-from", str(start), "--text", str(tmp_path / "text.txt")),
+        *("--out", str(out), "--device", "cpu"),
+    ]
+    assert "64 positions" in start_error(command, capsys)
+    short = [*command, "--phases.lengths", "64"]
+    assert "--model.hidden-size has no effect" in start_error(
+        [*short, "--model.hidden-size", "96"], capsys
+    )
+    assert "same direction" in start_error([*short, "--objectives.token", "clm"], capsys)
+    other = tmp_path / "other"
+    Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "river"], lowercase=True).save(other)
+    assert "another tokenizer" in start_error([*short, "--tokenizer", str(other)], capsys)
+    assert not out.exists()
+
+
+def test_a_model_of_more_positions_takes_longer_examples(
+    store: TokenStore, corpus_text: str, tmp_path: Path
+) -> None:
+    """What counts are the positions of the model, not those of the recipe's own network."""
+    config = ModelConfig(
+        vocab_size=store.tokenizer.size, hidden_size=16, num_hidden_layers=1, num_attention_heads=1,
+        intermediate_size=16, max_position_embeddings=256,
+    )  # fmt: skip
+    save_model(tmp_path / "long", PretrainingModel(config), store.tokenizer, {})
+    (tmp_path / "text.txt").write_text(corpus_text)
+    with pytest.raises(SystemExit) as ended:
+        main([
+            *("pretrain", "adapt", "--init-from", str(tmp_path / "long"), "--out",
+              str(tmp_path / "run"), "--text", str(tmp_path / "text.txt"), "--device", "cpu"),
+            *("--phases.lengths", "256", "--phases.steps", "2", "--phases.batch-sizes", "2"),
+            *("--training.warmup-steps", "1", "--logging.held-out-sequences", "8"),
+        ])  # fmt: skip
+    assert ended.value.code == 0
+    assert load_pretraining_model(tmp_path / "run/model").config.max_position_embeddings == 256

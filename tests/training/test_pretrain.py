@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -279,45 +278,6 @@ def test_held_out_draws_are_the_same_at_every_evaluation(store: TokenStore, tmp_
     first, last = (record for record in records if record["kind"] == "evaluation")
     assert first["rtd_share"] == last["rtd_share"]
     assert first["rtd_loss"] == pytest.approx(last["rtd_loss"], rel=1e-6)
-
-
-@pytest.mark.slow
-def test_killed_run_ends_with_the_same_bytes(store: TokenStore, tmp_path: Path) -> None:
-    """kill -9 at random moments; the weights at the end equal an undisturbed run's."""
-    recipe = tmp_path / "toy.toml"
-    recipe.write_text(TOY_TOML)
-
-    def command(run: str) -> list[str]:
-        return [
-            sys.executable, "-m", "bertkit", "pretrain", str(recipe),
-            "--store", str(store.folder), "--out", str(tmp_path / run),
-        ]  # fmt: skip
-
-    subprocess.run(command("whole"), check=True, capture_output=True)
-    rng = random.Random(4)
-    kills = 0
-    while kills < 3:
-        process = subprocess.Popen(
-            command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        started = tmp_path / "killed" / "checkpoints"
-        while process.poll() is None and not started.exists():
-            time.sleep(0.01)
-        time.sleep(rng.uniform(0.0, 1.0) + (2.0 if kills else 0.0))
-        if process.poll() is not None:
-            break
-        process.kill()
-        process.wait()
-        kills += 1
-    assert kills >= 1, "the run ended before it could be killed; make it longer"
-    subprocess.run(command("killed"), check=True, capture_output=True)
-    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
-    steps = [
-        record["step"]
-        for record in read_journal(tmp_path / "killed" / "journal.jsonl")
-        if record["kind"] == "step"
-    ]
-    assert steps == sorted(set(steps)), "no update is logged twice"
 
 
 def test_damaged_checkpoint_is_named_and_the_one_before_is_used(
@@ -663,14 +623,6 @@ def test_mistake_does_not_claim_the_folder(store: TokenStore, tmp_path: Path) ->
 def test_negative_workers_are_refused(store: TokenStore, tmp_path: Path, workers: int) -> None:
     with pytest.raises(BertkitError, match="workers must be 0 or more"):
         pretrain(TOY, store, tmp_path, workers=workers)
-
-
-@pytest.mark.slow
-def test_loader_processes_give_the_same_weights(
-    finished: Path, store: TokenStore, tmp_path: Path
-) -> None:
-    pretrain(TOY, store, tmp_path, workers=1)
-    assert weights(tmp_path) == weights(finished)
 
 
 @pytest.mark.parametrize(

@@ -270,12 +270,11 @@ def test_processes_that_disagree_are_told_so_once(store: TokenStore, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", ["ZeroDivisionError", "KeyboardInterrupt"])
-def test_whatever_fails_on_the_first_rank_ends_the_others(tmp_path: Path, error: str) -> None:
+def test_whatever_fails_on_the_first_rank_ends_the_others(tmp_path: Path) -> None:
     """Nobody else ends them here: outside of torchrun they would wait for `--timeout` seconds."""
-    fail = f"def fail():\n    raise {error}('on the first rank')"
+    fail = "def fail():\n    raise KeyboardInterrupt('on the first rank')"
     (first, shown), (second, others) = two_ranks(tmp_path, fail, "ranks.on_rank0(fail)")
-    assert f"{error}: on the first rank" in shown
+    assert "KeyboardInterrupt: on the first rank" in shown
     assert first
     assert second == 2, others
 

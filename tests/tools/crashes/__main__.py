@@ -103,7 +103,7 @@ def run_all(bench: Bench, each: int, only: list[str]) -> str:
     why = why_no_disk(bench.home)
     for subject in chosen:
         bench.measure(subject)
-        kill(bench, subject, each)
+        kill(bench, subject, max(each, 3) if subject.name == "pretrain" else each)
         stop(bench, subject, each)
         if not why:
             fill_disk(bench, subject, -(-each // 2))
