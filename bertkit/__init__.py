@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bertkit.checkpoints.vocabulary import extend_vocabulary as extend_vocabulary
     from bertkit.corpus.build import PrepareOptions as PrepareOptions
     from bertkit.corpus.build import prepare as prepare
+    from bertkit.corpus.build import prepare_share as prepare_share
     from bertkit.corpus.clean import CleanOptions as CleanOptions
     from bertkit.corpus.clean import clean as clean
     from bertkit.corpus.from_text import TextOptions as TextOptions
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "checkpoints.publish": ("push",),
     "checkpoints.vocabulary": ("extend_vocabulary",),
-    "corpus.build": ("PrepareOptions", "prepare"),
+    "corpus.build": ("PrepareOptions", "prepare", "prepare_share"),
     "corpus.clean": ("CleanOptions", "clean"),
     "corpus.from_text": ("TextOptions", "store_from_text"),
     "corpus.store": ("TokenStore",),

@@ -127,7 +127,7 @@ class HeadSettings:
     otherwise for the encoder's width."""
 
 
-RATES = ((1024, 2e-5), (768, 5e-5), (384, 1e-4), (256, 2e-4), (0, 5e-4))
+RATES = ((1024, 2e-5), (768, 5e-5), (384, 1e-4), (256, 4e-4), (0, 5e-4))
 """(width, learning rate): the default rate for models of at least this width."""
 BATCHES = ((5000, 32), (500, 16), (50, 8), (0, 4))
 """(training inputs, batch size): the default batch size for at least so many inputs."""
