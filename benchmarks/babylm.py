@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import data_folder, write_result
-from benchmarks.run_summary import summarize
+from benchmarks.run_summary import minutes, summarize
 from bertkit.config import read_recipe
 from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.files import read_json, write_json, write_text
@@ -93,7 +93,7 @@ def main() -> None:
         raise SystemExit("stopped; the same command goes on")
     found = summarize(out)
     epochs = found["run"]["training_tokens"] / store.tokens
-    hours = sum(record["seconds"] for record in found["curve"]) / 3600
+    hours = minutes(found["curve"], found["curve"][-1]["step"]) / 60
     assert epochs <= MOST_EPOCHS, epochs
     assert hours <= MOST_HOURS, hours
     blimp = evaluate_minimal_pairs(out, data / "blimp", device="cpu")

@@ -54,14 +54,22 @@ def sample(data: TaskData, rows: int | None, most_dev: int = MOST_DEV) -> TaskDa
     return replace(data, train=some(data.train, rows), dev=dev, test=())
 
 
+def task_data(task: str, data: Path, positions: int, most_dev: int = MOST_DEV) -> TaskData:
+    """The rows of one of `ROWS` that are used, for a model of so many positions."""
+    whole = dataset(task.partition(",")[0], data, data / "glue", positions)
+    return sample(whole, ROWS[task], most_dev)
+
+
+def folder_name(name: str, task: str) -> str:
+    """The name of the folder of a model's runs on one of `ROWS`."""
+    return f"{name}-{task.replace(',', '').replace(' ', '-')}"
+
+
 def measure(name: str, model: Path, task: str, data: Path, work: Path) -> dict[str, Any]:
     """The row of one model and task."""
     start = read_pretrained(model)
-    whole = dataset(
-        task.partition(",")[0], data, data / "glue", start.config.max_position_embeddings
-    )
-    used = sample(whole, ROWS[task])
-    out = work / f"{name}-{task.replace(',', '').replace(' ', '-')}"
+    used = task_data(task, data, start.config.max_position_embeddings)
+    out = work / folder_name(name, task)
     settings = FinetuneSettings(grid=Grid(), track=())
     finetune(used, start, out, settings=settings)
     [chosen] = Grid().chosen(start.config.hidden_size, len(used.train)).runs()

@@ -52,8 +52,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.extmath import randomized_svd
 
-from benchmarks.defaults import ROWS, sample
-from benchmarks.quality_data import dataset
+from benchmarks.defaults import folder_name, task_data
 from benchmarks.record import data_folder, summary, write_result
 from benchmarks.settings import start_model
 from bertkit.checkpoints.pretrained import read_pretrained
@@ -297,12 +296,8 @@ def next_sentence(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], d
         positions = start.config.max_position_embeddings
         rows[name] = {"seeds": seeds}
         for task in TASKS:
-            used = sample(
-                dataset(task.partition(",")[0], data, data / "glue", positions),
-                ROWS[task],
-                MOST_DEV,
-            )
-            out = work / "next-sentence" / f"{folder}-{task.replace(',', '').replace(' ', '-')}"
+            used = task_data(task, data, positions, MOST_DEV)
+            out = work / "next-sentence" / folder_name(folder, task)
             settings = FinetuneSettings(grid=Grid(seeds=seeds), track=())
             finetune(used, start, out, settings=settings)
             scores = [round(100 * run.metric, 2) for run in all_results(out)]
@@ -441,8 +436,8 @@ def static_vectors(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], 
         encoder.position_embeddings.weight.zero_()
         encoder.segment_embeddings.weight.zero_()
     save_model(work / "static" / "model", encoder, start.tokenizer, {})
-    whole = dataset("conll-2003", data, data / "glue", config.max_position_embeddings)
-    used = sample(whole, ROWS["conll-2003, 2,000 sentences"], MOST_DEV)
+    positions = config.max_position_embeddings
+    used = task_data("conll-2003, 2,000 sentences", data, positions, MOST_DEV)
     cases = {
         "co-occurrences": (work / "static" / "model", "embeddings"),
         "embedding table of a BERT": (start_model(), "embeddings"),
