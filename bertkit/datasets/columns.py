@@ -38,7 +38,7 @@ NO_ZERO = "keys of choices taken to count from 0, of which none is (else --first
 
 @dataclass(frozen=True, kw_only=True)
 class TextColumns(ImageColumns):
-    """Columns of texts or text pairs with one label name each; JSON's 1 is "1", true is "true"."""
+    """Columns of texts or text pairs with one label name each; JSON's 1 is "1", true is "True"."""
 
     text: str = "text"
     """The column of the text."""

@@ -351,13 +351,11 @@ def has_columns(
 
 
 def value_name(value: object) -> str:
-    """Return a field as a name: numbers and booleans as in JSON, "" for null and NaN."""
+    """Return a field as a name: True and False as pandas writes them to CSV, "" for null or NaN."""
     if isinstance(value, str):
         return LONE_SURROGATE.sub("\ufffd", value.strip())
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, float) and value.is_integer():
         return str(int(value))  # integer columns with missing values are read as floats
     return str(value)

@@ -90,6 +90,18 @@ def test_data_frames(task_type: str, tmp_path: Path) -> None:
     assert read(columns, as_source(frame, "train")) == read(columns, as_source(rows, "train"))
 
 
+def test_boolean_labels_are_those_of_any_file_that_pandas_writes(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"text": ["a", "b"], "label": [True, False]})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    frame.to_parquet(tmp_path / "a.parquet")
+    expected = read(TextColumns(), as_source(frame, "train"))
+    assert [one.label for one in expected[0]] == ["True", "False"]
+    for name in ("a.csv", "a.jsonl", "a.parquet"):
+        assert read(TextColumns(), str(tmp_path / name)) == expected
+
+
 def test_lists_that_pandas_reads_from_parquet(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     columns, rows = WordColumns(), [{"tokens": ["river", "stone"], "ner_tags": ["B-X", "O"]}]

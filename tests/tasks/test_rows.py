@@ -157,7 +157,7 @@ def test_json_lines(write: Write) -> None:
     inputs, counts = texts(path)
     assert [(i.id, i.text, i.label) for i in inputs] == [
         ("0", "one", "1"),
-        ("4", "\ufffdthree", "true"),
+        ("4", "\ufffdthree", "True"),
     ]
     assert counts.skipped == {
         "line is not a JSON object": 2,
