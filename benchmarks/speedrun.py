@@ -58,9 +58,10 @@ def corpus(data: Path, work: Path) -> TokenStore:
     return store_from_text(text, work / "corpus")
 
 
-def held_out_loss(run: Path, store: TokenStore) -> dict[str, Any]:
-    """Evaluate the model of a run on the fixed held-out examples."""
-    recipe = read_recipe(PretrainRecipe, str(HELD_OUT))
+def evaluate_held_out(
+    run: Path, recipe: PretrainRecipe, store: TokenStore, phase: int = 0
+) -> dict[str, Any]:
+    """Evaluate the model of a run on the held-out examples of a phase of a recipe."""
     model = read_pretrained(run).build(recipe.objectives.model, keep_head=True).model
     settings = LoopSettings(
         device=torch.device("cpu"),
@@ -69,7 +70,7 @@ def held_out_loss(run: Path, store: TokenStore) -> dict[str, Any]:
         max_gradient_norm=1.0,
         learning_rate=lambda step: 0.0,
     )
-    batches = HeldOut(recipe, store).batches(0)
+    batches = HeldOut(recipe, store).batches(phase)
     means, counts = evaluate_batches(model, recipe.objectives.function(), batches, settings)
     return {"targets": counts["targets"], "mlm_loss": round(means["mlm_loss"], 4)}
 
@@ -86,6 +87,7 @@ def run_once(name: str, seed: int, store: TokenStore, data: Path, work: Path) ->
     start = next(record for record in records if record["kind"] == "start")
     tokens = sum(record["tokens"] for record in steps.values())
     seconds = sum(record["seconds"] for record in steps.values())
+    held_out = evaluate_held_out(out, read_recipe(PretrainRecipe, str(HELD_OUT)), store)
     blimp = evaluate_minimal_pairs(out, data / "blimp", split="dev", device="cpu")
     return {
         "made": [made(start["precision"])],
@@ -94,7 +96,7 @@ def run_once(name: str, seed: int, store: TokenStore, data: Path, work: Path) ->
         "training_tokens": tokens,
         "seconds": round(seconds, 2),
         "tokens_per_second": round(tokens / seconds),
-        **held_out_loss(out, store),
+        **held_out,
         "blimp_dev_accuracy": round(blimp.accuracy, 4),
         "weights_sha256": sha256_file(out / "model" / "model.safetensors"),
     }

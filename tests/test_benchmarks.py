@@ -28,6 +28,7 @@ from benchmarks import (
     embeddings,
     growth,
     inference,
+    languages,
     open_questions,
     quality,
     record,
@@ -576,6 +577,28 @@ def test_tokens_with_the_same_neighbours_get_similar_vectors(
     cosines = found @ found.T
     same = np.kron(np.eye(2), np.ones((4, 4))).astype(bool) & ~np.eye(8, dtype=bool)
     assert cosines[same].mean() > cosines[:4, 4:].mean() + 0.5
+
+
+def test_the_manual_becomes_pages_and_rows_of_a_task(tmp_path: Path) -> None:
+    page = (
+        "<title>Calc</title><p>menu</p><div id='DisplayArea'><h1>Cells  in <b>Calc</b></h1>"
+        "<p>Choose a\ncell, then press the key to open &amp; edit it in Calc.</p><ul><li><p></p>"
+        "</ul></div><div id='SearchFrame'></div><p>end of the page</p>"
+    )
+    names = [f"{folder}/{number}.html" for folder in ("scalc", "smath") for number in range(40)]
+    for name in names:
+        path = tmp_path / "de" / "text" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page)
+    pages = list(languages.read_pages(tmp_path, "de"))
+    assert [one.name for one in pages] == sorted(names)
+    sentence = "Choose a cell, then press the key to open & edit it in Calc."
+    assert all(one.paragraphs == ["Cells in Calc", sentence] for one in pages)
+    rows = {test: languages.task_rows(pages, test=test) for test in (False, True)}
+    assert set(rows[True][0]) == {sentence.replace("Calc", "")} == set(rows[False][0])
+    assert set(rows[True][1]) == {"calc"}  # pages of smath are only for pre-training
+    assert 0 < len(rows[True][0]) < len(rows[False][0]) < 40
+    assert len(rows[True][0]) + len(rows[False][0]) == 40
 
 
 def test_the_text_of_ten_million_words_is_cut_into_documents(tmp_path: Path) -> None:
