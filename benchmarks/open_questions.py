@@ -24,6 +24,9 @@ CoNLL-2003 from vectors of the last layer of a BERT, of its embedding table, and
 the singular value decomposition of positive pointwise mutual information (Levy and Goldberg 2014),
 which is a close relative of GloVe, of the tokens of one part of Wikipedia.
 
+text-choices: what are case, punctuation and segment embeddings worth? See
+`benchmarks.text_choices`; its networks, too, are in the folder --work.
+
 The page docs/open-questions.md has the results.
 
     python -m benchmarks.open_questions --data FOLDER [--questions nesting features] [--seeds 3]
@@ -55,6 +58,7 @@ from sklearn.utils.extmath import randomized_svd
 from benchmarks.defaults import folder_name, task_data
 from benchmarks.record import data_folder, summary, write_result
 from benchmarks.settings import start_model
+from benchmarks.text_choices import text_choices
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.corpus.from_text import TextOptions, store_from_text
@@ -463,6 +467,7 @@ QUESTIONS = {
     "next-sentence": next_sentence,
     "sentence-order": sentence_order,
     "static-vectors": static_vectors,
+    "text-choices": text_choices,
 }
 
 

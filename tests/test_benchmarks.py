@@ -36,6 +36,7 @@ from benchmarks import (
     serving_connections,
     speedrun,
     tables,
+    text_choices,
 )
 from benchmarks.contestants import (
     AS_GIVEN,
@@ -59,6 +60,7 @@ from bertkit.corpus.build import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.datasets.minimal_pairs import BLIMP_DEV
 from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.pretraining_data.batch import from_arrays
 from bertkit.tasks.task import Encoded
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import training_flops
@@ -577,6 +579,23 @@ def test_tokens_with_the_same_neighbours_get_similar_vectors(
     cosines = found @ found.T
     same = np.kron(np.eye(2), np.ones((4, 4))).astype(bool) & ~np.eye(8, dtype=bool)
     assert cosines[same].mean() > cosines[:4, 4:].mean() + 0.5
+
+
+def test_text_without_punctuation_and_tokens_without_segments(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text('A river (wide) runs. "Is it?"\n\nA stone: 3 + 4 = 7 kg.')
+    documents = list(text_choices.plain_documents(str(tmp_path / "a.txt")))
+    assert documents == ["A river wide runs\nIs it", "A stone 3 4 7 kg"]
+    assert text_choices.plain("?!") == "?!"  # no text becomes empty
+    torch.manual_seed(0)
+    model = Encoder(CONFIG).eval()
+    ids = np.full(6, 7)
+    pair, single = (
+        from_arrays(ids, np.array(segments), np.array([6]))
+        for segments in ([0, 0, 0, 1, 1, 1], [0] * 6)
+    )
+    assert not torch.equal(model(pair), model(single))
+    with text_choices.segments_or_not(kept=False):
+        assert torch.equal(model(pair), model(single))
 
 
 def test_the_manual_becomes_pages_and_rows_of_a_task(tmp_path: Path) -> None:
