@@ -19,10 +19,7 @@ sentences of a paragraph came first; it is fine-tuned on paragraphs of other doc
 is sorted by the sum of each sentence's log odds to come before the others. The same is done with
 logistic regression on TF-IDF features of words and pairs of words.
 
-static-vectors: what do hidden states add to vectors of words alone? A BiLSTM tags the entities of
-CoNLL-2003 from vectors of the last layer of a BERT, of its embedding table, and of co-occurrences:
-the singular value decomposition of positive pointwise mutual information (Levy and Goldberg 2014),
-which is a close relative of GloVe, of the tokens of one part of Wikipedia.
+static-vectors: what do hidden states add to vectors of words alone? See `benchmarks.word_vectors`.
 
 text-choices: what are case, punctuation and segment embeddings worth? See
 `benchmarks.text_choices`; its networks, too, are in the folder --work.
@@ -40,7 +37,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -48,26 +45,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.sparse import coo_matrix, csr_matrix
 from sklearn.compose import ColumnTransformer
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.utils.extmath import randomized_svd
 
 from benchmarks.defaults import folder_name, task_data
 from benchmarks.record import data_folder, summary, write_result
 from benchmarks.settings import start_model
 from benchmarks.text_choices import text_choices
+from benchmarks.word_vectors import static_vectors
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.checkpoints.save import save_model
-from bertkit.corpus.from_text import TextOptions, store_from_text
-from bertkit.corpus.store import TokenStore
 from bertkit.datasets.glue import read_glue
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import all_results
-from bertkit.finetuning.settings import FinetuneSettings, Grid, HeadSettings
-from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.finetuning.settings import FinetuneSettings, Grid
+from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import Sums, cross_entropy_sums
 from bertkit.pretraining_data.batch import Packed, TensorFields, from_arrays
@@ -98,9 +91,6 @@ MOST_DEV = 3_000
 PASSAGE = 5
 """Sentences of a paragraph that are put in order."""
 TRAIN_PASSAGES, TEST_PASSAGES = 4_000, 500
-WINDOW = 5
-"""The greatest distance of tokens that count as occurring together."""
-CHUNK = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -396,69 +386,6 @@ def sentence_order(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], 
     }  # fmt: skip
     sizes = {"sentences": PASSAGE, "train_pairs": len(train), "test_passages": len(test)}
     return rows, sizes
-
-
-def cooccurrence_vectors(store: TokenStore, width: int) -> np.ndarray:
-    """Return a vector for each token of the vocabulary, from the tokens that stand beside it.
-
-    Counts are weighted by 1 / distance, as in GloVe; those of contexts are smoothed by the power
-    0.75 (Levy et al. 2015).
-
-    Returns:
-        (vocabulary, width) vectors; those of tokens that never occur are 0.
-    """
-    size = store.tokenizer.size
-    counts = csr_matrix((size, size))
-    for index in range(len(store.shards)):
-        tokens = np.asarray(store.arrays(index).tokens, dtype=np.int64)
-        for first in range(0, len(tokens), CHUNK):
-            chunk = tokens[first : first + CHUNK]
-            for apart in range(1, 1 + WINDOW):
-                places = (chunk[:-apart], chunk[apart:])
-                weights = np.full(len(places[0]), 1 / apart)
-                counts += coo_matrix((weights, places), shape=(size, size)).tocsr()
-    counts = (counts + counts.T).tocoo()
-    words = np.asarray(counts.sum(1)).ravel()
-    contexts = words**0.75
-    expected = words[counts.row] * (contexts / contexts.sum())[counts.col]
-    information = np.maximum(np.log(counts.data / expected), 0)
-    found = coo_matrix((information, (counts.row, counts.col)), shape=(size, size)).tocsr()
-    left, values, _ = randomized_svd(found, width, random_state=0)
-    return left * np.sqrt(values)
-
-
-def static_vectors(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the F1 of entities for each kind of vectors."""
-    start = read_pretrained(start_model())
-    config = replace(start.config, num_hidden_layers=1)
-    text = str(data / "wikipedia" / "wiki_AA.txt.xz")
-    store = store_from_text(TextOptions(text=(text,), tokenizer=start_model()), work / "static")
-    encoder = Encoder(config)
-    with torch.no_grad():
-        vectors = cooccurrence_vectors(store, config.hidden_size)
-        encoder.word_embeddings.weight.copy_(torch.from_numpy(vectors))
-        encoder.position_embeddings.weight.zero_()
-        encoder.segment_embeddings.weight.zero_()
-    save_model(work / "static" / "model", encoder, start.tokenizer, {})
-    positions = config.max_position_embeddings
-    used = task_data("conll-2003, 2,000 sentences", data, positions, MOST_DEV)
-    cases = {
-        "co-occurrences": (work / "static" / "model", "embeddings"),
-        "embedding table of a BERT": (start_model(), "embeddings"),
-        "last layer of a BERT": (start_model(), "last"),
-    }
-    rows: dict[str, Any] = {}
-    runs: dict[str, list[float]] = {}
-    for name, (model, layers) in cases.items():
-        head = HeadSettings(frozen=True, layers=layers, head="bilstm", units=200)
-        grid = Grid(batch_size=(16,), learning_rate=(1e-3,), epochs=(10,), seeds=seeds)
-        out = work / "static-vectors" / name.replace(" ", "-")
-        settings = FinetuneSettings(grid=grid, head=head, track=())
-        finetune(used, read_pretrained(model), out, settings=settings)
-        runs[name] = [round(100 * run.metric, 2) for run in all_results(out)]
-        rows[name] = {"seeds": seeds, "dev_f1_percent": summary(runs[name])}
-        print(name, runs[name], flush=True)
-    return rows, {"training_sentences": len(used.train), "tokens": store.tokens, "scores": runs}
 
 
 QUESTIONS = {

@@ -37,6 +37,7 @@ from benchmarks import (
     speedrun,
     tables,
     text_choices,
+    word_vectors,
 )
 from benchmarks.contestants import (
     AS_GIVEN,
@@ -571,7 +572,7 @@ def test_tokens_with_the_same_neighbours_get_similar_vectors(
     texts = [" ".join(rng.choice(topics[number % 2], 12)) for number in range(200)]
     (tmp_path / "text.txt").write_text("\n\n".join(texts))
     store = prepare([str(tmp_path / "text.txt")], tokenizer, tmp_path / "store")
-    vectors = open_questions.cooccurrence_vectors(store, 4)
+    vectors = word_vectors.cooccurrence_vectors(store, 4)
     assert vectors.shape == (tokenizer.size, 4)
     assert np.abs(vectors[tokenizer.cls_id]).max() < 1e-9
     ids = [tokenizer.encode(word).ids[0] for topic in topics for word in topic]
@@ -596,6 +597,31 @@ def test_text_without_punctuation_and_tokens_without_segments(tmp_path: Path) ->
     assert not torch.equal(model(pair), model(single))
     with text_choices.segments_or_not(kept=False):
         assert torch.equal(model(pair), model(single))
+
+
+def test_language_models_read_in_one_direction_each_and_learn(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    models = word_vectors.LanguageModels(tokenizer.size).eval()
+    ids, lengths = np.arange(8, 20), np.array([5, 7])
+    packed = from_arrays(ids, np.zeros(12, dtype=np.int64), lengths)
+    with torch.no_grad():
+        states = models.packed_states(packed)
+        for first, last in ((0, 5), (5, 12)):
+            alone = torch.cat(models.states(torch.from_numpy(ids[first:last, None])), dim=-1)
+            torch.testing.assert_close(states[first:last], alone[:, 0])
+        ids[2] = 30
+        changed = models.packed_states(from_arrays(ids, packed.segment_ids.numpy(), lengths))
+    width = word_vectors.WIDTH
+    differs = (states != changed).view(12, 2, width).any(-1)
+    assert differs[:, 0].nonzero().flatten().tolist() == [2, 3, 4]
+    assert differs[:, 1].nonzero().flatten().tolist() == [0, 1, 2]
+    (tmp_path / "a.txt").write_text("\n\n".join(["the river runs by the bridge " * 40] * 4))
+    store = prepare([str(tmp_path / "a.txt")], tokenizer, tmp_path / "store")
+    for name, value in (("BATCH", 4), ("LENGTH", 16), ("UPDATES", 60), ("WARMUP", 1)):
+        monkeypatch.setattr(word_vectors, name, value)
+    assert word_vectors.train_language_models(store).loss < np.log(tokenizer.size) / 2
 
 
 def test_the_manual_becomes_pages_and_rows_of_a_task(tmp_path: Path) -> None:
