@@ -75,9 +75,10 @@ def busy_note() -> list[str]:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load < usable_cores() + 0.5:
         return []
+    cores = "1 core" if usable_cores() == 1 else f"{usable_cores()} cores"
     return [
-        f"the machine is busy: {load:.1f} threads have wanted to run on {usable_cores()} cores in "
-        "the last minute, so this takes longer than it could"
+        f"the machine is busy: {load:.1f} threads have wanted to run on {cores} in the last "
+        "minute, so this takes longer than it could"
     ]
 
 
