@@ -10,6 +10,7 @@ import difflib
 import re
 import reprlib
 from collections.abc import Iterable
+from os import PathLike
 
 BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, Unicode line separators, marks that reverse what follows them on a terminal,
@@ -66,6 +67,16 @@ NOT_FINITE = "not-finite"
 def short_repr(value: object) -> str:
     """Return the `repr` of a value for a message, shortened, however large or deep the value is."""
     return reprlib.repr(value)[:60]
+
+
+def refuse_one(given: object, what: str) -> None:
+    """Refuse a text or a path where a list of them is needed: its characters would be the items.
+
+    Raises:
+        InputTypeError: it is one.
+    """
+    if isinstance(given, str | bytes | PathLike):
+        raise InputTypeError(f"{what} must be a list, not {short_repr(given)}; put it in brackets")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -191,17 +191,20 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def escaped(text: str) -> str:
+    r"""Return text that UTF-8 can encode: undecodable bytes of file names become \udcXX."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text atomically."""
-    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    """Write UTF-8 text atomically, with undecodable bytes of file names `escaped`."""
+    content = escaped(text).encode()
+    write_atomic(path, lambda temporary: temporary.write_bytes(content))
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write indented JSON atomically; undecodable bytes of file names survive a round trip."""
-    text = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(
-        errors="backslashreplace"
-    )
-    write_atomic(path, lambda temporary: temporary.write_bytes(text))
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_array(path: Path, array: np.ndarray) -> None:

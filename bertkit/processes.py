@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -210,11 +211,23 @@ def serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
         except Exception as error:
             if not isinstance(error, BertkitError):
                 error.add_note(f"in a worker process:\n{traceback.format_exc()}")
-            answer = False, error
+            answer = False, picklable(error)
         try:
             pipe.send(answer)
         except OSError:
             return
+
+
+def picklable(error: Exception) -> Exception:
+    """Return an exception, or one that says the same if it does not survive a pipe."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - its own
+    except Exception:
+        plain = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            plain.add_note(note)
+        return plain
+    return error
 
 
 @contextmanager

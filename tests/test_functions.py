@@ -6,10 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 from starlette.testclient import TestClient
 
 import bertkit
+from bertkit.checkpoints.save import save_model
 from bertkit.config import read_recipe
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.task_heads import ClassificationModel
 
 SMALL = [
     *("--model.hidden-size", "16", "--model.num-hidden-layers", "1"),
@@ -42,6 +46,25 @@ def test_a_store_from_text_is_made_once(run: Path) -> None:
         bertkit.store_from_text(replace(corpus, vocabulary_size=160), run)
 
 
+def test_text_that_has_changed_is_said(
+    run: Path, corpus_text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, said = tmp_path / "corpus.txt", "choose another --out"
+    text.write_text(corpus_text)
+    corpus = bertkit.TextOptions(
+        text=(str(text),), tokenizer=run / "tokenizer", vocabulary_size=30522
+    )
+    store = bertkit.store_from_text(corpus, tmp_path / "run")
+    bertkit.store_from_text(corpus, tmp_path / "run")
+    assert said not in capsys.readouterr().err
+    text.write_text(f"{corpus_text} More.")
+    assert bertkit.store_from_text(corpus, tmp_path / "run").content_hash == store.content_hash
+    assert said in capsys.readouterr().err
+    text.unlink()  # a finished store needs it no more
+    bertkit.store_from_text(corpus, tmp_path / "run")
+    assert said not in capsys.readouterr().err
+
+
 def test_what_is_in_a_run(run: Path) -> None:
     (title, findings), (about, _) = bertkit.diagnose(run)
     assert title == f"run {run}"
@@ -64,6 +87,22 @@ def test_words_are_added(run: Path, tmp_path: Path) -> None:
     assert loaded.tokenizer.encode("gearbox").tokens == ["gearbox"]
     with pytest.raises(bertkit.BertkitError, match="nothing to add"):
         bertkit.extend_vocabulary(run, tmp_path / "none", words=["two words"])
+
+
+def test_words_are_added_to_an_electra(run: Path, tmp_path: Path) -> None:
+    tokenizer = bertkit.Tokenizer.load(run / "tokenizer")
+    config = ModelConfig(
+        vocab_size=tokenizer.size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, pooler_act="gelu",
+    )  # fmt: skip
+    details = {"task": "classification", "labels": ["x", "y"]}
+    save_model(tmp_path / "electra", ClassificationModel(config, 2), tokenizer, details)
+    bertkit.extend_vocabulary(tmp_path / "electra", tmp_path / "more", words=["gearbox"])
+    with (
+        safe_open(tmp_path / "electra" / "model.safetensors", "pt") as before,
+        safe_open(tmp_path / "more" / "model.safetensors", "pt") as after,
+    ):
+        assert set(after.keys()) == set(before.keys())
 
 
 def test_a_plan_without_measuring() -> None:
@@ -90,3 +129,19 @@ def test_a_reproduction_needs_tables_and_data(tmp_path: Path) -> None:
         bertkit.reproduce_tables([], tmp_path)
     with pytest.raises(bertkit.BertkitError, match="--data"):
         bertkit.reproduce_tables(["table-1"], tmp_path, scale="tiny")
+
+
+def test_paths_may_be_text_and_lists_must_be_lists(run: Path, tmp_path: Path) -> None:
+    text = run.parent / "corpus.txt"
+    tokenizer = bertkit.learn_tokenizer([text], str(tmp_path / "t"), 150)
+    assert bertkit.prepare([text], tokenizer, str(tmp_path / "s")).documents > 1
+    bertkit.clean([text], str(tmp_path / "clean.jsonl"))
+    bertkit.embed_file(str(run), text, str(tmp_path / "e.npy"))
+    assert bertkit.write_report(str(run)).is_file()
+    for wrong in (
+        lambda: bertkit.prepare(str(text), tokenizer, tmp_path / "s2"),
+        lambda: bertkit.measure_vocabulary(tokenizer, "the river"),
+        lambda: tokenizer.encode_batch("the river"),
+    ):
+        with pytest.raises(TypeError, match="must be a list"):
+            wrong()

@@ -88,7 +88,20 @@ def test_blocks_are_read_only_a_little_ahead() -> None:
     assert multiprocessing.active_children() == []
 
 
+class OddError(Exception):
+    """An exception that pickle cannot make again."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(f"{number} is {reason}")
+
+
+def fail_oddly(number: int) -> None:
+    raise OddError(number, "odd")
+
+
 def test_what_fails_in_a_worker_is_raised_here() -> None:
+    with pool(fail_oddly) as workers, pytest.raises(RuntimeError, match="OddError: 3 is odd"):
+        list(workers.run([3]))
     with pool(fail) as workers, pytest.raises(KeyError) as caught:
         list(workers.run([3]))
     assert "in fail" in "".join(caught.value.__notes__), "says where"

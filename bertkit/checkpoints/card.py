@@ -23,6 +23,7 @@ from bertkit.checkpoints.hub import COMMIT_FOLDER, hub_commit
 from bertkit.checkpoints.snippets import PIPELINES, SavedForm, saved_form, snippets
 from bertkit.config import dotted_values
 from bertkit.errors import BertkitError
+from bertkit.files import escaped
 from bertkit.model.encoder import ModelConfig
 
 CARD = "README.md"
@@ -67,7 +68,7 @@ class Card:
         parts = [f"---\n{metadata_yaml(self.metadata)}\n---", f"# {self.title}", self.summary]
         parts += [f"## {heading}\n\n{body}" for heading, body in self.sections.items() if body]
         parts.append(f"*Made with bertkit {bertkit.__version__}.*")
-        body = "\n\n".join(part.strip() for part in parts) + "\n"
+        body = escaped("\n\n".join(part.strip() for part in parts)) + "\n"
         digest = hashlib.sha256(body.encode()).hexdigest()
         note = "bertkit keeps this file as it is once somebody has edited it"
         return f"{body}\n<!-- bertkit {digest}: {note} -->\n"
@@ -294,7 +295,7 @@ def settings_table(settings: Mapping[str, Any]) -> str:
     rows = [
         (name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else value)
         for name, value in dotted_values(settings)
-        if value not in (None, "", [], ())
+        if not (value is None or (isinstance(value, str | list | tuple) and not value))
     ]
     return table(("setting", "value"), rows)
 

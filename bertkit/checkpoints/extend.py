@@ -268,7 +268,8 @@ def write_extended(
         write_json(folder / "config.json", config)
         only_encoder = all(name.startswith("bert.") for name in tensors)
         family = str(config.get("model_type", "bert"))
-        named = family_names(tensors, family, bare=only_encoder)
+        [architecture, *_] = config.get("architectures") or [""]
+        named = family_names(tensors, family, str(architecture), bare=only_encoder)
         write_tensors(folder / "model.safetensors", named, format="pt")
         extension.tokenizer.save(folder)
         write_json(folder / "bertkit.json", details)

@@ -149,8 +149,10 @@ def model_details(
             kind = "words" if model.nsp is None else "pairs"
         elif hasattr(model, "rtd"):
             kind = "replaced"
-    own = ("bertkit", "bertkit")  # transformers would leave the images out
-    family, architecture = own if hasattr(model, "image") else choose_class(config, kind)
+    family, architecture = choose_class(config, kind)
+    unread = details.get("pooling") == "pooler" and not has_pooler(family, architecture)
+    if hasattr(model, "image") or unread:  # transformers would leave the images or the pooler out
+        family = architecture = "bertkit"
     fields |= family_fields(config, family)
     return {"architectures": [architecture], "model_type": family, "pad_token_id": 0, **fields}
 

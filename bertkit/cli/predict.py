@@ -110,6 +110,8 @@ def names_file(given: str, *, alone: bool) -> bool:
 
 def standard_input(folder: Path, named: dict[str, Any]) -> str:
     """Copy the standard input to a file whose ending says its format; return its path."""
+    if sys.stdin is None:
+        raise BertkitError("the standard input is closed; name a file, or pipe the inputs in")
     start = sys.stdin.buffer.read(BLOCK_BYTES)
     ending = "jsonl" if start.lstrip().startswith(b"{") else "txt"
     if named.get("format", "auto") != "auto":

@@ -12,7 +12,7 @@ from typing import Annotated
 from bertkit.cli.options import Device, Precision
 from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
-from bertkit.serve.limits import DEFAULT_LIMITS, Limits
+from bertkit.serve.limits import DEFAULT_LIMITS, Limits, check_token
 
 TOKEN_VARIABLE = "BERTKIT_TOKEN"  # noqa: S105 - a variable's name
 
@@ -111,6 +111,5 @@ def read_token(file: Path | None) -> str:
             raise BertkitError(f"--token-file {file} cannot be read: {error}") from error
         if not token:
             raise BertkitError(f"--token-file {file} is empty; write the token into it")
-    if not (token.isascii() and token.isprintable()) or " " in token:
-        raise BertkitError("the token must be ASCII letters, digits and signs, without spaces")
+    check_token(token)
     return token

@@ -27,7 +27,7 @@ from bertkit.processes import Workers, worker_count
 from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped
 from bertkit.text.sentences import check_language
-from bertkit.text.sources import Source, check_outside, find_sources, is_remote
+from bertkit.text.sources import Source, check_outside, find_sources, is_remote, text_paths
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 
@@ -76,7 +76,7 @@ def prepare(
         BertkitError: there is no text, the language is unknown, there are fewer than two training
             documents, the store has other settings, or the disk is full.
     """
-    options = options or PrepareOptions()
+    options, paths, folder = options or PrepareOptions(), text_paths(paths), Path(folder)
     workers = worker_count(processes)
     sources = check_inputs(paths, folder, options)
     check_folder(folder)
@@ -122,7 +122,7 @@ def prepare_share(
         BertkitError: as for `prepare`, or there is no such share, or a part of another share is
             damaged.
     """
-    options = options or PrepareOptions()
+    options, paths, folder = options or PrepareOptions(), text_paths(paths), Path(folder)
     number, shares = read_share(share)
     workers = worker_count(processes)
     sources = check_inputs(paths, folder, options)
@@ -283,9 +283,7 @@ def claim_store_folder(
     settings: dict[str, Any] = {
         **asdict(options),
         "tokenizer_hash": tokenizer.content_hash,
-        "sources": [
-            {**asdict(source), "modified": modification_time(source)} for source in sources
-        ],
+        "sources": source_records(sources),
     }
     path = folder / "settings.json"
     check_folder(folder)
@@ -308,6 +306,22 @@ def check_folder(folder: Path) -> None:
     used = folder.is_dir() and any(entry.name[0] != "." for entry in folder.iterdir())
     if used and not (folder / "settings.json").is_file():  # last, as a host may just be writing it
         raise BertkitError(f"{folder} is not empty and not a token store; choose another folder")
+
+
+def source_records(sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """Return what a store records of its sources, from which a changed text is recognised."""
+    return [{**asdict(source), "modified": modification_time(source)} for source in sources]
+
+
+def text_changed(paths: Sequence[str], folder: Path, options: PrepareOptions) -> bool:
+    """Return whether local text is no longer that of a store; False if some of it is not here."""
+    if any(is_remote(path) or path.startswith("hf:") for path in paths):
+        return False
+    try:
+        found = source_records(find_sources(paths, format=options.format))
+        return bool(read_json(folder / "settings.json").get("sources") != found)
+    except (BertkitError, AttributeError):
+        return False
 
 
 def modification_time(source: Source) -> int | None:

@@ -188,7 +188,7 @@ def check_clean_options(options: CleanOptions) -> None:
 
 def clean(
     paths: Sequence[str],
-    out: Path,
+    out: Path | str,
     options: CleanOptions | None = None,
     *,
     processes: int = 1,
@@ -209,7 +209,7 @@ def clean(
         BertkitError: there is nothing to read, an option is impossible, no document is kept, or the
             disk is full.
     """
-    options = options or CleanOptions()
+    options, out = options or CleanOptions(), Path(out)
     workers = worker_count(processes)
     check_clean_options(options)
     with console_or_new(console) as shown:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from bertkit.config import as_json, claim_settings
 from bertkit.console import Console, console_or_new
-from bertkit.corpus.build import PrepareOptions, check_inputs, prepare
+from bertkit.corpus.build import PrepareOptions, check_inputs, prepare, text_changed
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock
@@ -92,6 +92,11 @@ def _store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenS
     if (out / "store" / "manifest.json").is_file():
         store = TokenStore(out / "store")
         store.check_tokenizer(tokenizer, str(corpus.tokenizer or out / "tokenizer"))
+        if text_changed(corpus.text, out / "store", options):
+            console.say(
+                f"the text is not as it was when {out / 'store'} was made from it, and the store "
+                "is used as it is; to train on the text of today, choose another --out"
+            )
         return store
     return prepare(
         *(list(corpus.text), tokenizer, out / "store", options),

@@ -187,15 +187,11 @@ class RemoteStore:
 
         def attempt() -> tuple[int, str]:
             digest, size = hashlib.sha256(), 0
-            with (
-                open_remote_file(url) as stream,
-                disk_errors(part),
-                open(part, "wb", opener=not_through_links) as file,
-            ):
+            with open_remote_file(url) as stream, new_part(part) as write:
                 while size <= shard.bytes[kind] and (block := stream(FETCH_BYTES)):
                     digest.update(block)
                     size += len(block)
-                    file.write(block[: shard.bytes[kind]])
+                    write(block[: shard.bytes[kind]])
             return size, digest.hexdigest()
 
         try:
@@ -207,6 +203,30 @@ class RemoteStore:
                 f"shard {url} is corrupt or torn (its checksum is not the manifest's); copy the "
                 "store there again"
             )
+
+
+@contextmanager
+def new_part(path: Path) -> Iterator[Callable[[bytes], None]]:
+    """Yield a function that writes to a new file; errors of the caller are not those of the disk.
+
+    Raises:
+        BertkitError: the file cannot be written.
+    """
+    with disk_errors(path):
+        file = open(path, "wb", opener=not_through_links)  # noqa: SIM115
+
+    def write(block: bytes) -> None:
+        with disk_errors(path):
+            file.write(block)
+
+    try:
+        yield write
+    except BaseException:
+        with suppress(OSError):
+            file.close()
+        raise
+    with disk_errors(path):
+        file.close()
 
 
 def make_room(root: Path, gigabytes: float, needed: int) -> None:
@@ -238,8 +258,6 @@ def make_room(root: Path, gigabytes: float, needed: int) -> None:
                 size = path.stat().st_size
                 path.unlink()
                 used -= size
-        name = tokens.name.removesuffix(".tokens.npy")
-        tokens.with_name(f".{name}.lock").unlink(missing_ok=True)
     if used > limit:
         raise BertkitError(
             f"the cache {root} may hold {limit:,} bytes, and {used:,} are needed; allow more "

@@ -123,24 +123,30 @@ def open_writer(out: Path) -> Iterator[Callable[[str], int]]:
     if not out.name:
         raise BertkitError(f"--out {out} does not end in a name; give the name of a new folder")
     names = out.suffixes[-2:] if out.suffix in COMPRESSORS else [out.suffix]
-    with disk_errors(out):
-        is_free = not (out.is_symlink() or out.exists())
     if names[0] == ".jsonl":
-        if not is_free:  # it may be one of the inputs
-            raise BertkitError(f"{out} is there already; choose another --out, or remove it")
+        refuse_existing(out)  # it may be one of the inputs
         remove_leftovers(out)
         with new_file(out) as temporary, JsonLinesWriter(temporary, out) as lines:
             yield lines.write
+            refuse_existing(out)
     elif "." in out.name:
         raise BertkitError(
             f"{out} is not a name for JSON lines; use NAME.jsonl, NAME.jsonl.zst or, for a folder "
             "of files, a name without a dot"
         )
     else:
-        if not is_free and (not out.is_dir() or any(out.iterdir())):
-            raise BertkitError(f"{out} is there already; choose another --out, or remove it")
+        refuse_existing(out, fill=True)
         with new_folder(out) as folder, PartFilesWriter(folder, out) as parts:
             yield parts.write
+            refuse_existing(out, fill=True)
+
+
+def refuse_existing(out: Path, *, fill: bool = False) -> None:
+    """Refuse a name that is taken, but not an empty folder that is to be filled."""
+    with disk_errors(out):
+        fillable = fill and out.is_dir() and not out.is_symlink() and not any(out.iterdir())
+        if (out.is_symlink() or out.exists()) and not fillable:
+            raise BertkitError(f"{out} is there already; choose another --out, or remove it")
 
 
 class JsonLinesWriter:

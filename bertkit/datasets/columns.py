@@ -191,7 +191,7 @@ class ChoiceColumns(ImageColumns):
         self.check()
         keys = letters = zeros = lasts = 0
         counted = ""  # location of the first numeric key
-        columns = [*self.choices, self.label]
+        columns = [*self.inputs, self.label]
         for place, row in read_rows(
             path, TextCounts(), self.format, header=self.header, columns=columns
         ):

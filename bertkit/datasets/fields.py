@@ -35,7 +35,7 @@ def single_label(value: object, column: str, place: str) -> str | None:
     Raises:
         BertkitError: the field holds a list or an object.
     """
-    if isinstance(value, list | tuple | set | dict | bytes):
+    if isinstance(value, list | tuple | set | frozenset | dict | bytes):
         raise BertkitError(
             f"{place}: '{column}' holds a {type(value).__name__}, not one name; for several labels "
             f"per text use the task type multi-label-classification"
@@ -58,8 +58,10 @@ def label_names(value: object, separator: str, place: str) -> tuple[str, ...] | 
             refuse_python_list(value, place)
             listed = None
         value = listed if isinstance(listed, list) else value.split(separator)
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=str)
     items = list(value) if isinstance(value, list | tuple) else [value]
-    if any(isinstance(item, list | tuple | dict) for item in items):
+    if any(isinstance(item, list | tuple | set | frozenset | dict | bytes) for item in items):
         raise BertkitError(
             f"{place}: the labels are {str(value)[:40]!r}; write a list of names, or names between "
             "separators"
@@ -109,7 +111,7 @@ def expand_choices(row: Fields, choices: Sequence[str], place: str) -> tuple[Fie
         return row, fill_choices(row, choices)
     [column] = choices
     found = [] if is_empty_choice(row[column]) else from_json(row[column], str, place)
-    if not isinstance(found, list):
+    if not isinstance(found, list | tuple):
         raise BertkitError(
             f"{place}: '{column}' is {found!r:.40}, not a list of choices; name a column for each: "
             f"--choices A B ..."
@@ -120,10 +122,15 @@ def expand_choices(row: Fields, choices: Sequence[str], place: str) -> tuple[Fie
 
 def fill_choices(row: Fields, choices: Sequence[str]) -> Sequence[str]:
     """Return the columns of the choices up to the last one that is not empty, at least two."""
+    return choices[: count_choices([row[name] for name in choices])]
+
+
+def count_choices(choices: Sequence[object]) -> int:
+    """Return the number of choices up to the last one that is not empty, at least two."""
     count = len(choices)
-    while count > 2 and is_empty_choice(row[choices[count - 1]]):
+    while count > 2 and is_empty_choice(choices[count - 1]):
         count -= 1
-    return choices[:count]
+    return count
 
 
 def is_empty_choice(value: object) -> bool:
@@ -149,7 +156,7 @@ def flat(value: Any) -> Iterator[Any]:
     pending = [value]
     while pending:
         item = pending.pop()
-        if isinstance(item, list):
+        if isinstance(item, list | tuple):
             pending += reversed(item)
         else:
             yield item
@@ -191,9 +198,9 @@ def answer_at(text: Any, start: Any, column: str, place: str) -> Gold:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a list unchanged, None as an empty list, and any other value in a list."""
-    if isinstance(value, list):
-        return value
+    """Return the items of a list or tuple, none for None, and any other value in a list."""
+    if isinstance(value, list | tuple):
+        return list(value)
     return [] if value is None else [value]
 
 
@@ -251,7 +258,7 @@ def list_items(value: Any, items: Any, column: str, place: str) -> Sequence[Any]
     if value is None or isinstance(value, str):
         # split only at spaces, as in CoNLL's files: other white space may be a word
         return [item for item in SPACES.split(value or "") if item]
-    if not isinstance(value, list):
+    if not isinstance(value, list | tuple):
         raise BertkitError(
             f"{place}: '{column}' is {value!r:.40}, neither a list nor text; name another column"
         )

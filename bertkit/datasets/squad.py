@@ -250,7 +250,10 @@ def make_question(
 def locate(
     text: str, start: int | None, context: str, place: str, counts: TextCounts
 ) -> GoldAnswer | None:
-    """Find the occurrence of an answer nearest to its start; white space may differ."""
+    """Find the occurrence of an answer nearest to its start; white space may differ.
+
+    Without a start it is the first one that begins and ends at the borders of words, if any does.
+    """
     words = text.split()
     if not words:
         return None
@@ -261,10 +264,13 @@ def locate(
         counts.note("answer_start counted with Unix line ends, kept", place)
         return GoldAnswer(text, moved)
     pattern = re.compile(r"\s+".join(map(re.escape, words)))
-    target = start or 0
-    found = min(
-        pattern.finditer(context), key=lambda match: abs(match.start() - target), default=None
-    )
+
+    def rank(match: re.Match[str]) -> tuple[bool, int]:
+        first, end = match.span()
+        inside = context[first - 1 : first].isalnum() or context[end : end + 1].isalnum()
+        return start is None and inside, abs(first - (start or 0))
+
+    found = min(pattern.finditer(context), key=rank, default=None)
     if found is None:
         return None
     if start is None:

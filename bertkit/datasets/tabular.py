@@ -108,8 +108,8 @@ def file_rows(
     """Yield the rows of one file; the fields of a row that lacks a column are None."""
     needed = [name for name in columns if name != optional]
     readers: dict[str, Callable[[], Iterator[FileRow]]] = {
-        "csv": lambda: separated_rows(source, counts, header, columns),
-        "tsv": lambda: separated_rows(source, counts, header, columns),
+        "csv": lambda: separated_rows(source, counts, header, columns, whole=whole),
+        "tsv": lambda: separated_rows(source, counts, header, columns, whole=whole),
         "jsonl": lambda: jsonl_records(source, counts),
         "parquet": lambda: parquet_rows(source, columns, whole=whole),
         "huggingface": lambda: huggingface_records(source, columns, whole=whole),
@@ -172,7 +172,12 @@ def first_left_out(counts: TextCounts) -> str:
 
 
 def separated_rows(
-    source: Source, counts: TextCounts, header: bool | Sequence[str], columns: Sequence[str]
+    source: Source,
+    counts: TextCounts,
+    header: bool | Sequence[str],
+    columns: Sequence[str],
+    *,
+    whole: bool = False,
 ) -> Iterator[FileRow]:
     """Yield the rows of CSV or TSV; a row whose number of fields is wrong is left out."""
     rows = split_rows(source, counts, columns if header is True else None, ends=True)
@@ -184,7 +189,7 @@ def separated_rows(
     else:
         names = list(header) if header else [str(i) for i in range(len(first[1]))]
         rows = chain([first], rows)
-    require_columns(source.path, columns, names)
+    require_columns(source.path, [*columns, *(names if whole else ())], names)
     total = ragged = 0
     example = ""
     for line, fields in rows:

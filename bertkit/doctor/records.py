@@ -6,7 +6,6 @@ located. Damage is recorded, not raised.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import not_through_links, read_json
 from bertkit.pretraining_data.pairs import PAIR_OBJECTIVES
-from bertkit.training.journal import JOURNAL, read_journal
+from bertkit.training.journal import JOURNAL, numbered_records, read_journal
 
 Record = dict[str, Any]
 
@@ -171,19 +170,11 @@ class RunRecords:
 
 def readable(path: Path) -> list[Record]:
     """Return the intact records of a damaged journal."""
-    found = []
     try:
         content = path.read_bytes()
     except OSError:
         return []
-    for line in content.split(b"\n"):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            found.append(record)
-    return found
+    return [record for _, record in numbered_records(content) if record is not None]
 
 
 def record_step(record: Record) -> int:
@@ -199,9 +190,12 @@ def record_phase(record: Record) -> str:
 def finite_number(record: Record, name: str) -> float | None:
     """Return a field as a float if it is a finite number, else None."""
     value = record.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond all floats
+        return None
 
 
 def values(records: Sequence[Record], name: str) -> np.ndarray:

@@ -17,16 +17,17 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bertkit.checkpoints.weights import recorded_recipe
+from bertkit.config import matches_type
 from bertkit.model.attention import visible_positions
 from bertkit.model.encoder import Encoder, Layer, activation
 from bertkit.predict.pretrained import MASK
@@ -189,8 +190,14 @@ class Target(NamedTuple):
 def recorded_masking(details: Mapping[str, Any]) -> MaskingOptions:
     """Return the masking of the model's recipe, or the paper's where `bertkit.json` has none."""
     given = recorded_recipe(details, "masking")
-    known = {field.name for field in fields(MaskingOptions)}
-    return MaskingOptions(**{name: value for name, value in given.items() if name in known})
+    known = get_type_hints(MaskingOptions)
+    return MaskingOptions(
+        **{
+            name: value
+            for name, value in given.items()
+            if name in known and matches_type(value, known[name])
+        }
+    )
 
 
 def mask(

@@ -88,7 +88,9 @@ class TunedCards:
         title = f"BERT for {data.name}"
         hub_id, config = HUB_SETS.get(data.name, ("", ""))
         found = [
-            Scored(self.dataset_name(split), hub_split(split, hub_id), values, hub_id, config)
+            Scored(
+                self.dataset_name(split), hub_split(split, hub_id, config), values, hub_id, config
+            )
             for split, values in scores.items()
         ]
         metadata = inherited_metadata(model_folder(self.start.path))
@@ -184,8 +186,10 @@ class TunedCards:
         )
 
 
-def hub_split(split: str, hub_id: str) -> str:
+def hub_split(split: str, hub_id: str, config: str) -> str:
     """Return the hub's name of a split: its official sets call dev validation."""
+    if config == "mnli" and split in ("dev", "test"):
+        split = f"{split}-matched"
     return split.replace("dev", "validation").replace("-", "_") if hub_id else split
 
 

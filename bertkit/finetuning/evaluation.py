@@ -183,7 +183,7 @@ class RunEvaluation:
                 predictions[name] = scorer.predict(model, name, others, shown=last)
                 scores[name] = scorer.score(task, others, predictions[name])
             self.state["scores"] = scores
-            self.state["degenerate"] = scorer.task.degenerate(inputs, predictions[first])
+            self.state["degenerate"] = task.degenerate(inputs, predictions[first])
             self.predictions = predictions
             self.keep(model, task, scores)
         worse = len(values) - 1 - values.index(max(values))

@@ -42,13 +42,20 @@ def previous_tuning(start: PretrainedWeights) -> Mapping[str, Any]:
     return start.details
 
 
+def known_labels(details: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the label names of a checkpoint; () if it has none, or other values."""
+    found = details.get("labels")
+    names = found if isinstance(found, list | tuple) else ()
+    return tuple(names) if all(isinstance(one, str) for one in names) else ()
+
+
 def reordered_labels(start: PretrainedWeights, data: TaskData) -> Task:
     """Return the task, with labels in the order of a checkpoint fine-tuned for the same labels.
 
     Only the user's data is reordered, since the metrics of an official set depend on the order.
     """
     task, details = data.task, previous_tuning(start)
-    names = tuple(details.get("labels") or ())
+    names = known_labels(details)
     same = SPECS[task.task_type].has_labels and details.get("task") == task.task_type
     if data.name in SPECS and same and sorted(names) == sorted(task.labels):
         return type(task)(**{**vars(task), "labels": names})
@@ -58,9 +65,7 @@ def reordered_labels(start: PretrainedWeights, data: TaskData) -> Task:
 def same_task(start: PretrainedWeights, task: Task) -> bool:
     """Return whether the checkpoint was fine-tuned for the same task type and labels."""
     details = previous_tuning(start)
-    labels = tuple(
-        details.get("labels") or ()
-    )  # for task types without label names, transformers makes some up
+    labels = known_labels(details)  # transformers makes some up for task types without names
     return (
         details.get("task") == task.task_type
         and not details.get("head")  # a separate head, as of a frozen model

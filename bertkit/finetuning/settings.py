@@ -170,8 +170,10 @@ class Grid:
                 raise BertkitError(f"{name} must be a finite number above 0, got {values}")
             if len({f"{value:g}" for value in values}) < len(values):
                 raise BertkitError(f"{name} has a value twice; give each value once")
-            if name != "learning_rate" and not all(value == int(value) for value in values):
+            kind = float if name == "learning_rate" else int
+            if not all(value == kind(value) for value in values):
                 raise BertkitError(f"{name} takes whole numbers, got {values}")
+            object.__setattr__(self, name, tuple(kind(value) for value in values))
         if self.seeds < 1:
             raise BertkitError(f"seeds must be at least 1, got {self.seeds}")
         sizes = (self.batch_size, self.learning_rate, self.epochs)

@@ -13,7 +13,8 @@ modes, whose hidden states are fp32 in compiled code:
 |      |                              | dynamically; bf16 in attention (fp32 if the CPU   |
 |      |                              | has no bf16), and fp32 elsewhere                  |
 
-In every mode, even in int8, a token's result does not depend on the batch that contains it.
+In every mode, even in int8, a token's result does not depend on the batch that contains it, but for
+the last bits of the projection of factorised embeddings (ALBERT), which torch computes.
 """
 
 from __future__ import annotations

@@ -190,6 +190,8 @@ class FeatureFile:
         Raises:
             BertkitError: there is no such image (code "image-missing"); see also `as_vectors`.
         """
+        if isinstance(key, float) and key.is_integer():
+            key = int(key)  # integer columns with missing values are read as floats
         name = str(key).strip()
         found: Any = None
         if self.keys is not None:
@@ -293,6 +295,13 @@ def parquet_features(path: Path, column: str) -> FeatureFile:
         keys = {str(key): row for row, key in enumerate(table.column(column).to_pylist())}
         if len(keys) < len(rows):
             raise feature_error(path, f"has a value in '{column}' twice")
+    for name in table.column_names if keys is None else ():
+        if name != lists[0] and len(set(table.column(name).to_pylist())) == len(rows):
+            raise feature_error(
+                path,
+                f"has no column '{column}', but '{name}', which could hold the keys; give it the "
+                f"name '{column}', or remove it to read images by row number",
+            )
     return FeatureFile(path, lambda row: rows[row].as_py(), len(rows), keys)
 
 
@@ -318,6 +327,8 @@ def read_picture(source: Path | bytes | np.ndarray, place: str, size: int) -> np
         with opened_picture(source) as picture:
             if picture.width * picture.height > MOST_PIXELS:
                 raise ValueError(f"it has more than {MOST_PIXELS:,} pixels")
+            if picture.mode.startswith(("I", "F")):  # conversion would clip its values at 255
+                raise ValueError("it has more than 8 bits per channel")
             turn(picture, in_place=True)  # without a copy, which could have 200 MB
             colours = picture if picture.mode == "RGB" else picture.convert("RGB")
             scaled = colours.resize((size, size), image.Resampling.BILINEAR)

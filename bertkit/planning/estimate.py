@@ -260,13 +260,14 @@ def plan_phase(
         seconds = work / (peak * machine.mfu[precision])
     else:
         seconds = speed(length, config.num_hidden_layers, batch.tokens)
+    specials = SPECIALS - (recipe.objectives.pair == "single-segment")
     return PhasePlan(
         length=length,
         steps=recipe.phases.steps[phase],
         sequences=sequences,
         fit=fit,
         tokens=batch.tokens,
-        corpus_tokens=(batch.tokens - SPECIALS * sequences) / examples.epoch_tokens,
+        corpus_tokens=(batch.tokens - specials * sequences) / examples.epoch_tokens,
         seconds=seconds,
         tokens_per_second=batch.tokens / seconds,
         mfu=work / seconds / peak,

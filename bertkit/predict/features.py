@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import NOT_FINITE, BertkitError, nearest
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import check_layers, encoder_features
+from bertkit.predict.engine import check_outputs
 from bertkit.tasks.task import (
     NOTHING_UNKNOWN,
     PREDICTION_TOKENS,
@@ -202,7 +203,15 @@ def compute(
             tokens, offsets = [], []
             pooled = vectors[0] if extraction.pooling == "cls" else vectors.mean(axis=0)
             vectors = pooled[None]
-        rows = vectors.astype(extraction.dtype)
+        check_outputs(vectors)
+        with np.errstate(over="ignore"):
+            rows = vectors.astype(extraction.dtype)
+        if not np.isfinite(rows).all():
+            raise BertkitError(
+                f"a hidden state is larger than {np.finfo(rows.dtype).max:,.0f}, which "
+                f"{extraction.dtype} cannot hold; choose --dtype float32",
+                code=NOT_FINITE,
+            )
         yield TextFeatures(rows, tokens, offsets, len(text.parts), text.unknown)
 
 

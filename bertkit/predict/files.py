@@ -7,6 +7,7 @@ being run and one being read, and a file may be larger than memory.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,10 +47,10 @@ LONE_SENTENCES = (
 
 def predict_file(
     predictor: TaskPredictor,
-    file: str,
+    file: Path | str,
     *,
     columns: Given | None = None,
-    out: Path | None = None,
+    out: Path | str | None = None,
     console: Console | None = None,
 ) -> None:
     """Predict for every input of a file and write one row for each, in order.
@@ -70,6 +71,7 @@ def predict_file(
     Raises:
         BertkitError: the file is missing, damaged or lacks a column, or `out` cannot be written.
     """
+    file, out = os.fspath(file), None if out is None else Path(out)
     with console_or_new(console) as shown:
         counts = TextCounts()
         rows: dict[str, Fields] | None = None if out is None else {}

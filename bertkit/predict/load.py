@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,8 @@ def load_predictor(
     if not paths:
         raise BertkitError("there is no model to load; name at least one")
     where = choose_device(device)
+    if null_threshold is not None and math.isnan(null_threshold):
+        raise BertkitError("null_threshold must be a number, not NaN")
     loaded = [load_task_model(Path(one), where, null_threshold) for one in paths]
     return PREDICTORS[SPECS[loaded[0].task.task_type].example](loaded, where, precision)
 

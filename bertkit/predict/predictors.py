@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property, partial
+from hashlib import blake2b
 from typing import Any, ClassVar, overload
 
 import numpy as np
@@ -26,8 +27,10 @@ from bertkit.datasets.examples import (
     TextExample,
     WordsExample,
 )
+from bertkit.datasets.fields import count_choices
 from bertkit.datasets.glue import GLUE
 from bertkit.datasets.records import Records, as_source
+from bertkit.datasets.tabular import value_name
 from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.predict.engine import Engine, choose_mode
 from bertkit.predict.word_splitter import split_words_with_offsets
@@ -144,7 +147,8 @@ class TaskPredictor:
                     "two; leave the second out"
                 )
         items = self.task.items(inputs, self.tokenizer)
-        check_segments(items, self.loaded[0].model.config)
+        for one in self.loaded:
+            check_segments(items, one.model.config)
         return items
 
     def run_items(
@@ -282,6 +286,9 @@ class TaskPredictor:
             own = (task.text, task.pair)
         if spec.example is TextExample and (self.pairs or self.task.reads_images):
             usual = ("text", "image" if self.task.reads_images else "pair")
+        if spec.example is ChoiceExample:
+            usual = ("text", "choices", *(["image"] if self.task.reads_images else []))
+            own = own if len(own) > 1 else usual  # no columns were recorded
         return [[name for name in names if name] for names in (own, usual)]
 
 
@@ -390,6 +397,8 @@ class ChoicePredictor(TaskPredictor):
             image = task.read_image(choices.pop(), place)
         if len(choices) != 1 and not isinstance(given, Mapping):
             raise InputTypeError(f"{place} is {short_repr(given)}; give {self.wanted}")
+        if len(choices) > 1:  # a column for each, of which the last may be empty, as in a file
+            choices = choices[: count_choices(choices)]
         if len(choices) == 1:
             choices = [*require_list(choices[0], f"{place}: choices")]
         require_texts(place, text, *choices)
@@ -421,14 +430,17 @@ class TagPredictor(TaskPredictor):
 
     def example(self, given: Any, place: str, id: str) -> WordsExample:  # noqa: A002
         """See `TaskPredictor`."""
+        document = int(id)
         if isinstance(given, Mapping):
-            given = self.input_fields(given, place)[0]
+            given, *named = self.input_fields(given, place)
+            if named and (name := value_name(named[0])):  # adjacent sentences share its number
+                document = -1 - int.from_bytes(blake2b(name.encode(), digest_size=7).digest())
         if not isinstance(given, str):
             given = require_list(given, f"{place}: words")
             require_texts(place, *given)
         text, spans = split_words_with_offsets(given)
         words = tuple(text[start:end] for start, end in spans)
-        return WordsExample(id, words, None, int(id), place, text, tuple(spans))
+        return WordsExample(id, words, None, document, place, text, tuple(spans))
 
     def result(self, example: WordsExample, prediction: TagsPrediction) -> TaggedText:
         """See `TaskPredictor`."""

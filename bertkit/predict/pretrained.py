@@ -283,8 +283,9 @@ class Predictor:
 
     def _last_states(self, sequences: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
         packed = pack(sequences)
-        states = self.model.encoder(packed.to(self.device))
-        return states.float().cpu().split(packed.lengths)
+        states = self.model.encoder(packed.to(self.device)).float().cpu()
+        check_outputs(states.numpy())
+        return states.split(packed.lengths)
 
     def score(self, texts: Iterable[str], *, method: str = "auto") -> list[SentenceScore]:
         """Return the (pseudo-)log-likelihood of sentences, for example to choose among hypotheses.

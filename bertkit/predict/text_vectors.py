@@ -27,9 +27,9 @@ ADVICE = "correct it, so that the vectors stay those of the rows"
 
 
 def extract_file(
-    model: Path,
-    file: str,
-    out: Path,
+    model: Path | str,
+    file: Path | str,
+    out: Path | str,
     extraction: Extraction = WHOLE,
     *,
     format: str = "auto",  # noqa: A002
@@ -52,6 +52,7 @@ def extract_file(
     Raises:
         BertkitError: the model, the file or a setting cannot be used; the message says why.
     """
+    model, out = Path(model), Path(out)
     feature_format(out, format)  # refused before the model is loaded
     start, where = read_pretrained(model), choose_device(device)
     encoder = start.build(Encoder, keep_head=False).model.to(where)
@@ -79,9 +80,9 @@ def extract_file(
 
 
 def embed_file(
-    model: Path,
-    file: str,
-    out: Path,
+    model: Path | str,
+    file: Path | str,
+    out: Path | str,
     *,
     format: str = "auto",  # noqa: A002
     column: str = "text",
@@ -109,6 +110,7 @@ def embed_file(
     Raises:
         BertkitError: the model, the file or a setting cannot be used; the message says why.
     """
+    out = Path(out)
     feature_format(out, format)  # refused before the model is loaded
     embedder = load_embedder(
         model, device=device, precision=precision, pooling=pooling, normalize=normalize
@@ -174,7 +176,7 @@ def learned_layer_mix(start: PretrainedWeights, layers: str) -> Tensor | None:
     return None if mix is None else mix.detach()
 
 
-def read_lines(file: str, column: str, counts: TextCounts) -> Iterator[str]:
+def read_lines(file: Path | str, column: str, counts: TextCounts) -> Iterator[str]:
     """Yield every text of a file: lines of plain text, or one column of any tabular format.
 
     Empty texts are yielded too, so that there is one vector per row.

@@ -94,7 +94,7 @@ class PretrainingReport:
         return [(label, value) for label, value in values if value is not None]
 
 
-def write_report(run: Path) -> Path:
+def write_report(run: Path | str) -> Path:
     """Write `report.html` into the folder of a pre-training or fine-tuning run.
 
     The run may still be training. The same files give the same page, byte for byte.
@@ -102,6 +102,7 @@ def write_report(run: Path) -> Path:
     Raises:
         BertkitError: the folder holds no run, a file is damaged, or there is nothing to show yet.
     """
+    run = Path(run)
     if (run / FINETUNING).is_file():
         from bertkit.report.finetuning import finetuning_page  # imports torch
 

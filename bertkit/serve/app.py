@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 import bertkit
 from bertkit.serve import routes
-from bertkit.serve.limits import DEFAULT_LIMITS, Limits, RefusedError
+from bertkit.serve.limits import DEFAULT_LIMITS, Limits, RefusedError, check_token
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.middleware import RequestMiddleware, json_response
 from bertkit.serve.models import load_models
@@ -55,8 +55,10 @@ def serving_app(
         limits: the limits on requests and queues.
 
     Raises:
-        BertkitError: a model cannot be loaded, or two have the same name.
+        BertkitError: a model cannot be loaded, two have the same name, or no header can carry the
+            token.
     """
+    check_token(token)
     metrics = Metrics()
     served = load_models(list(models), limits, metrics, precision=precision, device=device)
     return make_app(Service(served, limits, metrics), token=token, hosts=hosts)

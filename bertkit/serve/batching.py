@@ -61,19 +61,22 @@ class ComputeThread:
     def _work(self) -> None:
         compute_with(self.threads)
         while True:
-            function, future = self.asked.get()
-            if not future.set_running_or_notify_cancel():  # its caller is gone
-                self.free.release()
-                continue
-            try:
-                outcome, error = function(), None
-            except BaseException as raised:  # the future raises it again for its caller
-                outcome, error = None, raised
+            self._compute(*self.asked.get())  # a method, so that nothing is kept while it waits
+
+    def _compute(self, function: Callable[[], Any], future: Future[Any]) -> None:
+        if not future.set_running_or_notify_cancel():  # its caller is gone
             self.free.release()
-            if error is None:
-                future.set_result(outcome)
-            else:
-                future.set_exception(error)
+            return
+        try:
+            outcome, error = function(), None
+        except BaseException as raised:  # the future raises it again for its caller
+            outcome, error = None, raised
+        self.free.release()
+        if error is None:
+            future.set_result(outcome)
+        else:
+            future.set_exception(error)
+            error = None  # it refers to this frame
 
 
 @cache

@@ -43,6 +43,16 @@ TYPES = {
 """HTTP status -> the error's `type`."""
 
 
+def check_token(token: str) -> None:
+    """Check that a client can send a token in a header.
+
+    Raises:
+        BertkitError: the token has other characters than visible ASCII.
+    """
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise BertkitError("the token must be ASCII letters, digits and signs, without spaces")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """The limits of a server."""

@@ -238,9 +238,17 @@ class Service:
         if size <= SHORT_ANSWER:
             body = as_bytes(make(*arguments))
         else:
-            async with self.making:
-                body = await asyncio.to_thread(lambda: as_bytes(make(*arguments)))
+            await self.making.acquire()
+            encoding = asyncio.ensure_future(asyncio.to_thread(lambda: as_bytes(make(*arguments))))
+            encoding.add_done_callback(self._encoded)
+            body = await asyncio.shield(encoding)  # the thread goes on even if the client is gone
         return Response(body, media_type="application/json")
+
+    def _encoded(self, encoding: asyncio.Future[bytes]) -> None:
+        """Let the next long response be encoded."""
+        self.making.release()
+        if not encoding.cancelled():
+            encoding.exception()  # asyncio would log the error of one that nobody awaits
 
     def close(self) -> None:
         """Answer the accepted requests, and stop all threads."""

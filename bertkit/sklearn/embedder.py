@@ -94,7 +94,10 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             check_scalar(self.max_length, "max_length", Integral, min_val=3)
             settings = replace(settings, max_length=int(self.max_length))
         self._settings = settings
-        self.model_ = FittedModel(lambda folder: save_model(folder, found.model, tokenizer, {}))
+        details = {"pooling": settings.pooling}
+        self.model_ = FittedModel(
+            lambda folder: save_model(folder, found.model, tokenizer, details)
+        )
         self._n_features_out = found.model.config.hidden_size
         return self
 

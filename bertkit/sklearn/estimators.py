@@ -397,6 +397,7 @@ class BertTagger(WeightedEstimator):
             y: a list of tags for each row.
         """
         check_is_fitted(self, "model_")
-        examples, predictor = tagged_examples(X, y), self._predictor()
+        predictor = self._predictor()
+        found = predictor.many(tagged_examples(X))  # without tags, which the model may not know
         task = predictor.task
-        return float(task.score(examples, predictor.many(examples))[task.metric])
+        return float(task.score(tagged_examples(X, y), found)[task.metric])

@@ -28,7 +28,7 @@ from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.multimodal.regions import PackedStreams, changed, draw_rows, to_device
 from bertkit.multimodal.vilbert import MaskedOutputs, TwoStreamModel
-from bertkit.objectives import LossSum, Sums, cross_entropy_sums, num_correct
+from bertkit.objectives import LossSum, Sums, cross_entropy_sums
 from bertkit.pretraining_data.masking import MaskingOptions, count_targets
 from bertkit.pretraining_data.rng import DATA_SPLIT, keyed_rng
 from bertkit.tasks.images import ImageClassification, image_settings
@@ -90,7 +90,8 @@ class Alignment(ImageClassification):
         added = []
         for place, number in enumerate(order):
             own = inputs[number]
-            others = (inputs[one] for one in (*order[place + 1 :], *order[:place]))
+            after = (order[(place + step) % len(order)] for step in range(1, len(order)))
+            others = (inputs[one] for one in after)
             other = next((one for one in others if differ(own, one)), None)
             if other is not None and own.label == ALIGNED:
                 image = other.image
@@ -145,8 +146,9 @@ class Alignment(ImageClassification):
         labels = torch.cat([labels, torch.zeros_like(labels)])
         losses = F.cross_entropy(logits.float(), labels, reduction="none")
         paired = weights * to_device(known, weights.device)
-        total = (losses * torch.cat([weights, paired])).sum() / 2
-        right = num_correct(logits, labels) / 2
+        shares = torch.cat([weights, paired]) / 2
+        total = (losses * shares).sum()
+        right = ((logits.argmax(-1) == labels) * shares).sum()
         return {
             "alignment_loss": LossSum(total, "examples"),
             "alignment_accuracy": LossSum(right, "examples"),

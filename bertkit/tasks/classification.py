@@ -217,6 +217,17 @@ class Classification(TextTask):
     target_dtype = np.int64
     official_field = "label"
 
+    def __post_init__(self) -> None:
+        """Check the metrics, which a model's `bertkit.json` names.
+
+        Raises:
+            BertkitError: there is no metric, or one that does not exist.
+        """
+        if not self.metrics or not set(self.metrics) <= set(CLASSIFICATION):
+            raise BertkitError(
+                f"metrics are {', '.join(CLASSIFICATION)}, not {list(self.metrics)!r:.60}"
+            )
+
     @classmethod
     def from_data(cls, data: TaskInputs) -> Self:
         """See `Task`."""

@@ -157,7 +157,7 @@ class TokenClassification(Task):
         """Return tag -> label index; for foreign IOB1 models without B-X, B-X maps to I-X."""
         number = {label: i for i, label in enumerate(self.labels)}
         if self.entities:
-            begins = {f"B{name[1:]}": i for name, i in number.items() if name[0] == "I"}
+            begins = {f"B{name[1:]}": i for name, i in number.items() if name[:1] == "I"}
             number = begins | number
         return number
 

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, nearest, refuse_one
 from bertkit.files import from_home
 
 HEAD_BYTES = 1 << 16
@@ -59,7 +59,21 @@ class Source:
     """The stored size in bytes (if compressed, the compressed size); 0 if unknown."""
 
 
-def find_sources(paths: Sequence[str], *, format: str = "auto") -> list[Source]:  # noqa: A002
+def text_paths(paths: Sequence[str | Path]) -> list[str]:
+    """Return the names of several inputs as text.
+
+    Raises:
+        InputTypeError: one name is given instead of a list of names.
+    """
+    refuse_one(paths, "paths")
+    return [os.fspath(path) for path in paths]
+
+
+def find_sources(
+    paths: Sequence[str | Path],
+    *,
+    format: str = "auto",  # noqa: A002
+) -> list[Source]:
     """Expand the user's input into sources, in the order given and sorted within each path.
 
     Args:
@@ -80,7 +94,7 @@ def find_sources(paths: Sequence[str], *, format: str = "auto") -> list[Source]:
     if not paths:
         raise BertkitError("no input was named; give files, folders, globs or hf:NAME data sets")
     sources: list[Source] = []
-    for path in paths:
+    for path in text_paths(paths):
         if not path:
             raise BertkitError("an input's name is empty; give a path, or '.' for this folder")
         if format == "huggingface" or (path.startswith("hf:") and not path.startswith("hf://")):
@@ -176,7 +190,7 @@ def unreadable_source(error: OSError) -> None:
     ) from error
 
 
-def is_remote(path: Path) -> bool:
+def is_remote(path: Path | str) -> bool:
     """Return whether a path was meant as a URL, such as `s3://bucket/folder`."""
     return REMOTE.match(str(path)) is not None
 

@@ -20,7 +20,7 @@ from bertkit.files import write_json
 from bertkit.processes import worker_count
 from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.lines import describe_skipped
-from bertkit.text.sources import find_sources
+from bertkit.text.sources import find_sources, text_paths
 from bertkit.tokenizer.count import count_words, smoothing_weights, weigh_counts
 from bertkit.tokenizer.files import check_compat
 from bertkit.tokenizer.train import check_settings, learn_from_counts, measure_vocabulary
@@ -81,7 +81,7 @@ def learn_tokenizer(
         BertkitError: the paths hold no text, an option is impossible, the folder holds something
             else than a tokenizer, or the disk is full.
     """
-    out = Path(out)
+    out, paths = Path(out), text_paths(paths)
     if signs := [name for name in SIGNS if name != "vocab.txt" and (out / name).exists()]:
         raise BertkitError(
             f"--out {out} contains {signs[0]}, so it holds more than a vocabulary; choose another "

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers.models import WordPiece
 
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, refuse_one
 from bertkit.files import write_json, write_text
 from bertkit.tokenizer.files import (
     CONTINUATION,
@@ -251,6 +251,7 @@ class Tokenizer:
 
         It uses one core with "google"; to use more, prepare a corpus with several processes.
         """
+        refuse_one(texts, "texts")
         if self.compat == "hf":
             found = self._pipeline.encode_batch_fast(
                 [replace_surrogates(text) for text in texts], add_special_tokens=False

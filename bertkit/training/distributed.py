@@ -113,7 +113,11 @@ class Ranks:
                 result = work()
             except BaseException as error:
                 failure = error
-        failed = self.all_reduce_counts({"failed": int(failure is not None)})()["failed"]
+        try:
+            failed = self.all_reduce_counts({"failed": int(failure is not None)})()["failed"]
+        except Exception:  # another rank is gone, perhaps because of the failure here
+            if failure is None:
+                raise
         if failure is not None:
             raise failure
         if failed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,9 @@ class Journal:
         with disk_errors(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             opener = not_through_links
-            self.file = open(self.path, "a", encoding="utf-8", opener=opener)  # noqa: SIM115
+            self.file = open(  # noqa: SIM115
+                self.path, "a", encoding="utf-8", errors="backslashreplace", opener=opener
+            )
         self.trackers: list[Any] = []
         if track:
             try:
@@ -150,22 +152,31 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         BertkitError: the file is missing, or a line before the last is damaged.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        content = path.read_bytes()
     except FileNotFoundError:
         raise BertkitError(f"{path} does not exist; name the folder of a run") from None
     except OSError as error:
         raise BertkitError(f"{path}: {error.strerror}; name the folder of a run") from None
     records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line.decode()) if line.strip() else None
-        except ValueError:
-            record = line
-        if isinstance(record, dict) and isinstance(record.get("step", 0), int):
+    for number, record in numbered_records(content):
+        if record is not None:
             records.append(record)
-        elif record is not None and number < len(lines):
+        elif number <= content.count(b"\n"):
             raise BertkitError(f"{path} line {number} is not a JSON object; remove that line")
     return records
+
+
+def numbered_records(content: bytes) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield the number of every line that is not empty and its record, None if it is damaged."""
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line.decode())
+        except (ValueError, RecursionError):
+            record = None
+        step = record.get("step", 0) if isinstance(record, dict) else None
+        yield number, record if isinstance(step, int) and abs(step) < 1 << 63 else None
 
 
 @dataclass(frozen=True)

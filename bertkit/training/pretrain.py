@@ -265,7 +265,7 @@ def claim_folder(run: Run, digest: str, held: ExitStack) -> list[str]:
                 "the type of device": run.device.type,
                 "the precision (training.precision)": run.precision,
                 "--strategy": run.strategy,
-                "--save-models-at": str(sorted(run.save_models_at)),
+                "save_models_at": str(sorted(run.save_models_at)),
             }
         )
     changes = ranks.on_rank0(
@@ -428,8 +428,8 @@ def train_phases(
                     write_model(run, state, run.folder / "models" / f"step-{state.step:08d}")
                 if saving:
                     begin_checkpoint(run, state, checkpoints, log)
-                if evaluating or saving:
-                    window.restart()  # evaluation and saving do not count as training
+                if evaluating or saving or exporting:
+                    window.restart()  # they do not count as training
                 if stop.should_stop(update.stop, ranks):
                     if not saving:
                         log_window(window, checkpoints, log)

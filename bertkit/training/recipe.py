@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bertkit.config import as_json, claim_settings, differences
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, nearest
-from bertkit.files import write_json
+from bertkit.files import escaped, write_json
 from bertkit.pretraining_data.masking import MaskingOptions, count_targets
 from bertkit.pretraining_data.pairs import PAIR_OBJECTIVES, TOKEN_OBJECTIVES, PairOptions
 
@@ -359,7 +359,11 @@ def mixed_stores(store: TokenStore) -> list[tuple[TokenStore, float]]:
 def corpora(store: TokenStore) -> list[dict[str, Any]]:
     """Return the name, content hash and share of examples of each store, for the model's record."""
     return [
-        {"name": PurePath(one.place).name, "content_hash": one.content_hash, "share": share}
+        {
+            "name": escaped(PurePath(one.place).name),
+            "content_hash": one.content_hash,
+            "share": share,
+        }
         for one, share in mixed_stores(store)
     ]
 

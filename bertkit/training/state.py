@@ -112,9 +112,14 @@ def check_initial_model(
 
     Raises:
         BertkitError: the model's tokenizer is not that of the text, or its direction or its number
-            of positions does not fit the recipe.
+            of positions or of segments does not fit the recipe.
     """
     path, positions = found.path, found.config.max_position_embeddings
+    if found.config.type_vocab_size == 1 and recipe.objectives.pair != "single-segment":
+        raise BertkitError(
+            f"{path} has one segment (type_vocab_size 1), and training examples have two; give "
+            "--objectives.pair single-segment"
+        )
     if found.tokenizer.content_hash != tokenizer.content_hash:
         raise BertkitError(
             f"{path} has another tokenizer than the store; prepare the text with --tokenizer {path}"

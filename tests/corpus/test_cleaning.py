@@ -233,6 +233,21 @@ def test_names_of_the_output_are_checked(tmp_path: Path) -> None:
         clean([str(tmp_path / "a.txt")], Path("s3://bucket/out.jsonl"))
 
 
+@pytest.mark.parametrize("name", ["kept.jsonl", "kept"])
+def test_what_appears_meanwhile_is_never_written_over(name: str, tmp_path: Path) -> None:
+    def meanwhile() -> None:
+        with open_writer(tmp_path / name) as write:
+            write("first")
+            with open_writer(tmp_path / name) as other:
+                other("second")
+
+    with pytest.raises(BertkitError, match="is there already"):
+        meanwhile()
+    [path] = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert path.is_relative_to(tmp_path / name)
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_what_is_there_already_is_never_written_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,8 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -210,6 +211,31 @@ def test_a_broken_connection_is_tried_again(served: Served, tmp_path: Path) -> N
     served.broken[f"{store.shards[6].name}.tokens.npy"] = 3
     with pytest.raises(BertkitError, match=r"cannot read .*; check the address and the network"):
         store.arrays(6)
+
+
+def test_a_connection_that_is_reset_in_a_file_is_tried_again(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, resets = TokenStore(served.url, cache=tmp_path / "cache"), [1, 1]
+    opened = remote_module.open_remote_file
+
+    @contextmanager
+    def resetting(url: str) -> Iterator[Callable[[int], bytes]]:
+        def read(size: int) -> bytes:
+            if resets:
+                resets.pop()
+                raise ConnectionResetError(104, "Connection reset by peer")
+            return stream(size)
+
+        try:
+            with opened(url) as stream:
+                yield read
+        except ConnectionResetError as error:  # as `open_remote_file` does for its own stream
+            raise remote_module.UnreachableError(str(error)) from error
+
+    monkeypatch.setattr(remote_module, "open_remote_file", resetting)
+    assert len(store.arrays(4).tokens) == store.shards[4].tokens
+    assert not resets
 
 
 def test_a_store_that_was_made_again_is_fetched_again(served: Served, tmp_path: Path) -> None:

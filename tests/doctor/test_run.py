@@ -452,7 +452,13 @@ def test_a_torn_last_line_is_no_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["recipe.json", "journal.jsonl"])
-@pytest.mark.parametrize("content", [None, b"", b"[]", b"\xff{", b'{"recipe": [], "store": 7}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None, b"", b"[]", b"\xff{", b'{"recipe": [], "store": 7}', b"[" * 200_000 + b"\n{}",
+        b'{"kind": "step", "step": 1' + b"0" * 400 + b', "loss": 1' + b"0" * 400 + b"}\n{}",
+    ],
+)  # fmt: skip
 def test_damaged_files_do_not_crash_it(tmp_path: Path, name: str, content: bytes | None) -> None:
     folder = write(tmp_path, journal())
     if content is None:

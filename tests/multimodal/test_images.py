@@ -102,6 +102,14 @@ def test_damaged_feature_files(tmp_path: Path) -> None:
         refused("image-features", lambda name=name: open_features(tmp_path / name, "image"))
 
 
+def test_keys_in_a_column_of_another_name_are_not_ignored(tmp_path: Path) -> None:
+    table = pa.table({"id": [1, 0], "v": [[1.0], [2.0]]})
+    pq.write_table(table, tmp_path / "f.parquet")
+    assert open_features(tmp_path / "f.parquet", "id").vectors("1", "t").tolist() == [[1]]
+    with pytest.raises(BertkitError, match="the name 'image', or remove it"):
+        open_features(tmp_path / "f.parquet", "image")
+
+
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "f.npy"
     np.save(path, FEATURES)
@@ -194,7 +202,9 @@ def test_bad_pictures_name_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "torn.png").write_bytes(content[: len(content) // 2])
     (tmp_path / "text.png").write_text("no picture")
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "a.gif")
-    for name in ("absent.png", "torn.png", "text.png", "a.gif", "."):
+    deep = np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    for name in ("absent.png", "torn.png", "text.png", "a.gif", ".", "deep.png"):
         message = refused(
             "image-file",
             lambda name=name: read_image(name, "t.csv:2", GRID, folder=tmp_path),
@@ -204,6 +214,12 @@ def test_bad_pictures_name_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     refused("image-kind", lambda: read_image(content, "t:1", None))
     monkeypatch.setattr(module, "MOST_PIXELS", 64 * 64 - 1)
     refused("image-file", lambda: read_image(content, "t:1", GRID))
+
+
+def test_numbers_of_images_that_a_table_holds_as_floats(tmp_path: Path) -> None:
+    np.save(tmp_path / "f.npy", FEATURES)
+    features = open_features(tmp_path / "f.npy", "")
+    np.testing.assert_array_equal(features.vectors(1.0, "t:1"), features.vectors("1", "t:1"))
 
 
 def test_rows_of_a_file_get_their_images(tmp_path: Path) -> None:

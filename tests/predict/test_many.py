@@ -172,3 +172,28 @@ def test_a_file_of_squad_is_predicted(models: Path, tmp_path: Path) -> None:
     predictor = load_predictor([models / "answer"], device="cpu", precision="fp32")
     predict_file(predictor, str(file), out=out)
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["0", "1", "2"]
+
+
+def test_choices_of_a_table_may_be_fewer_than_its_columns(models: Path) -> None:
+    predict = load(models / "choose", device="cpu", precision="fp32")
+    expected = predict([("river", ["stone", "bridge"])])
+    assert predict([{"text": "river", "choices": ["stone", "bridge"]}]) == expected
+    predict.columns = [["q", "a", "b", "c"]]
+    for empty in ("", None, " "):
+        row = {"q": "river", "a": "stone", "b": "bridge", "c": empty}
+        assert predict(pandas.DataFrame([row])) == predict([row]) == expected
+
+
+def test_sentences_of_one_document_are_read_together(models: Path) -> None:
+    predict = load(models / "documents", device="cpu", precision="fp32")
+    predict.columns = [["tokens", "doc"]]
+    rows = [{"tokens": ["river"], "doc": name} for name in ("a", "a", "b", None, None)]
+    given = [predict.example(row, "f", str(number)) for number, row in enumerate(rows)]
+    documents = [one.document for one in given]
+    assert documents[0] == documents[1]
+    assert len(set(documents)) == 4
+
+
+def test_a_threshold_is_a_number(models: Path) -> None:
+    with pytest.raises(BertkitError, match="NaN"):
+        load(models / "answer", device="cpu", null_threshold=float("nan"))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
+import time
+import weakref
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -389,3 +393,21 @@ def test_a_call_whose_caller_is_gone_is_left_out() -> None:
     found = thread.compute(lambda: 7)
     assert found is not None
     assert found.result(timeout=10) == 7
+
+
+def test_a_thread_that_waits_keeps_nothing_of_its_last_call() -> None:
+    class Large:
+        """What a call reads and returns."""
+
+    given, thread = Large(), one.ComputeThread(1)
+    function = partial(lambda held: held, given)
+    found = thread.compute(function)
+    assert found is not None
+    assert found.result(timeout=10) is given
+    alive = weakref.ref(given)
+    del given, function, found
+    end = time.monotonic() + 10
+    while alive() is not None and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    assert alive() is None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from bertkit.datasets.examples import GoldAnswer as Gold
 from bertkit.datasets.examples import QuestionExample, TextExample
 from bertkit.datasets.glue import GLUE
 from bertkit.errors import BertkitError
+from bertkit.finetuning.evaluation import RunEvaluation
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.predict.evaluate import official_scores
 from bertkit.predict.features import Extraction, extract
@@ -185,3 +188,21 @@ def test_outputs_that_overflow_are_no_predictions(
     assert not said.out
     assert not out.is_file()
     assert not list(tmp_path.glob("out/*"))
+
+
+def test_a_run_is_judged_with_the_threshold_that_it_keeps() -> None:
+    answered, left = found(0, "Paris"), found(0, "Rome")
+    dev = [question(0, Gold("Paris", 0)), question(1)]
+    odds = [replace(answered, null_odds=0.5), replace(left, null_odds=3.0)]
+    task = QuestionAnswering(null=True)
+    kept = []
+    scorer: Any = SimpleNamespace(
+        data=SimpleNamespace(dev=[("dev", dev)]), task=task, metric="f1",
+        predict=lambda *_, **__: odds, score=lambda task, *pair: task.score(*pair),
+    )  # fmt: skip
+    evaluation = RunEvaluation(scorer, 0, "run", lambda *given: kept.append(given))
+    evaluation(None, 5, last=True)
+    [(_, chosen, scores)] = kept
+    assert (scores["dev"]["f1"], evaluation.state["degenerate"]) == (1, "")
+    assert task.degenerate(dev, odds)
+    assert chosen.threshold > 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors.numpy import load_file
 
 from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.cli.app import main
-from bertkit.errors import BertkitError
+from bertkit.errors import NOT_FINITE, BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import FeatureModel, save_feature_model
 from bertkit.predict.features import Extraction, extract
@@ -245,3 +246,18 @@ def test_weights_of_a_tuned_model(tokenizer: Tokenizer, write: Write, capsys: An
     )
     np.testing.assert_allclose(np.load(out), wanted.vectors, atol=1e-6)
     assert "1 texts" in capsys.readouterr().err
+
+
+def test_states_that_are_no_numbers_are_refused(encoder: Encoder, tokenizer: Tokenizer) -> None:
+    changed = copy.deepcopy(encoder)
+    with torch.no_grad():
+        changed.layers[-1].output_norm.weight.fill_(1e5)
+    list(extract(changed, tokenizer, TEXTS[:1]))
+    with pytest.raises(BertkitError, match="--dtype float32") as raised:
+        list(extract(changed, tokenizer, TEXTS[:1], Extraction(dtype="float16")))
+    assert raised.value.code == NOT_FINITE
+    with torch.no_grad():
+        changed.layers[-1].output_norm.weight.fill_(3e38)
+    with pytest.raises(BertkitError) as raised:
+        list(extract(changed, tokenizer, TEXTS[:1]))
+    assert raised.value.code == NOT_FINITE

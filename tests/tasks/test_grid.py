@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bertkit.cli.app import main
@@ -288,3 +289,12 @@ def test_divergence_tells_its_step() -> None:
     with pytest.raises(DivergedError) as caught:
         check_finite(float("nan"), 1.0, 400, 1e-3)
     assert caught.value.step == 400
+
+
+def test_values_of_numpy_are_those_of_python() -> None:
+    rates = np.logspace(-4, -3, 2)
+    grid = Grid(learning_rate=tuple(rates), batch_size=(np.int64(4),), epochs=(2.0,))
+    expected = Grid(learning_rate=tuple(rates.tolist()), batch_size=(4,), epochs=(2,))
+    assert grid == expected
+    values = [value for run in grid.runs() for value in vars(run).values()]
+    assert {type(value) for value in values} == {int, float}

@@ -148,6 +148,34 @@ def test_labels_that_are_no_names_are_refused(value: Any) -> None:
         read(TextColumns(), as_source([{"text": "a", "label": value}], "train"))
 
 
+def test_labels_in_sets_and_rows_with_tuples() -> None:
+    sets = [{"text": "a", "label": {"y", "x"}}, {"text": "b", "label": frozenset({"z"})}]
+    found, _ = read(LabelSetColumns(), as_source(sets, "train"))
+    assert [one.label for one in found] == [("x", "y"), ("z",)]
+    with pytest.raises(BertkitError, match="list of names"):
+        read(LabelSetColumns(), as_source([{"text": "a", "label": b"x"}], "train"))
+    for task_type in ("token-classification", "question-answering"):
+        columns, rows = ROWS[task_type]
+        assert read(columns, as_source([as_tuples(row) for row in rows], "train")) == read(
+            columns, as_source(rows, "train")
+        )
+
+
+def as_tuples(value: Any) -> Any:
+    """Tuples in place of the lists in a row."""
+    if isinstance(value, dict):
+        return {name: as_tuples(item) for name, item in value.items()}
+    return tuple(value) if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    ("choices", "row"), [(("a", "b"), ("c", "x", "y", 1)), (("a",), ("c", ("x", "y"), 1))]
+)
+def test_choices_in_tuples(choices: tuple[str, ...], row: tuple[Any, ...]) -> None:
+    [found], _ = read(ChoiceColumns(choices=choices), as_source([row], "train"))
+    assert (found.text, found.choices, found.label) == ("c", ("x", "y"), 1)
+
+
 def test_a_series_is_a_list_and_no_table() -> None:
     pandas = pytest.importorskip("pandas")
     with pytest.raises(BertkitError, match="neither a dict nor a tuple"):

@@ -13,6 +13,7 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
+import torch
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
@@ -24,8 +25,11 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils import get_tags
 
 import bertkit
+from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.task_heads import ClassificationModel
 from bertkit.sklearn import BertClassifier, BertEmbedder, BertRegressor, BertTagger
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import WORDS
@@ -258,6 +262,7 @@ def test_tags(pretrained: Path) -> None:
     parts = [["NOUN" if tag == "O" else "VERB" for tag in tags] for tags in TAGS]
     scores = cross_val_score(model, SENTENCES, parts, cv=2, error_score="raise")
     assert ((scores >= 0) & (scores <= 1)).all()
+    assert model.fit(SENTENCES, parts).score([["river"], ["stone"]], [["NEW"], ["NEW"]]) == 0
 
 
 def test_what_is_not_read_is_said(pretrained: Path) -> None:
@@ -278,6 +283,23 @@ def test_vectors_are_those_of_the_embedder(pretrained: Path) -> None:
     assert framed.columns[-1] == "bertembedder31"
     short = BertEmbedder(pretrained, max_length=8, pooling="cls", normalize=False).fit(NEW)
     assert not np.allclose(short.transform(NEW), expected)
+
+
+def test_a_pooler_that_the_encoders_of_its_family_lack_is_kept(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=tokenizer.size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, pooler_act="gelu",
+    )  # fmt: skip
+    details = {"task": "classification", "labels": ["x", "y"]}
+    save_model(tmp_path / "model", ClassificationModel(config, 2), tokenizer, details)
+    chosen: dict[str, Any] = {"pooling": "pooler", "precision": "fp32"}
+    expected = bertkit.load_embedder(tmp_path / "model", **chosen).encode(NEW)
+    embedder = BertEmbedder(tmp_path / "model", **chosen).fit(NEW)
+    assert (embedder.transform(NEW) == expected).all()
+    assert (pickle.loads(pickle.dumps(embedder)).transform(NEW) == expected).all()
 
 
 # In scikit-learn ----------------------------------------------------------------------------------

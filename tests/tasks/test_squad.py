@@ -483,3 +483,14 @@ def test_predictions_are_written_as_the_official_programs_read_them(tmp_path: Pa
     }
     write_predictions(tmp_path / "two", {"a": ""}, {"a": 1.5}, {"a": spans})
     assert json.loads((tmp_path / "two" / "null_odds.json").read_text()) == {"a": 1.5}
+
+
+def test_an_answer_without_a_start_is_found_at_the_borders_of_words() -> None:
+    def start(text: str, context: str) -> int:
+        found = locate(text, None, context, "f", TextCounts())
+        assert found is not None
+        return found.start
+
+    assert start("he", "The man said he left") == 13
+    assert start("he", "The theme") == 1  # no word, so the first occurrence
+    assert start("\u6cb3", "\u5927\u6cb3") == 1

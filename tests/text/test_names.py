@@ -53,6 +53,18 @@ def test_every_verb_of_text_takes_any_name(
     assert (store / "manifest.json").read_bytes() == content
     assert TokenStore(store).documents > 10
 
+    sizes = [f"--model.{name}" for name in ("hidden_size", "num_hidden_layers")]
+    steps = ["--phases.lengths", "32", "--phases.steps", "2", "--phases.batch_sizes", "2"]
+    trained = tmp_path / f"run-{NAME}"
+    run(
+        *("pretrain", "two-cores", "--store", store, "--out", trained, sizes[0], "32"),
+        *(sizes[1], "1", "--model.num_attention_heads", "2", *steps, "--track"),
+        *("--phases.max_predictions", "5", "--training.warmup_steps", "0"),
+    )
+    assert (trained / "model" / "model.safetensors").is_file()
+    assert r"caf\udce9" in (trained / "model" / "README.md").read_text(encoding="utf-8")
+    run("report", trained)
+
     run("clean", folder, "--out", tmp_path / f"{NAME}.jsonl", "--json", tmp_path / "clean.json")
     assert (tmp_path / f"{NAME}.jsonl").is_file()
     run("vocab", "measure", tokenizer, folder, "--json", tmp_path / "measured.json")

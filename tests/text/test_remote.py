@@ -21,7 +21,7 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.text import remote, sources
 from bertkit.text.documents import TextCounts, read_documents
-from bertkit.text.remote import RemoteStream
+from bertkit.text.remote import RemoteStream, remote_files
 from bertkit.text.sources import Source, find_sources, is_remote, open_binary
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -168,6 +168,13 @@ def test_a_broken_connection_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     with pytest.raises(BertkitError, match=r"cannot be read .*payload is not completed\);"):
         list(read_documents(source, TextCounts()))
+
+
+def test_folders_that_are_named_may_be_hidden() -> None:
+    for name in (".staging/a.txt", ".staging/.b.txt", ".staging/.c/d.txt"):
+        fsspec.filesystem("memory").pipe(f"/{name}", b"text")
+    for url in ("memory://.staging", "memory://.staging/*.txt", "memory://.staging/**/*.txt"):
+        assert [path for path, _ in remote_files(url)[0]] == ["memory:///.staging/a.txt"], url
 
 
 def test_remote_streams_can_be_searched() -> None:

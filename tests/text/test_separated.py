@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bertkit.datasets.columns import TextColumns
-from bertkit.datasets.tabular import has_columns, read_rows
+from bertkit.datasets.tabular import has_columns, numbered_rows, read_rows
 from bertkit.errors import BertkitError
 from bertkit.text.documents import read_documents
 from bertkit.text.lines import TextCounts, field_divider
@@ -72,3 +72,11 @@ def test_corpora_too(write: Write) -> None:
 def test_headers_without_a_divider() -> None:
     for header in ("", "text", '"a;b"', '"a\tb"', "text,"):
         assert field_divider(header, ("text",)) == ","
+
+
+def test_rows_that_are_kept_whole_have_no_column_twice(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,note,note\nhello,one,two\n")
+    [(_, _, row)] = numbered_rows(str(tmp_path / "a.csv"), TextCounts(), columns=("text",))
+    assert row["text"] == "hello"
+    with pytest.raises(BertkitError, match="two columns 'note'"):
+        list(numbered_rows(str(tmp_path / "a.csv"), TextCounts(), columns=("text",), whole=True))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bertkit.checkpoints.huggingface import load_pretraining_model
+from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.cli.app import main
 from bertkit.cli.vocab import extend_command
@@ -119,6 +120,18 @@ def test_a_model_that_does_not_fit_is_refused(
         pretrain(RECIPE, store, tmp_path / "b", init_from=tmp_path / "other")
     with pytest.raises(BertkitError, match="no model directory"):
         pretrain(RECIPE, store, tmp_path / "c", init_from=tmp_path / "nowhere")
+
+
+def test_a_model_with_one_segment_reads_single_segments(
+    start: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    config = replace(read_pretrained(start).config, type_vocab_size=1)
+    save_model(tmp_path / "one", PretrainingModel(config, pairs=False), store.tokenizer, {})
+    recipe = replace(RECIPE, objectives=Objectives(pair="none"))
+    with pytest.raises(BertkitError, match=r"--objectives\.pair single-segment"):
+        pretrain(recipe, store, tmp_path / "a", init_from=tmp_path / "one")
+    single = replace(RECIPE, objectives=Objectives(pair="single-segment"))
+    assert pretrain(single, store, tmp_path / "b", init_from=tmp_path / "one") is None
 
 
 def test_a_model_with_words_of_a_field_is_trained_on_its_text(
