@@ -296,7 +296,7 @@ def parquet_features(path: Path, column: str) -> FeatureFile:
         if len(keys) < len(rows):
             raise feature_error(path, f"has a value in '{column}' twice")
     for name in table.column_names if keys is None else ():
-        if name != lists[0] and len(set(table.column(name).to_pylist())) == len(rows):
+        if name != lists[0] and len(set(map(str, table.column(name).to_pylist()))) == len(rows):
             raise feature_error(
                 path,
                 f"has no column '{column}', but '{name}', which could hold the keys; give it the "

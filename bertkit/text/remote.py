@@ -13,7 +13,7 @@ import fsspec
 from bertkit.errors import BertkitError
 from bertkit.text.sources import COMPRESSED_BYTES, SILENT_SECONDS, one_line
 
-MAGIC = re.compile(r"[*?\[]")
+GLOB_SIGN = re.compile(r"[*?\[]")
 """The first character of a path that makes it a glob."""
 
 
@@ -25,8 +25,12 @@ def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
             answers(system, root)
         if "::" in url or system.isfile(root):  # a chained URL names one member of an archive
             return [(url, 0 if "::" in url else system.size(root) or 0)], True
-        found = system.glob(root) if MAGIC.search(root) else system.find(root)
-        start = MAGIC.split(root, maxsplit=1)[0].rpartition("/")[0] if MAGIC.search(root) else root
+        found = system.glob(root) if GLOB_SIGN.search(root) else system.find(root)
+        start = (
+            GLOB_SIGN.split(root, maxsplit=1)[0].rpartition("/")[0]
+            if GLOB_SIGN.search(root)
+            else root
+        )
         hidden = {name for name in found if "/." in name.removeprefix(start)}
         names = sorted(name for name in found if name not in hidden and system.isfile(name))
         files = [(str(system.unstrip_protocol(name)), system.size(name) or 0) for name in names]
