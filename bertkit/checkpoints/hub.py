@@ -80,8 +80,8 @@ def download_model(name: HubName) -> Path:
             snapshot_download(
                 name.repo,
                 revision=name.revision,
-                # what another program has put into the cache may be enough
-                allow_patterns=["config.json"] if offline else list(DOWNLOADED),
+                # what another program has put into the cache may be enough without a card
+                allow_patterns=[one for one in DOWNLOADED if not (offline and one == "README.md")],
                 ignore_patterns=list(NOT_DOWNLOADED),
                 local_files_only=offline,
             )

@@ -37,6 +37,7 @@ from bertkit.errors import BertkitError
 from bertkit.files import BLOCK_BYTES, from_home
 from bertkit.outputs import FILE, TEXT
 from bertkit.text.lines import TextCounts, describe_skipped
+from bertkit.text.sources import BYTE_ORDER_MARK
 
 STANDARD_INPUT = "/dev/stdin"
 """What the command line makes of the argument -."""
@@ -113,7 +114,7 @@ def standard_input(folder: Path, named: dict[str, Any]) -> str:
     if sys.stdin is None:
         raise BertkitError("the standard input is closed; name a file, or pipe the inputs in")
     start = sys.stdin.buffer.read(BLOCK_BYTES)
-    ending = "jsonl" if start.lstrip().startswith(b"{") else "txt"
+    ending = "jsonl" if start.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{") else "txt"
     if named.get("format", "auto") != "auto":
         ending = named["format"]
     path = folder / f"stdin.{ending}"

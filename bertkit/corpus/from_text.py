@@ -80,7 +80,8 @@ def _store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenS
     flags = {k: v for k, v in as_json(corpus).items() if k != "processes"}
     if not any((out / name).exists() for name in ("tokenizer", "store")):
         (out / "corpus.json").unlink(missing_ok=True)  # left by flags that failed
-    claim_settings(out / "corpus.json", flags, "a corpus")
+    # a tokenizer is compared by its content, as the folder of a model on the hub may change
+    claim_settings(out / "corpus.json", flags, "a corpus", ignored=("tokenizer",))
     if corpus.tokenizer is not None:
         tokenizer = Tokenizer.load(corpus.tokenizer)
     elif (out / "tokenizer" / "tokenizer_config.json").is_file():

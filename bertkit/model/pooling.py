@@ -159,7 +159,12 @@ def read_pooling(folder: Path) -> tuple[Path, TextPooling]:
     prompt = (prompts.get(chosen) if isinstance(prompts, dict) else prompts) or ""
     if not isinstance(prompt, str):
         raise BertkitError(f"{folder}: the prompts are not texts by name; copy the directory again")
-    pooling = read_optional_json(where)
+    if not where.is_file():
+        raise BertkitError(
+            f"{folder}: modules.json names a pooling, and {where} is missing; copy the whole "
+            "directory, or choose --pooling"
+        )
+    pooling = read_object(where)
     if prompt and not pooling.get("include_prompt", True):
         raise BertkitError(
             f"{where}: include_prompt false is not supported with a prompt; choose --pooling"

@@ -123,10 +123,8 @@ def read_image(
             value = json.loads(value)
     if isinstance(value, Mapping):  # of a Hugging Face data set in Parquet
         value = value.get("bytes") or value.get("path") or value
-    if hasattr(value, "convert"):  # a picture of Pillow
-        value = np.asarray(value.convert("RGB"))
     pixels = isinstance(value, np.ndarray) and value.dtype == np.uint8
-    if not pixels and not isinstance(value, str | Path | bytes):
+    if not pixels and not isinstance(value, str | Path | bytes) and not is_pillow(value):
         return as_vectors(value, place)
     if grid is None:
         raise BertkitError(
@@ -308,11 +306,16 @@ def parquet_features(path: Path, column: str) -> FeatureFile:
 # Pictures ----------------------------------------------------------------------------------------
 
 
-def read_picture(source: Path | bytes | np.ndarray, place: str, size: int) -> np.ndarray:
+def is_pillow(value: object) -> bool:
+    """Return whether a value is a picture of Pillow, without importing it."""
+    return hasattr(value, "convert") and hasattr(value, "getexif")
+
+
+def read_picture(source: Any, place: str, size: int) -> np.ndarray:
     """Return a picture scaled to (size, size, 3) uint8.
 
     Args:
-        source: the path or the bytes of a PNG or JPEG, or its pixels as uint8.
+        source: the path or the bytes of a PNG or JPEG, its pixels as uint8, or a picture of Pillow.
         place: the location of the input, for messages.
         size: the side in pixels; the picture's proportions are not kept.
 
@@ -348,18 +351,19 @@ def read_picture(source: Path | bytes | np.ndarray, place: str, size: int) -> np
 
 
 @contextmanager
-def opened_picture(source: Path | bytes | np.ndarray) -> Iterator[Any]:
-    """Yield a picture of Pillow, of which only the head has been read, without its warnings."""
+def opened_picture(source: Any) -> Iterator[Any]:
+    """Yield a picture of Pillow without its warnings; of a file only the head has been read."""
     image = optional_library("PIL.Image", "pictures", "images")
-    file = BytesIO(source) if isinstance(source, bytes) else source
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pixels = isinstance(source, np.ndarray)
-        with (
-            image.fromarray(source)
-            if pixels
-            else image.open(file, formats=PICTURE_FORMATS) as picture
-        ):
+        if isinstance(source, np.ndarray):
+            picture = image.fromarray(source)
+        elif is_pillow(source):
+            picture = source.copy()  # the caller's stays as it is
+        else:
+            file = BytesIO(source) if isinstance(source, bytes) else source
+            picture = image.open(file, formats=PICTURE_FORMATS)
+        with picture:
             yield picture
 
 

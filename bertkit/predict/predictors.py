@@ -27,7 +27,7 @@ from bertkit.datasets.examples import (
     TextExample,
     WordsExample,
 )
-from bertkit.datasets.fields import count_choices
+from bertkit.datasets.fields import count_choices, from_json, row_words
 from bertkit.datasets.glue import GLUE
 from bertkit.datasets.records import Records, as_source
 from bertkit.datasets.tabular import value_name
@@ -45,6 +45,7 @@ from bertkit.tasks.spans import usual_step
 from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import NOTHING_READ, Items, check_segments, mean_outputs
 from bertkit.tasks.token_classification import TokenClassification
+from bertkit.text.lines import TextCounts
 
 TextPrediction = LabelPrediction | LabelSetPrediction | ValuePrediction
 CHUNK_INPUTS = 2048
@@ -289,7 +290,10 @@ class TaskPredictor:
         if spec.example is ChoiceExample:
             usual = ("text", "choices", *(["image"] if self.task.reads_images else []))
             own = own if len(own) > 1 else usual  # no columns were recorded
-        return [[name for name in names if name] for names in (own, usual)]
+        found = [[name for name in names if name] for names in (own, usual)]
+        if self.pairs is None and spec.example is TextExample and found == [["text"]] * 2:
+            found.insert(0, ["text", "pair"])  # it is not recorded whether the model reads pairs
+        return found
 
 
 def unthresholded(task: Any) -> dict[str, Any]:
@@ -400,7 +404,9 @@ class ChoicePredictor(TaskPredictor):
         if len(choices) > 1:  # a column for each, of which the last may be empty, as in a file
             choices = choices[: count_choices(choices)]
         if len(choices) == 1:
-            choices = [*require_list(choices[0], f"{place}: choices")]
+            choices = [
+                *require_list(from_json(choices[0], str, place), f"{place}: choices"),
+            ]
         require_texts(place, text, *choices)
         if not choices:
             raise BertkitError(f"{place} has no choice to choose from")
@@ -432,7 +438,9 @@ class TagPredictor(TaskPredictor):
         """See `TaskPredictor`."""
         document = int(id)
         if isinstance(given, Mapping):
+            column = self.columns[0][0]
             given, *named = self.input_fields(given, place)
+            given = [*row_words(given, column, place, TextCounts())]  # as the rows of a file
             if named and (name := value_name(named[0])):  # adjacent sentences share its number
                 document = -1 - int.from_bytes(blake2b(name.encode(), digest_size=7).digest())
         if not isinstance(given, str):

@@ -10,7 +10,7 @@ batch are divided among the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -197,6 +197,25 @@ def share_rows(rows: np.ndarray, shares: int) -> list[np.ndarray]:
     return [rows[order[share::shares]] for share in range(shares)]
 
 
+def check_batch_sizes(sizes: Sequence[int], micro_batches: int, world: int) -> None:
+    """Check that every batch has a sequence for every micro-batch.
+
+    Args:
+        sizes: the sequences of a batch, of each phase.
+        micro_batches: the number of micro-batches of a batch, over all ranks.
+        world: the number of processes.
+
+    Raises:
+        BertkitError: a batch is too small.
+    """
+    if min(sizes) < micro_batches:
+        raise BertkitError(
+            f"a batch of {min(sizes)} sequences cannot be cut into {micro_batches} micro-batches "
+            f"for {world} process(es); raise phases.batch_sizes, lower training.accumulate, or "
+            "start fewer processes"
+        )
+
+
 def stream_steps(
     table: ExampleSource,
     builder: BatchBuilder,
@@ -229,12 +248,7 @@ def stream_steps(
     """
     if workers < 0:
         raise BertkitError(f"workers must be 0 or more, got {workers}")
-    if batch_size < micro_batches:
-        raise BertkitError(
-            f"a batch of {batch_size} sequences cannot be cut into {micro_batches} micro-batches "
-            f"for {world} process(es); raise phases.batch_sizes, lower training.accumulate, or "
-            "start fewer processes"
-        )
+    check_batch_sizes([batch_size], micro_batches, world)
     assert micro_batches % world == 0, "every rank gets the same number of micro-batches"
 
     build = StepBuilder(builder, micro_batches, rank, world)

@@ -157,7 +157,11 @@ class Alignment(ImageClassification):
     def with_masks(
         self, packed: PackedStreams, words: Tensor, regions: Tensor, vocabulary: int
     ) -> PackedStreams:
-        """Return a batch whose targets are replaced, as BERT does with tokens."""
+        """Return a batch whose targets are replaced, as BERT does with tokens.
+
+        The first vector of an image, the mean of its regions, becomes that of the regions that are
+        no targets, from which the targets cannot be computed.
+        """
         draw = torch.rand(len(words), device=words.device)
         old = packed.ids[words]
         random = torch.randint_like(old, vocabulary)
@@ -166,6 +170,17 @@ class Alignment(ImageClassification):
         kept = torch.rand(len(regions), 1, device=regions.device) >= REGION_MASK_SHARE
         images = packed.images
         vectors = images.vectors.index_copy(0, regions, images.vectors[regions] * kept)
+        firsts = images.first_tokens.long()
+        known = torch.ones(len(vectors), 1, device=vectors.device)
+        known = known.index_fill(0, torch.cat([firsts, regions]), 0.0)
+        owners = torch.arange(len(firsts), device=vectors.device).repeat_interleave(
+            images.cu_seqlens.diff(), output_size=len(vectors)
+        )
+        sums, numbers = (
+            torch.zeros(len(firsts), part.shape[1], device=part.device).index_add(0, owners, part)
+            for part in (vectors * known, known)
+        )
+        vectors = vectors.index_copy(0, firsts, sums / numbers.clamp(min=1))
         return changed(
             packed,
             ids=packed.ids.index_copy(0, words, shown),

@@ -26,8 +26,9 @@ from torch import Tensor
 from bertkit.config import as_json, read_recipe
 from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import DivergedError
+from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import exclusive_lock, read_json
+from bertkit.pretraining_data.loader import check_batch_sizes
 from bertkit.pretraining_data.sampler import START
 from bertkit.processes import busy_note, keep_freed_memory, usable_cores
 from bertkit.training.checkpoint import CheckpointWriter
@@ -194,13 +195,17 @@ def pretrain(
             run, recipe=network.recipe, start=network.start, inherited=network.inherited
         )
         state = build_train_state(run.recipe, network.model, run.device, compiled=compiled)
+        ranks.on_rank0(
+            lambda: check_batch_sizes(run.recipe.phases.batch_sizes, run.micro_batches, ranks.world)
+        )
         changes = claim_folder(run, network.digest, stack)
         checkpoints = CheckpointWriter(
             run.folder / "checkpoints", state.model, state.optimizer, ranks, sharded=run.sharded
         )
         changes += resume(run, state, checkpoints)
         if ranks.broadcast_bool(lambda: is_finished(run, state)):
-            run.console.say(f"{run.folder} is finished ({state.step:,} updates); nothing to do")
+            made = run.recipe.phases.total_steps
+            run.console.say(f"{run.folder} is finished ({made:,} updates); nothing to do")
             return None
         journal = ranks.on_rank0(
             lambda: Journal(run.folder, resume_step=state.step, track=track, on_record=on_record)
@@ -289,14 +294,25 @@ def resume(run: Run, state: TrainState, checkpoints: CheckpointWriter) -> list[s
 
 
 def is_finished(run: Run, state: TrainState) -> bool:
-    """Whether all updates are made and `model/` holds the final weights."""
-    model = run.folder / "model"
-    if state.step != run.recipe.phases.total_steps or not (model / "model.safetensors").is_file():
+    """Whether all updates are made and `model/` holds the final weights.
+
+    Raises:
+        BertkitError: the run would begin anew and overwrite the model of an earlier one.
+    """
+    model, total = run.folder / "model", run.recipe.phases.total_steps
+    names = ("model.safetensors", "bertkit.json")
+    if not all((model / name).is_file() for name in names):
         return False
-    details = model / "bertkit.json"
-    if not (model / "README.md").is_file():  # deleted to get a new one
-        return False
-    return details.is_file() and bool(read_json(details).get("steps") == state.step)
+    made = read_json(model / "bertkit.json").get("steps") or 0
+    if made and not state.step:  # the checkpoints were removed
+        if made == total:
+            return True
+        raise BertkitError(
+            f"{model} holds the model of {made:,} updates, and there is no checkpoint to resume "
+            "from; restore checkpoints/, choose another --out, or remove the model"
+        )
+    has_card = (model / "README.md").is_file()  # it is deleted to get a new one
+    return bool(made == state.step == total) and has_card
 
 
 def train(

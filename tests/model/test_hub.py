@@ -136,6 +136,20 @@ def test_download_cache_and_offline(hub: Hub, ask: Ask, model: dict[str, bytes])
 
 
 @pytest.mark.slow
+def test_a_part_of_a_model_is_not_taken_for_all_of_it(
+    hub: Hub, ask: Ask, model: dict[str, bytes], tmp_path: Path
+) -> None:
+    hub.repositories, home = {"org/part": Repository(model)}, {"HF_HOME": str(tmp_path)}
+    found = ask("org/part", **home)
+    for name in ("README.md", "bertkit.json"):  # as if the download had ended before it
+        for path in tmp_path.rglob(f"snapshots/*/{name}"):
+            path.unlink()
+        part = ask("org/part", HF_HUB_OFFLINE="1", **home)
+        assert part.get("digest") == (found["digest"] if name == "README.md" else None)
+    assert part["code"] == "hub-offline"
+
+
+@pytest.mark.slow
 def test_revisions(hub: Hub, ask: Ask, model: dict[str, bytes]) -> None:
     hub.repositories = {"org/two": Repository(model, {"main": "b" * 40, "v1": "c" * 40})}
     assert ask("org/two@v1")["commit"] == f"org/two@{'c' * 40}"

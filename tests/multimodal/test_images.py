@@ -175,9 +175,12 @@ def test_pictures_with_odd_metadata_are_read_without_a_warning() -> None:
     exif[274] = 6  # to be turned by 90 degrees
     Image.fromarray(pixels).save(file, "PNG", exif=exif)
     turned = Image.fromarray(pixels).rotate(-90, expand=True)
-    np.testing.assert_array_equal(
-        read_image(file.getvalue(), "t:1", GRID), read_image(turned, "t:1", GRID)
-    )
+    read, opened = read_image(file.getvalue(), "t:1", GRID), Image.open(file)
+    np.testing.assert_array_equal(read, read_image(turned, "t:1", GRID))
+    np.testing.assert_array_equal(read, read_image(opened, "t:1", GRID))
+    assert opened.size == (8, 16)  # the caller's picture stays as it is
+    deep = Image.fromarray(np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8))
+    refused("image-file", lambda: read_image(deep, "t:1", GRID))
     broken = BytesIO()
     Image.fromarray(pixels).save(broken, "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
     assert read_image(broken.getvalue(), "t:1", GRID).shape == (4, 48)

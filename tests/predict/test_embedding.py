@@ -179,6 +179,9 @@ def test_directories_of_sentence_transformers_say_how_they_pool(
         edit(tmp_path / "m", "1_Pooling/config.json", lambda c, w=wrong: c.update(pooling_mode=w))
         with pytest.raises(BertkitError, match="is not supported"):
             load(tmp_path / "m")
+    (tmp_path / "m" / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(BertkitError, match=r"config\.json is missing; copy the whole directory"):
+        load(tmp_path / "m")
     assert load(tmp_path / "m", "mean").max_length == 24  # what is said cannot be relied on
     dense = [{"type": f"a.{name}", "path": ""} for name in ("Transformer", "Pooling", "Dense")]
     (tmp_path / "m" / "modules.json").write_text(json.dumps(dense))

@@ -96,7 +96,8 @@ def test_a_list_has_the_predictions_of_its_inputs(models: Path, kind: str) -> No
     """As tuples, dicts, a generator and a data frame, each equal to one call after the other."""
     predict = load(models / kind, device="cpu", precision="fp32")
     rows = dictionaries(kind)
-    tuples = [tuple(row[name] for name in predict.columns[0]) for row in rows]
+    names = next(found for found in predict.columns if set(found) <= set(rows[0]))
+    tuples = [tuple(row[name] for name in names) for row in rows]
     if kind == "classify":
         one_by_one = [predict(*texts) for texts in tuples]
         assert plain(predict([texts[0] for texts in tuples])) == approx(one_by_one)
@@ -182,6 +183,24 @@ def test_choices_of_a_table_may_be_fewer_than_its_columns(models: Path) -> None:
     for empty in ("", None, " "):
         row = {"q": "river", "a": "stone", "b": "bridge", "c": empty}
         assert predict(pandas.DataFrame([row])) == predict([row]) == expected
+
+
+def test_fields_of_a_table_are_read_as_in_a_file(models: Path) -> None:
+    tag = load(models / "tag", device="cpu", precision="fp32")
+    words = ["U.S.-based", "river", "'s"]
+    for field in (words, " ".join(words), json.dumps(words)):
+        assert tag([{"tokens": field}]) == tag([words])
+    choose = load(models / "choose", device="cpu", precision="fp32")
+    listed = {"text": "river", "choices": '["stone", "night"]'}
+    assert choose([listed]) == choose([("river", ["stone", "night"])])
+
+
+def test_a_second_text_is_read_if_nothing_says_that_there_is_none(models: Path) -> None:
+    predict = load(models / "classify", device="cpu", precision="fp32")
+    assert predict.pairs is None
+    both = {"text": "river", "pair": "stone"}
+    assert predict([both]) == predict([("river", "stone")])
+    assert predict([{"text": "river"}]) == predict(["river"])
 
 
 def test_sentences_of_one_document_are_read_together(models: Path) -> None:

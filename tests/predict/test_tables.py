@@ -234,7 +234,10 @@ def test_texts_are_predicted_at_once(models: Path, capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)["words"] == ["river", "stone"]
 
 
-@pytest.mark.parametrize("text", ["river\n\nstone\n", '{"text": "river"}\n{"text": "stone"}\n'])
+LINES = '{"text": "river"}\n{"text": "stone"}\n'
+
+
+@pytest.mark.parametrize("text", ["river\n\nstone\n", LINES, f"\ufeff{LINES}"])
 def test_the_standard_input_is_a_file(
     models: Path, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

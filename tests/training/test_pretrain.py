@@ -37,6 +37,7 @@ from bertkit.pretraining_data import sampler as table_module
 from bertkit.report.pretraining import write_report
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training import pretrain as module
+from bertkit.training.distributed import Ranks
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Objectives, Phases, PretrainRecipe, Training
@@ -347,6 +348,31 @@ def stopped(finished: Path, tmp_path: Path) -> Path:
     shutil.rmtree(run / "model")
     shutil.rmtree(run / "checkpoints" / "step-00000040")
     return run
+
+
+def test_a_model_without_its_checkpoints_is_never_overwritten(
+    finished: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    shutil.rmtree(run / "checkpoints")
+    journal = (run / "journal.jsonl").read_bytes()
+    assert pretrain(TOY, store, run) is None
+    details = json.loads((run / "model" / "bertkit.json").read_text())
+    (run / "model" / "bertkit.json").write_text(json.dumps(details | {"steps": 30}))
+    with pytest.raises(BertkitError, match="no checkpoint to resume from"):
+        pretrain(TOY, store, run)
+    assert weights(run) == weights(finished)
+    assert (run / "journal.jsonl").read_bytes() == journal
+
+
+def test_a_batch_of_a_later_phase_that_is_too_small_is_refused_at_once(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ranks, "micro_batches", lambda ranks, wanted: 5)  # as of five processes
+    with pytest.raises(BertkitError, match="a batch of 4 sequences cannot be cut into 5"):
+        pretrain(TOY, store, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_card_of_a_resumed_run_has_the_same_bytes(
