@@ -73,7 +73,7 @@ def measure(name: str, model: Path, task: str, data: Path, work: Path) -> dict[s
     start = read_pretrained(model)
     used = task_data(task, data, start.config.max_position_embeddings)
     out = work / folder_name(name, task)
-    [chosen] = Grid().chosen(start.config.hidden_size, len(used.train)).runs()
+    [chosen] = Grid().chosen(start.config.hidden_size, len(used.train), used.task.task_type).runs()
     grid = Grid(
         batch_size=(chosen.batch_size,),
         learning_rate=tuple(factor * chosen.learning_rate for factor in FACTORS),

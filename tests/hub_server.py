@@ -173,6 +173,8 @@ def running_hub() -> Iterator[Hub]:
                     repository.messages.append(value["summary"])
                 elif line["key"] == "file":
                     files[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "deletedFile":
+                    del files[value["path"]]
                 else:
                     assert line["key"] == "lfsFile", line["key"]
                     files[value["path"]] = hub.objects[value["oid"]]
@@ -213,7 +215,7 @@ def running_hub() -> Iterator[Hub]:
                 rows = [hub.entry(path, content) for path, content in files.items()]
                 self.send(200, json.dumps(rows).encode(), {"content-type": "application/json"})
             else:
-                siblings = [{"rfilename": path} for path in repository.files]
+                siblings = [{"rfilename": path} for path in repository.files_at(commit)]
                 shown = {"id": name, "modelId": name, "sha": commit, "siblings": siblings}
                 shown |= {"gated": repository.gated, "private": repository.private, "tags": []}
                 self.send(200, json.dumps(shown).encode(), {"content-type": "application/json"})

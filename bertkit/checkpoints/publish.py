@@ -8,7 +8,7 @@ usual meaning.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,9 +31,11 @@ PUBLISHED = (
     *("sentence_bert_config.json", "config_sentence_transformers.json", "[0-9]_*/config.json"),
     *("[0-9]_*/model.safetensors", "beside/config.json", "beside/model.safetensors"),
     *("beside/vocab.txt", "beside/tokenizer.json", "beside/tokenizer_config.json"),
-    *("beside/bertkit.json", CARD, "LICENSE", "LICENSE.*", "*.png", "*.svg", "*.jpg"),
+    "beside/bertkit.json",
 )
-"""Patterns of the files that are uploaded; the images are those of an edited card."""
+"""Patterns of a model's files, which are uploaded; those of an earlier model are removed."""
+AROUND = (CARD, "LICENSE", "LICENSE.*", "*.png", "*.svg", "*.jpg")
+"""Patterns of files that are uploaded, too; the images are those of an edited card."""
 SHARD_FILES = "model-*-of-*.safetensors"
 """The files that an index divides the weights into; without an index nothing reads them."""
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
@@ -146,13 +148,17 @@ def published_files(folder: Path) -> tuple[list[str], list[str]]:
     for path in sorted(files_of_model(folder)):
         relative = path.relative_to(folder).as_posix()
         inside = path.resolve().is_relative_to(home)
-        known = any(
-            fnmatch(relative, pattern) and pattern.count("/") == relative.count("/")
-            for pattern in PUBLISHED
-        )
+        known = matches(relative, (*PUBLISHED, *AROUND))
         known = known and (is_sharded or not fnmatch(relative, SHARD_FILES))
         (found if known and (inside or cached) else others).append(relative)
     return found, others
+
+
+def matches(file: str, patterns: Sequence[str]) -> bool:
+    """Return whether a path relative to a model's folder matches one of some patterns."""
+    return any(
+        fnmatch(file, pattern) and pattern.count("/") == file.count("/") for pattern in patterns
+    )
 
 
 def files_of_model(folder: Path) -> Iterator[Path]:
@@ -183,12 +189,12 @@ def upload(
     revision: str | None,
     message: str,
 ) -> str:
-    """Upload files in one commit; return its hash.
+    """Upload files in one commit, which removes those of an earlier model; return its hash.
 
     Raises:
         BertkitError: nobody is logged in, or the repository is public although it must not be.
     """
-    from huggingface_hub import CommitOperationAdd, HfApi, get_token
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 
     if get_token() is None:
         raise BertkitError(f"nobody is logged in to the hub: {LOGIN}", code="hub-login")
@@ -204,9 +210,14 @@ def upload(
     contents: dict[str, Any] = {file: str(path.resolve()) for file, path in files.items()}
     if card:
         contents[CARD] = card.encode()
+    present = api.list_repo_files(name, revision=revision)
+    stale = [one for one in present if matches(one, PUBLISHED) and one not in contents]
     found = api.create_commit(
         name,
-        [CommitOperationAdd(file, content) for file, content in contents.items()],
+        [
+            *(CommitOperationAdd(file, content) for file, content in contents.items()),
+            *(CommitOperationDelete(file) for file in stale),
+        ],
         commit_message=message or f"Upload a model with bertkit {bertkit.__version__}",
         revision=revision,
     )

@@ -162,9 +162,10 @@ class FinetuningRun:
         if settings.training.dropout is not None:
             start = start.with_dropout(settings.training.dropout)
         self.data, self.start, self.out, self.console = data, start, out, console
-        for line in settings.grid.reasons(start.config.hidden_size, len(data.train)):
+        fit = start.config.hidden_size, len(data.train), data.task.task_type
+        for line in settings.grid.reasons(*fit):
             console.say(line)
-        grid = settings.grid.chosen(start.config.hidden_size, len(data.train))
+        grid = settings.grid.chosen(*fit)
         settings = dataclasses.replace(settings, grid=grid)
         self.settings, self.metrics, self.on_record = settings, metrics, on_record
         self.task: Task = reordered_labels(start, data).initialised_from(start)

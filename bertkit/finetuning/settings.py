@@ -129,6 +129,9 @@ class HeadSettings:
 
 RATES = ((1024, 2e-5), (768, 5e-5), (384, 1e-4), (256, 4e-4), (0, 5e-4))
 """(width, learning rate): the default rate for models of at least this width."""
+FULL_WIDTH, TAGGING = 768, 2
+"""For token classification, the factor of the rates of models that are narrower than BERT-base
+(benchmarks/defaults.py)."""
 BATCHES = ((5000, 32), (500, 16), (50, 8), (0, 4))
 """(training inputs, batch size): the default batch size for at least so many inputs."""
 DEFAULT_EPOCHS, MAX_EPOCHS = 3, 20
@@ -147,7 +150,8 @@ class Grid:
     tries 16 and 32."""
     learning_rate: tuple[float, ...] = ()
     """The peak learning rate; by default it is chosen by the model's width, from 2e-5 for 1024 and
-    5e-5 for 768 to 5e-4 below 256. The paper tries 5e-5, 3e-5 and 2e-5."""
+    5e-5 for 768 to 5e-4 below 256, twice as much for tags below 768. The paper tries 5e-5, 3e-5 and
+    2e-5."""
     epochs: tuple[int, ...] = ()
     """Passes over the training data; by default 3, or more (up to 20) until there are 200 updates.
     The paper tries 2, 3 and 4."""
@@ -180,24 +184,28 @@ class Grid:
         if self.seeds * math.prod(len(values) or 1 for values in sizes) > MAX_RUNS:
             raise BertkitError(f"a grid has at most {MAX_RUNS:,} runs; give fewer values or seeds")
 
-    def chosen(self, width: int, inputs: int) -> Grid:
+    def chosen(self, width: int, inputs: int, task_type: str) -> Grid:
         """Return the grid with values for the fields that were not given.
 
         Args:
             width: the hidden size of the model.
             inputs: the number of training inputs.
+            task_type: the task type; small models learn tags best at a higher rate.
         """
         batch = self.batch_size or (next(batch for least, batch in BATCHES if inputs >= least),)
-        rate = self.learning_rate or (next(rate for least, rate in RATES if width >= least),)
+        own = next(rate for least, rate in RATES if width >= least)
+        tagging = task_type == "token-classification" and width < FULL_WIDTH
+        rate = self.learning_rate or (own * (TAGGING if tagging else 1),)
         needed = math.ceil(MIN_UPDATES / math.ceil(inputs / max(batch)))
         epochs = self.epochs or (min(MAX_EPOCHS, max(DEFAULT_EPOCHS, needed)),)
         return replace(self, batch_size=batch, learning_rate=rate, epochs=epochs)
 
-    def reasons(self, width: int, inputs: int) -> list[str]:
+    def reasons(self, width: int, inputs: int, task_type: str) -> list[str]:
         """Return a line that says what `chosen` fills in and why, or [] if it fills in nothing."""
-        chosen, said = self.chosen(width, inputs), []
+        chosen, said = self.chosen(width, inputs, task_type), []
         if not self.learning_rate:
-            said.append(f"learning rate {chosen.learning_rate[0]:g} for a model of width {width}")
+            [rate] = chosen.learning_rate
+            said.append(f"learning rate {rate:g} for {task_type} and a model of width {width}")
         if not self.batch_size:
             said.append(f"batch size {chosen.batch_size[0]} for {inputs:,} inputs")
         if not self.epochs:

@@ -81,7 +81,7 @@ class TunedEstimator(BaseEstimator):
         tags.target_tags.required = True
         return tags
 
-    def _run_settings(self, width: int, rows: int) -> RunSettings:
+    def _run_settings(self, width: int, rows: int, task_type: str) -> RunSettings:
         """Return the settings of the fit; those that are None are chosen as in `finetune`."""
         given: dict[str, Any] = {}
         if self.learning_rate is not None:
@@ -92,7 +92,7 @@ class TunedEstimator(BaseEstimator):
             if (value := getattr(self, name)) is not None:
                 check_scalar(value, name, Integral, min_val=1)
                 given[name] = (int(value),)
-        [run] = Grid(**given).chosen(width, rows).runs()
+        [run] = Grid(**given).chosen(width, rows, task_type).runs()
         seed, generator = self.random_state, check_random_state(self.random_state)
         if not isinstance(seed, Integral):
             seed = generator.randint(1 << 31)
@@ -121,7 +121,7 @@ class TunedEstimator(BaseEstimator):
         inputs = TaskInputs(examples, spec.columns(), windows, length, TextCounts())
         train, apart = self._sides(spec, examples) if self.early_stopping else (examples, ())
         dev = [("dev", apart)] if apart else []
-        run = self._run_settings(start.config.hidden_size, len(train))
+        run = self._run_settings(start.config.hidden_size, len(train), task_type)
         data = TaskData(task_type, spec.task.from_data(inputs), train, dev)
         console = Console(stream=None if self.verbose else io.StringIO())
         self.model_ = tuned_model(start, data, run, training, device=self.device, console=console)

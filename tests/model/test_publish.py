@@ -138,6 +138,16 @@ def test_a_pushed_model_comes_back(hub: Hub, pushed: Push, run: Path) -> None:
 
 
 @pytest.mark.slow
+def test_files_of_an_earlier_model_are_removed(hub: Hub, pushed: Push, run: Path) -> None:
+    earlier = {"modules.json": b"[]", "1_Pooling/config.json": b"{}", "model.onnx": b"graph"}
+    others = {"LICENSE": b"mine", "notes.txt": b"mine", "data/a.csv": b"mine"}
+    hub.repositories["org/again"] = Repository({**earlier, **others}, {"main": "1" * 40})
+    found = pushed(run, "org/again")
+    files = hub.repositories["org/again"].files
+    assert set(files) == {*found["files"], *others}
+
+
+@pytest.mark.slow
 def test_a_private_model_and_a_branch(hub: Hub, pushed: Push, run: Path) -> None:
     first = pushed(run / "model", "org/secret", private=True)
     repository = hub.repositories["org/secret"]
