@@ -130,7 +130,8 @@ class Visit:
         """Have the finished demo where `bertkit demo` would have put it."""
         assert self.newcomer.demo is not None
         (self.folder / "runs").mkdir(exist_ok=True)
-        (self.folder / "runs" / "demo").symlink_to(self.newcomer.demo.resolve())
+        if not (self.folder / "runs" / "demo").exists():
+            (self.folder / "runs" / "demo").symlink_to(self.newcomer.demo.resolve())
 
     def take(self, step: Step) -> None:
         """One step."""

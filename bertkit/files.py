@@ -196,6 +196,16 @@ def escaped(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+def require_utf8(path: Path) -> None:
+    """Refuse a path that the C++ libraries that write some formats cannot open.
+
+    Raises:
+        BertkitError: its name is not UTF-8.
+    """
+    if escaped(str(path)) != str(path):
+        raise BertkitError(f"--out {path} is not UTF-8, which this format needs; choose another")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically, with undecodable bytes of file names `escaped`."""
     content = escaped(text).encode()

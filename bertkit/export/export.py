@@ -46,7 +46,7 @@ from bertkit.export.verify import (
     task_outputs,
     text_sequences,
 )
-from bertkit.files import new_folder, sha256_file, write_json
+from bertkit.files import new_folder, require_utf8, sha256_file, write_json
 from bertkit.predict.evaluate import scored_inputs
 from bertkit.predict.files import Given, model_inputs
 from bertkit.predict.text_vectors import read_lines
@@ -155,6 +155,7 @@ def export_model(
             raise BertkitError(f"{flag} must be a finite number, not {number}", code="number")
     source = read_export_source(Path(model), head=head, pooling=pooling, normalize=normalize)
     counts, given = TextCounts(), columns or {}
+    require_utf8(Path(out))
     check = Check(max_error=max_error, bound=bound)
     with console_or_new(console) as shown:
         if inputs:

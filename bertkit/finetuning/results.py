@@ -26,7 +26,9 @@ class FinetuningResults:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.shared = read_object(folder / "finetune.json")
+        self.shared = read_json(folder / "finetune.json")  # with the names of files in any bytes
+        if not isinstance(self.shared, dict):
+            raise BertkitError(f"{folder / 'finetune.json'} is damaged; restore or remake it")
         results = folder / "results.json"
         self.written = read_object(results) if results.is_file() else {}
         self.runs = read_runs(folder, self.written)

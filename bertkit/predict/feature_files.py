@@ -24,7 +24,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.files import BLOCK_BYTES, disk_errors, map_array, read_json, sha256_file, write_atomic
+from bertkit.files import (
+    BLOCK_BYTES,
+    disk_errors,
+    escaped,
+    map_array,
+    read_json,
+    require_utf8,
+    sha256_file,
+    write_atomic,
+)
 from bertkit.predict.features import TextFeatures
 from bertkit.text.documents import optional_library
 
@@ -61,6 +70,8 @@ def write_features(
     first = next(rows, None)
     if first is None:
         raise BertkitError(f"there is no text to write to {path}; check the input")
+    if chosen == "parquet":
+        require_utf8(path)
     FEATURE_WRITERS[chosen](path, chain([first], rows), first, dict(details or {}))
 
 
@@ -209,7 +220,8 @@ def write_feature_index(
 ) -> None:
     """Write one JSON object with the details and the lists."""
     with path.open("wb") as file:
-        file.write(json.dumps(details, ensure_ascii=False).encode().removesuffix(b"}"))
+        head = escaped(json.dumps(details, ensure_ascii=False))
+        file.write(head.encode().removesuffix(b"}"))
         for name, items in lists.items():
             file.write(f', "{name}": '.encode())
             items.copy_to(file)

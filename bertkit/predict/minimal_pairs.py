@@ -126,7 +126,7 @@ class MinimalPairEvaluation:
             "environment": environment(),
         }
 
-    def save(self, out: Path) -> list[Path]:
+    def save(self, out: Path | str) -> list[Path]:
         """Write the record and, as JSON lines, the scores of every pair to a folder.
 
         Returns:
@@ -135,6 +135,7 @@ class MinimalPairEvaluation:
         Raises:
             BertkitError: the folder cannot be written.
         """
+        out = Path(out)
         lines = (
             json.dumps(
                 {**one.pair._asdict(), "good_score": one.good, "bad_score": one.bad},

@@ -79,7 +79,7 @@ class RetrievalEvaluation:
         numbers = {"texts": len(self.ranks), "median_rank": self.median_rank}
         return {**found, **numbers, "environment": environment()}
 
-    def save(self, out: Path) -> list[Path]:
+    def save(self, out: Path | str) -> list[Path]:
         """Write the record and, as JSON lines, the rank of every text's image to a folder.
 
         Returns:
@@ -88,6 +88,7 @@ class RetrievalEvaluation:
         Raises:
             BertkitError: the folder cannot be written.
         """
+        out = Path(out)
         lines = (json.dumps(one._asdict(), ensure_ascii=False) for one in self.ranks)
         write_text(out / "retrieval.jsonl", "".join(f"{line}\n" for line in lines))
         write_json(out / "retrieval.json", self.to_dict())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError
-from bertkit.files import disk_errors, new_file
+from bertkit.files import disk_errors, new_file, require_utf8
 from bertkit.text.documents import optional_library
 
 Rows = Sequence[dict[str, Any]]
@@ -191,6 +191,7 @@ def check_row(row: dict[str, Any], names: Iterable[str], out: Path) -> None:
 @contextmanager
 def parquet_writer(out: Path, temporary: Path) -> Iterator[Callable[[Rows], None]]:
     """Yield a function that writes a chunk of rows; the first chunk gives the column types."""
+    require_utf8(out)
     arrow = optional_library("pyarrow", "Parquet files")
     parquet = optional_library("pyarrow.parquet", "Parquet files")
     file = None

@@ -102,6 +102,13 @@ def test_damaged_feature_files(tmp_path: Path) -> None:
         refused("image-features", lambda name=name: open_features(tmp_path / name, "image"))
 
 
+def test_keys_that_are_floats_are_those_of_the_data(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"image": [10.0, 11.0], "v": [[1.0], [2.0]]}), tmp_path / "f.parquet")
+    features = open_features(tmp_path / "f.parquet", "image")
+    for key in (11, 11.0, "11", np.float64(11)):
+        assert features.vectors(key, "t").tolist() == [[2]]
+
+
 def test_keys_in_a_column_of_another_name_are_not_ignored(tmp_path: Path) -> None:
     table = pa.table({"id": [1, 0], "v": [[1.0], [2.0]]})
     pq.write_table(table, tmp_path / "f.parquet")

@@ -58,12 +58,26 @@ def test_every_verb_of_text_takes_any_name(
     trained = tmp_path / f"run-{NAME}"
     run(
         *("pretrain", "two-cores", "--store", store, "--out", trained, sizes[0], "32"),
-        *(sizes[1], "1", "--model.num_attention_heads", "2", *steps, "--track"),
+        *(sizes[1], "1", "--model.num_attention_heads", "2", *steps),
         *("--phases.max_predictions", "5", "--training.warmup_steps", "0"),
     )
     assert (trained / "model" / "model.safetensors").is_file()
     assert r"caf\udce9" in (trained / "model" / "README.md").read_text(encoding="utf-8")
     run("report", trained)
+
+    rows = "".join(f'{{"text": "river {n}", "label": "{n % 2}"}}\n' for n in range(8))
+    (folder / "rows.jsonl").write_text(rows)
+    data = ["--train", folder / "rows.jsonl", "--dev", folder / "rows.jsonl"]
+    tuned = tmp_path / f"tuned-{NAME}"
+    run("finetune", "classification", *data, "--model", trained, "--out", tuned, "--epochs", "1")
+    run("report", tuned)
+    assert (tuned / "report.html").is_file()
+    vectors = tmp_path / "e.npy"
+    run("predict", "embed", trained, folder / "rows.jsonl", "--out", vectors)
+    refused = ["features", trained, folder / "rows.jsonl", "--out", folder / "f.parquet"]
+    with pytest.raises(SystemExit) as exit_:
+        main([*map(str, refused)])
+    assert exit_.value.code == 2
 
     run("clean", folder, "--out", tmp_path / f"{NAME}.jsonl", "--json", tmp_path / "clean.json")
     assert (tmp_path / f"{NAME}.jsonl").is_file()
