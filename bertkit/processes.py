@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import traceback
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from threading import Thread, current_thread, main_thread
 from typing import Any, Generic, TypeVar
 
@@ -221,7 +221,7 @@ def serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
 def picklable(error: Exception) -> Exception:
     """Return an exception, or one that says the same if it does not survive a pipe."""
     try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - its own
+        ForkingPickler.loads(ForkingPickler.dumps(error))
     except Exception:
         plain = RuntimeError(f"{type(error).__name__}: {error}")
         for note in getattr(error, "__notes__", ()):

@@ -148,13 +148,13 @@ def published_files(folder: Path) -> tuple[list[str], list[str]]:
     for path in sorted(files_of_model(folder)):
         relative = path.relative_to(folder).as_posix()
         inside = path.resolve().is_relative_to(home)
-        known = matches(relative, (*PUBLISHED, *AROUND))
+        known = matches_any(relative, (*PUBLISHED, *AROUND))
         known = known and (is_sharded or not fnmatch(relative, SHARD_FILES))
         (found if known and (inside or cached) else others).append(relative)
     return found, others
 
 
-def matches(file: str, patterns: Sequence[str]) -> bool:
+def matches_any(file: str, patterns: Sequence[str]) -> bool:
     """Return whether a path relative to a model's folder matches one of some patterns."""
     return any(
         fnmatch(file, pattern) and pattern.count("/") == file.count("/") for pattern in patterns
@@ -211,7 +211,7 @@ def upload(
     if card:
         contents[CARD] = card.encode()
     present = api.list_repo_files(name, revision=revision)
-    stale = [one for one in present if matches(one, PUBLISHED) and one not in contents]
+    stale = [one for one in present if matches_any(one, PUBLISHED) and one not in contents]
     found = api.create_commit(
         name,
         [

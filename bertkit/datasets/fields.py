@@ -14,7 +14,13 @@ from typing import Any
 
 from bertkit.datasets.conll import SPACES, TAG
 from bertkit.datasets.squad import with_text
-from bertkit.datasets.tabular import Fields, label_name, refuse_python_list, valid_text
+from bertkit.datasets.tabular import (
+    Fields,
+    label_name,
+    refuse_python_list,
+    valid_text,
+    value_name,
+)
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.lines import TextCounts
 
@@ -134,8 +140,8 @@ def count_choices(choices: Sequence[object]) -> int:
 
 
 def is_empty_choice(value: object) -> bool:
-    """Return whether a field is empty or holds only white space."""
-    return not str(value or "").strip()
+    """Return whether a field is empty, NaN or only white space."""
+    return not value_name(value)
 
 
 def letter_index(key: str) -> int:

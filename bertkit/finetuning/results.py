@@ -28,7 +28,9 @@ class FinetuningResults:
         self.folder = folder
         self.shared = read_json(folder / "finetune.json")  # with the names of files in any bytes
         if not isinstance(self.shared, dict):
-            raise BertkitError(f"{folder / 'finetune.json'} is damaged; restore or remake it")
+            raise BertkitError(
+                f"{folder / 'finetune.json'} does not hold a JSON object; restore it"
+            )
         results = folder / "results.json"
         self.written = read_object(results) if results.is_file() else {}
         self.runs = read_runs(folder, self.written)

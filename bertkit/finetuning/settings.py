@@ -166,6 +166,8 @@ class Grid:
         """
         for name in ("batch_size", "learning_rate", "epochs"):
             values = getattr(self, name)
+            if getattr(values, "ndim", 0) == 1:  # an array of NumPy
+                values = values.tolist()
             if not isinstance(values, Sequence):
                 raise BertkitError(f"{name} takes several values: ({values!r},), not {values!r}")
             if any(isinstance(value, str) for value in values):

@@ -180,7 +180,7 @@ def test_choices_of_a_table_may_be_fewer_than_its_columns(models: Path) -> None:
     expected = predict([("river", ["stone", "bridge"])])
     assert predict([{"text": "river", "choices": ["stone", "bridge"]}]) == expected
     predict.columns = [["q", "a", "b", "c"]]
-    for empty in ("", None, " "):
+    for empty in ("", None, " ", float("nan")):
         row = {"q": "river", "a": "stone", "b": "bridge", "c": empty}
         assert predict(pandas.DataFrame([row])) == predict([row]) == expected
 

@@ -295,6 +295,6 @@ def test_values_of_numpy_are_those_of_python() -> None:
     rates = np.logspace(-4, -3, 2)
     grid = Grid(learning_rate=tuple(rates), batch_size=(np.int64(4),), epochs=(2.0,))
     expected = Grid(learning_rate=tuple(rates.tolist()), batch_size=(4,), epochs=(2,))
-    assert grid == expected
+    assert grid == expected == replace(expected, learning_rate=rates)  # type: ignore[arg-type]
     values = [value for run in grid.runs() for value in vars(run).values()]
     assert {type(value) for value in values} == {int, float}
