@@ -303,8 +303,8 @@ def is_finished(run: Run, state: TrainState) -> bool:
     names = ("model.safetensors", "bertkit.json")
     if not all((model / name).is_file() for name in names):
         return False
-    made = read_json(model / "bertkit.json").get("steps") or 0
-    if made and not state.step:  # the checkpoints were removed
+    made = read_json(model / "bertkit.json").get("steps")
+    if isinstance(made, int) and made and not state.step:  # the checkpoints were removed
         if made == total:
             return True
         raise BertkitError(
