@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.quality_data import dataset, make_slices
 from benchmarks.record import data_folder, made, summary, write_result
 from benchmarks.settings import start_model
+from benchmarks.speedrun import finish_run
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.config import read_recipe
 from bertkit.console import Console
@@ -29,7 +30,6 @@ from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import all_results
 from bertkit.finetuning.settings import FinetuneSettings, Grid
 from bertkit.tasks.data import TaskData
-from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import PretrainRecipe
 
 METRICS = {"sst-2": "accuracy", "conll-2003": "f1"}
@@ -61,8 +61,7 @@ def adapted(corpus: Path, work: Path, *, scratch: bool) -> Path:
         recipe = replace(recipe, model=replace(recipe.model, **sizes))
     store = store_from_text(text, work / "corpus")
     init_from = None if scratch else start_model()
-    if pretrain(recipe, store, out, recipe_name="adapt", init_from=init_from, track=()) is not None:
-        raise SystemExit("stopped; the same command goes on")
+    finish_run(recipe, store, out, "adapt", init_from)
     return out / "model"
 
 

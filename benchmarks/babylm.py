@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.record import data_folder, write_result
 from benchmarks.run_summary import minutes, summarize
+from benchmarks.speedrun import finish_run
 from bertkit.config import read_recipe
 from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.files import read_json, write_json, write_text
@@ -29,7 +30,6 @@ from bertkit.text.documents import read_documents
 from bertkit.text.lines import TextCounts
 from bertkit.text.sentences import split_sentences
 from bertkit.text.sources import find_sources
-from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import PretrainRecipe
 
 WIKIPEDIA_WORDS, MOST_WORDS, MOST_EPOCHS, MOST_HOURS = 7_000_000, 10_000_000, 10, 6
@@ -89,8 +89,7 @@ def main() -> None:
     options = TextOptions(text=texts, vocabulary_size=VOCABULARY, format="text")
     store = store_from_text(options, work / "corpus")
     recipe, out = read_recipe(PretrainRecipe, RECIPE), work / "run"
-    if pretrain(recipe, store, out, recipe_name=RECIPE, track=()) is not None:
-        raise SystemExit("stopped; the same command goes on")
+    finish_run(recipe, store, out, RECIPE)
     found = summarize(out)
     epochs = found["run"]["training_tokens"] / store.tokens
     hours = minutes(found["curve"], found["curve"][-1]["step"]) / 60

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.quality_data import dataset
 from benchmarks.record import ROOT, data_folder, write_result
 from benchmarks.settings import start_model
-from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.files import read_json
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import all_results
@@ -66,6 +66,14 @@ def task_data(task: str, data: Path, positions: int, most_dev: int = MOST_DEV) -
 def folder_name(name: str, task: str) -> str:
     """The name of the folder of a model's runs on one of `ROWS`."""
     return f"{name}-{task.replace(',', '').replace(' ', '-')}"
+
+
+def tuned_scores(
+    used: TaskData, start: PretrainedWeights, out: Path, settings: FinetuneSettings
+) -> list[float]:
+    """Fine-tune, unless that is done, and return the scores of all runs in percent."""
+    finetune(used, start, out, settings=settings)
+    return [round(100 * run.metric, 2) for run in all_results(out)]
 
 
 def measure(name: str, model: Path, task: str, data: Path, work: Path) -> dict[str, Any]:

@@ -50,15 +50,13 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
-from benchmarks.defaults import folder_name, task_data
+from benchmarks.defaults import folder_name, task_data, tuned_scores
 from benchmarks.record import data_folder, summary, write_result
 from benchmarks.settings import start_model
 from benchmarks.text_choices import text_choices
 from benchmarks.word_vectors import static_vectors
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.datasets.glue import read_glue
-from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import all_results
 from bertkit.finetuning.settings import FinetuneSettings, Grid
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
@@ -293,8 +291,7 @@ def next_sentence(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], d
             used = task_data(task, data, positions, MOST_DEV)
             out = work / "next-sentence" / folder_name(folder, task)
             settings = FinetuneSettings(grid=Grid(seeds=seeds), track=())
-            finetune(used, start, out, settings=settings)
-            scores = [round(100 * run.metric, 2) for run in all_results(out)]
+            scores = tuned_scores(used, start, out, settings)
             rows[name][f"{task} {used.task.metric} percent"] = summary(scores)
             runs.setdefault(name, {})[task] = scores
             print(name, task, scores, flush=True)

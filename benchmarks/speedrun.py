@@ -75,13 +75,20 @@ def evaluate_held_out(
     return {"targets": counts["targets"], "mlm_loss": round(means["mlm_loss"], 4)}
 
 
+def finish_run(
+    recipe: PretrainRecipe, store: TokenStore, out: Path, name: str, init_from: Path | None = None
+) -> None:
+    """Make or finish a pre-training run; end the program if a signal stops it."""
+    if pretrain(recipe, store, out, recipe_name=name, init_from=init_from, track=()) is not None:
+        raise SystemExit("stopped; the same command goes on")
+
+
 def run_once(name: str, seed: int, store: TokenStore, data: Path, work: Path) -> dict[str, Any]:
     """Make or finish one run, and return its measurements."""
     flags = ["--training.seed", str(seed)]
     recipe = read_recipe(PretrainRecipe, str(RECIPES / f"{name}.toml"), flags)
     out = work / f"{name}-{seed}"
-    if pretrain(recipe, store, out, recipe_name=name, track=()) is not None:
-        raise SystemExit("stopped; the same command goes on")
+    finish_run(recipe, store, out, name)
     records = read_journal(out / "journal.jsonl")
     steps = {record["step"]: record for record in records if record["kind"] == "step"}
     start = next(record for record in records if record["kind"] == "start")

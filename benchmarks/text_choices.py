@@ -19,15 +19,13 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.defaults import folder_name, task_data
+from benchmarks.defaults import folder_name, task_data, tuned_scores
 from benchmarks.record import summary
-from benchmarks.speedrun import RECIPES
+from benchmarks.speedrun import RECIPES, finish_run
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.config import read_recipe
 from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.files import write_text
-from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import all_results
 from bertkit.finetuning.settings import FinetuneSettings, Grid
 from bertkit.model.encoder import Encoder
 from bertkit.tasks.data import TaskData
@@ -35,7 +33,6 @@ from bertkit.text.documents import read_documents
 from bertkit.text.lines import TextCounts
 from bertkit.text.sentences import split_sentences
 from bertkit.text.sources import find_sources
-from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import PretrainRecipe
 
 MARKS = dict.fromkeys(
@@ -127,8 +124,7 @@ def make_network(choice: Choice, data: Path, work: Path) -> Path:
     recipe = read_recipe(
         PretrainRecipe, str(RECIPES / f"{choice.recipe}.toml"), ["--training.seed", "0"]
     )
-    if pretrain(recipe, store, run, recipe_name=choice.recipe, track=()) is not None:
-        raise SystemExit("stopped; the same command goes on")
+    finish_run(recipe, store, run, choice.recipe)
     return run
 
 
@@ -145,10 +141,8 @@ def text_choices(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], di
                 used = task_data(task, data, start.config.max_position_embeddings, MOST_DEV)
                 used = used if choice.punctuation else plain_rows(used)
                 out = work / "text-choices" / folder_name(run.name, task)
-                finetune(
-                    used, start, out, settings=FinetuneSettings(grid=Grid(seeds=seeds), track=())
-                )
-                scores = [round(100 * one.metric, 2) for one in all_results(out)]
+                settings = FinetuneSettings(grid=Grid(seeds=seeds), track=())
+                scores = tuned_scores(used, start, out, settings)
                 rows[name][f"{task} {used.task.metric} percent"] = summary(scores)
                 runs.setdefault(name, {})[task] = scores
                 print(name, task, scores, flush=True)

@@ -29,15 +29,13 @@ from sklearn.utils.extmath import randomized_svd
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from benchmarks.defaults import folder_name, task_data
+from benchmarks.defaults import folder_name, task_data, tuned_scores
 from benchmarks.record import summary
 from benchmarks.settings import start_model
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.corpus.store import TokenStore
-from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import all_results
 from bertkit.finetuning.settings import FinetuneSettings, Grid, HeadSettings
 from bertkit.model import features
 from bertkit.model.encoder import Encoder
@@ -235,8 +233,7 @@ def static_vectors(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], 
         out = work / "static-vectors" / folder_name(name, TASK)
         settings = FinetuneSettings(grid=grid, head=head, track=())
         with read_by(trained.models) if name == LSTM else nullcontext():
-            finetune(used, read, out, settings=settings)
-        runs[name] = [round(100 * run.metric, 2) for run in all_results(out)]
+            runs[name] = tuned_scores(used, read, out, settings)
         rows[name] = {"seeds": seeds, "dev_f1_percent": summary(runs[name])}
         print(name, runs[name], flush=True)
     return rows, {

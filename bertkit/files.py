@@ -208,7 +208,7 @@ def require_utf8(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically, with undecodable bytes of file names `escaped`."""
-    content = escaped(text).encode()
+    content = text.encode(errors="backslashreplace")
     write_atomic(path, lambda temporary: temporary.write_bytes(content))
 
 
@@ -273,12 +273,15 @@ def read_json(path: Path) -> Any:
         raise BertkitError(f"{path} is not valid JSON ({error}); restore or remake it") from None
 
 
-def read_object(path: Path, maximum: int = MOST_OBJECT_BYTES) -> dict[str, Any]:
+def read_object(
+    path: Path, maximum: int = MOST_OBJECT_BYTES, *, file_names: bool = False
+) -> dict[str, Any]:
     """Read a JSON object from a folder that an untrusted person may have made.
 
     Args:
         path: the JSON file.
         maximum: the maximum size of the file in bytes.
+        file_names: whether texts may be names of files, whose undecodable bytes are such halves.
 
     Raises:
         BertkitError: the file is missing, is not a regular file, is too large or does not hold a
@@ -288,8 +291,9 @@ def read_object(path: Path, maximum: int = MOST_OBJECT_BYTES) -> dict[str, Any]:
     value = read_json(path)
     if not isinstance(value, dict):
         raise BertkitError(f"{path} does not hold a JSON object; restore or remake it")
+    halves = "surrogatepass" if file_names else "strict"
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False).encode(errors=halves)
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])
         raise BertkitError(

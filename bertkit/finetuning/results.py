@@ -26,11 +26,7 @@ class FinetuningResults:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.shared = read_json(folder / "finetune.json")  # with the names of files in any bytes
-        if not isinstance(self.shared, dict):
-            raise BertkitError(
-                f"{folder / 'finetune.json'} does not hold a JSON object; restore it"
-            )
+        self.shared = read_object(folder / "finetune.json", file_names=True)
         results = folder / "results.json"
         self.written = read_object(results) if results.is_file() else {}
         self.runs = read_runs(folder, self.written)

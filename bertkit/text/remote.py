@@ -25,12 +25,9 @@ def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
             answers(system, root)
         if "::" in url or system.isfile(root):  # a chained URL names one member of an archive
             return [(url, 0 if "::" in url else system.size(root) or 0)], True
-        found = system.glob(root) if GLOB_SIGN.search(root) else system.find(root)
-        start = (
-            GLOB_SIGN.split(root, maxsplit=1)[0].rpartition("/")[0]
-            if GLOB_SIGN.search(root)
-            else root
-        )
+        fixed, *magic = GLOB_SIGN.split(root, maxsplit=1)
+        found = system.glob(root) if magic else system.find(root)
+        start = fixed.rpartition("/")[0] if magic else root
         hidden = {name for name in found if "/." in name.removeprefix(start)}
         names = sorted(name for name in found if name not in hidden and system.isfile(name))
         files = [(str(system.unstrip_protocol(name)), system.size(name) or 0) for name in names]

@@ -82,15 +82,15 @@ class Journal:
 
         check_trackers(names)
         for name in names:
-            reason = "" if is_installed(name) else "the package tensorboard is not installed"
-            try:
-                with disk_errors(folder):
-                    self.trackers += [] if reason else [TRACKERS[name](folder, resume_step, since)]
-            except UnicodeEncodeError:
-                reason = "the name of the run's folder is not UTF-8"
-            if reason:
-                message = f"no TensorBoard events: {reason}"
-                self.write({"kind": "note", "step": resume_step or 0, "message": message})
+            message = "no TensorBoard events: the package tensorboard is not installed"
+            if is_installed(name):
+                try:
+                    with disk_errors(folder):
+                        self.trackers.append(TRACKERS[name](folder, resume_step, since))
+                    continue
+                except UnicodeEncodeError:
+                    message = "no TensorBoard events: the name of the run's folder is not UTF-8"
+            self.write({"kind": "note", "step": resume_step or 0, "message": message})
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record with its `time` in Unix seconds, flush the file, and pass it on.
