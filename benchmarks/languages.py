@@ -51,8 +51,8 @@ PROGRAMS = {
 NAMES = re.compile(r"\b(libreoffice|writer|calc|impress|draw|basic|math|chart)\b", re.IGNORECASE)
 LEAST_WORDS, MOST_ROWS, MOST_TEST_ROWS = 8, 6_000, 2_000
 VOCABULARY, SMOOTHING = 16_000, 0.7
-FLAGS = ("--phases.steps", "1200", "1800", "600")
-"""A little over half of the updates of `two-cores`."""
+FLAGS = ("--phases.steps", "800", "1200", "400")
+"""A little over a third of the updates of `two-cores`."""
 
 
 class Page(NamedTuple):

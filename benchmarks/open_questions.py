@@ -19,10 +19,11 @@ sentences of a paragraph came first; it is fine-tuned on paragraphs of other doc
 is sorted by the sum of each sentence's log odds to come before the others. The same is done with
 logistic regression on TF-IDF features of words and pairs of words.
 
-static-vectors: what do hidden states add to vectors of words alone? See `benchmarks.word_vectors`.
-
 text-choices: what are case, punctuation and segment embeddings worth? See
-`benchmarks.text_choices`; its networks, too, are in the folder --work.
+`benchmarks.text_choices`, which makes its networks in the folder --work.
+
+static-vectors: what do hidden states add to vectors of words alone? See `benchmarks.word_vectors`,
+which uses one of those networks.
 
 The page docs/open-questions.md has the results.
 
