@@ -52,7 +52,9 @@ CHUNK = 2_000_000
 LSTM = "LSTM language models"
 WIDTH, LAYERS = 256, 2
 """Of each of the two language models."""
-BATCH, LENGTH, UPDATES, WARMUP, PEAK_RATE = 32, 64, 1_500, 100, 2e-3
+BATCH, LENGTH, UPDATES, WARMUP, PEAK_RATE = 32, 64, 4_000, 100, 2e-3
+SAMPLED, EVALUATED = 2_048, 50
+"""The other tokens that each is told apart from, and the batches that are evaluated."""
 
 
 def token_chunks(store: TokenStore) -> list[np.ndarray]:
@@ -109,14 +111,27 @@ class LanguageModels(nn.Module):
         words = self.embeddings(ids)
         return forwards(words)[0], backwards(words.flip(0))[0].flip(0)
 
-    def loss(self, ids: Tensor) -> Tensor:
-        """Return the mean loss of the next and the previous token of (length, sequences) ids."""
+    def loss(self, ids: Tensor, chances: Tensor | None = None) -> Tensor:
+        """Return the mean loss of the next and the previous token of (length, sequences) ids.
+
+        Args:
+            ids: The tokens.
+            chances: (vocabulary,) how often each token occurs. If given, each token is told apart
+                from `SAMPLED` others only, drawn by these (Jean et al. 2015), as in ELMo.
+        """
         forwards, backwards = self.states(ids)
         read = torch.cat([forwards[:-1], backwards[1:]]).flatten(0, 1)
         wanted = torch.cat([ids[1:], ids[:-1]]).flatten()
         with torch.autocast("cpu", torch.bfloat16):
-            logits = F.linear(read, self.embeddings.weight, self.bias.bfloat16())
-        return F.cross_entropy(logits.float(), wanted)
+            if chances is None:
+                logits = F.linear(read, self.embeddings.weight, self.bias.bfloat16())
+                return F.cross_entropy(logits.float(), wanted)
+            others = torch.multinomial(chances, SAMPLED, replacement=True)
+            bias = self.bias - chances.log()
+            logits = F.linear(read, self.embeddings(others), bias[others].bfloat16()).float()
+        logits = logits.masked_fill(others == wanted[:, None], -torch.inf)
+        right = (read * self.embeddings(wanted)).sum(-1) + bias[wanted]
+        return (torch.logaddexp(logits.logsumexp(-1), right) - right).mean()
 
     def packed_states(self, packed: Packed) -> Tensor:
         """Return (tokens, 2 * width): the states of both directions for a packed batch."""
@@ -142,7 +157,7 @@ class Trained(NamedTuple):
     models: LanguageModels
     minutes: float
     loss: float
-    """The mean of the last tenth of the updates, in nats per token."""
+    """On windows that are drawn anew after training, in nats per token."""
 
 
 def train_language_models(store: TokenStore) -> Trained:
@@ -151,29 +166,34 @@ def train_language_models(store: TokenStore) -> Trained:
     rng = np.random.default_rng(0)
     tokenizer = store.tokenizer
     tokens = np.concatenate(token_chunks(store))
+    counts = torch.from_numpy(np.bincount(tokens, minlength=tokenizer.size) + 1.0).float()
+    chances = counts / counts.sum()
     models = LanguageModels(tokenizer.size).train()
     optimizer = torch.optim.AdamW(models.parameters(), lr=PEAK_RATE, weight_decay=0.01)
-    began, losses = time.perf_counter(), []
-    for step in range(UPDATES):
+    began = time.perf_counter()
+
+    def draw() -> Tensor:
         starts = rng.integers(len(tokens) - LENGTH, size=BATCH)
         ids = tokens[starts + np.arange(LENGTH)[:, None]]
         ids[0], ids[-1] = tokenizer.cls_id, tokenizer.sep_id
+        return torch.from_numpy(ids)
+
+    for step in range(UPDATES):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(
                 step, peak=PEAK_RATE, warmup_steps=WARMUP, total_steps=UPDATES
             )
-        loss = models.loss(torch.from_numpy(ids))
+        loss = models.loss(draw(), chances)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(models.parameters(), 1.0)
         optimizer.step()
-        losses.append(loss.item())
         if step % 100 == 0:
-            print(
-                f"language models: {step} of {UPDATES} updates, loss {losses[-1]:.3f}", flush=True
-            )
+            print(f"language models: {step} of {UPDATES} updates, loss {loss:.3f}", flush=True)
     minutes = (time.perf_counter() - began) / 60
-    return Trained(models.eval(), minutes, float(np.mean(losses[-UPDATES // 10 :])))
+    with torch.no_grad():
+        losses = [models.eval().loss(draw()).item() for _ in range(EVALUATED)]
+    return Trained(models, minutes, float(np.mean(losses)))
 
 
 def save_table(folder: Path, vectors: np.ndarray, start: PretrainedWeights) -> Path:
