@@ -1,7 +1,7 @@
-"""Compile bertkit's C code when a wheel or an editable installation is built.
+"""Compile bertkit's C code when a wheel or an editable installation is built, on Linux.
 
-Without a C compiler, and on other processors than x86-64, bertkit is installed without it; torch's
-operators then do the same work (`bertkit.model.native`). CC names the compiler.
+Without a C compiler bertkit is installed without it; Python and torch's operators then do the same
+work (`bertkit.tokenizer.compiled`, `bertkit.model.native`). CC names the compiler.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("bertkit") / "model" / "native.c"
-INSTRUCTIONS = {
-    "avx512": [f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "vnni", "bf16")],
-    "avx2": ["-mavx2", "-mfma"],
+WORDPIECE = Path("bertkit") / "tokenizer" / "wordpiece.c"
+LAYERS = Path("bertkit") / "model" / "native.c"
+LIBRARIES: dict[str, tuple[Path, list[str]]] = {
+    "wordpiece": (WORDPIECE, []),
+    "avx512": (LAYERS, [f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "vnni", "bf16")]),
+    "avx2": (LAYERS, ["-mavx2", "-mfma"]),
 }
+"""Library -> its source and the instructions that it needs; on x86-64 only if there are some."""
 FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-fno-strict-aliasing")
 LINKED = ("-lm", "-ldl")
 
@@ -32,19 +35,23 @@ class CompileNative(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, or say why not."""
-        if sys.platform != "linux" or platform.machine() != "x86_64":
+        if sys.platform != "linux":
             return
-        compiler = shlex.split(os.environ.get("CC", "cc"))
-        source = hashlib.sha256((Path(self.root) / SOURCE).read_bytes()).hexdigest()
-        for name, instructions in INSTRUCTIONS.items():
-            library = SOURCE.with_name(f"libbertkit-{name}.so")
-            flags = [*FLAGS, *instructions, f'-DSOURCE_HASH="{source}"']
-            command = [*compiler, *flags, str(SOURCE), *LINKED, "-o", str(library)]
+        compiler, built = shlex.split(os.environ.get("CC", "cc")), []
+        for name, (source, instructions) in LIBRARIES.items():
+            if instructions and platform.machine() != "x86_64":
+                continue
+            made_from = hashlib.sha256((Path(self.root) / source).read_bytes()).hexdigest()
+            library = source.with_name(f"libbertkit-{name}.so")
+            flags = [*FLAGS, *instructions, f'-DSOURCE_HASH="{made_from}"']
+            command = [*compiler, *flags, str(source), *LINKED, "-o", str(library)]
             try:
                 subprocess.run(command, cwd=self.root, check=True)
             except (OSError, subprocess.CalledProcessError) as error:
-                self.app.display_warning(f"bertkit is built without its C code: {error}")
-                return
-            build_data["artifacts"].append(f"/{library}")
-        build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_')}"
+                self.app.display_warning(f"bertkit is built without {library.name}: {error}")
+                continue
+            built.append(f"/{library}")
+        if built:
+            build_data["artifacts"] += built
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_')}"

@@ -1,8 +1,11 @@
-"""Tokenizer.encode_batch against the bare `tokenizers` pipeline on Wikipedia, one thread.
+"""Tokenizer against `tokenizers` and nanotoken on Wikipedia, by CPU time of one thread.
 
-Both give the ids without [CLS] and [SEP]. The bare pipeline is BertNormalizer, BertPreTokenizer and
-WordPiece through `encode_batch_fast`, its quickest call. Repeats alternate between the two; each
-bertkit repeat starts with a fresh tokenizer, so that no remembered word is carried over.
+All give the ids without [CLS] and [SEP] of whole lists of sentences: bertkit as lists of Python
+integers (`encode_batch`), as arrays (`encode_arrays`, as `prepare` calls it) and in Python alone
+(BERTKIT_NATIVE=0), `tokenizers` through its quickest call, and nanotoken through its own
+(`pip install -e '.[peers]'`), as arrays without offsets. A "cold" pass uses a new tokenizer; the
+"warm" pass follows it on as much other text, so that words known from the first are remembered.
+Repeats go through all of them in turn.
 
     python -m benchmarks.tokenization --data FOLDER
 """
@@ -14,14 +17,18 @@ import lzma
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # before tokenizers is imported
 
-from benchmarks.record import data_folder, summary, write_result
+from benchmarks.record import data_folder, installed, summary, write_result
+from bertkit.tokenizer.compiled import wordpiece_library
 from bertkit.tokenizer.wordpiece import Tokenizer
+
+Encode = Callable[[Sequence[str]], Any]
 
 SENTENCE_END = re.compile(r"(?<=[.!?]) ")
 
@@ -55,65 +62,97 @@ def bare_pipeline(tokenizer: Tokenizer) -> Any:
     return pipeline
 
 
-def seconds(
-    encode: Callable[[list[str]], list[list[int]]], sentences: list[str]
-) -> tuple[float, list[list[int]]]:
-    """The wall-clock time of one pass, and the ids."""
-    start = time.perf_counter()
-    found = encode(sentences)
-    return time.perf_counter() - start, found
-
-
-def compare(vocabulary: Path, sentences: list[str], repeats: int) -> dict[str, Any]:
-    """Rates of both in MB/s of UTF-8 (median, lowest, highest) and bertkit's multiple of bare."""
-    megabytes = sum(len(sentence.encode()) for sentence in sentences) / 1e6
-    pipeline = bare_pipeline(Tokenizer.load(vocabulary))
-
-    def encode_bare(texts: list[str]) -> list[list[int]]:
-        found = pipeline.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in found]
-
-    rates: dict[str, list[float]] = {"bare": [], "bertkit": []}
-    equal = 0
-    for _ in range(repeats):
-        bare_time, bare_ids = seconds(encode_bare, sentences)
-        own_time, own_ids = seconds(Tokenizer.load(vocabulary).encode_batch, sentences)
-        rates["bare"].append(megabytes / bare_time)
-        rates["bertkit"].append(megabytes / own_time)
-        equal = sum(own == bare for own, bare in zip(own_ids, bare_ids, strict=True))
-    multiples = [own / bare for own, bare in zip(rates["bertkit"], rates["bare"], strict=True)]
-    return {
-        "sentences": len(sentences),
-        "megabytes": round(megabytes, 2),
-        "repeats": repeats,
-        "tokens": sum(map(len, own_ids)),
-        "sentences_equal_to_bare": equal,
-        **{f"{name}_megabytes_per_second": summary(values) for name, values in rates.items()},
-        "bertkit_over_bare": summary(multiples),
+def encoders(vocabulary: Path) -> dict[str, Encode]:
+    """New tokenizers of each library, each with a function from texts to what it returns."""
+    tokenizer, arrays = Tokenizer.load(vocabulary), Tokenizer.load(vocabulary)
+    pipeline = bare_pipeline(tokenizer)
+    found: dict[str, Encode] = {
+        "bertkit, arrays": arrays.encode_arrays,
+        "bertkit, lists": tokenizer.encode_batch,
+        "bertkit, Python": in_python(vocabulary),
+        "tokenizers": lambda texts: [
+            encoding.ids for encoding in pipeline.encode_batch_fast(texts, add_special_tokens=False)
+        ],
     }
+    if installed("nanotoken"):
+        import nanotoken
+
+        peer = nanotoken.Tokenizer.from_vocab(str(vocabulary), lowercase=tokenizer.lowercase)
+        found["nanotoken"] = lambda texts: peer.encode_batch(
+            texts, add_special_tokens=False, parallel=False
+        )
+    return found
+
+
+def in_python(vocabulary: Path) -> Encode:
+    """`encode_batch` of a tokenizer without compiled code."""
+    with mock.patch.dict(os.environ, BERTKIT_NATIVE="0"):
+        wordpiece_library.cache_clear()
+        tokenizer = Tokenizer.load(vocabulary)
+        tokenizer.encode_batch([""])  # it looks for the code at the first text
+    wordpiece_library.cache_clear()
+    return tokenizer.encode_batch
+
+
+def as_lists(found: Any) -> list[list[int]]:
+    """What an encoder returned as a list of ids for each text."""
+    if isinstance(found, tuple):
+        ids, lengths = found
+        ends = lengths.cumsum()
+        return [ids[end - n : end].tolist() for end, n in zip(ends, lengths, strict=True)]
+    return [list(map(int, one)) for one in found]
+
+
+def compare(vocabulary: Path, sentences: list[str], repeats: int) -> dict[str, dict[str, Any]]:
+    """Library -> rates in MB of UTF-8 per CPU second, cold and warm, and equal sentences."""
+    half = len(sentences) // 2
+    parts = {"cold": sentences[:half], "warm": sentences[half:]}
+    megabytes = {name: sum(len(one.encode()) for one in part) / 1e6 for name, part in parts.items()}
+    rates: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, list[list[int]]] = {}
+    for _ in range(repeats):
+        for library, encode in encoders(vocabulary).items():
+            for name, part in parts.items():
+                start = time.process_time()
+                returned = encode(part)
+                rate = megabytes[name] / (time.process_time() - start)
+                rates.setdefault(library, {}).setdefault(name, []).append(rate)
+            found[library] = as_lists(returned)
+    of_google = found["bertkit, Python"]
+    return {
+        library: {
+            **{f"{name}_megabytes_per_cpu_second": summary(of[name]) for name in parts},
+            "cold_over_tokenizers": summary(ratios(of["cold"], rates["tokenizers"]["cold"])),
+            "sentences_as_google": sum(map(list.__eq__, found[library], of_google)),
+        }
+        for library, of in rates.items()
+    }
+
+
+def ratios(own: Sequence[float], other: Sequence[float]) -> list[float]:
+    """The ratio of each repeat."""
+    return [one / of for one, of in zip(own, other, strict=True)]
 
 
 def main() -> None:
     """Measure both vocabularies, print the rates, write results/tokenization.json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--megabytes", type=float, default=20.0)
+    parser.add_argument("--megabytes", type=float, default=40.0)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     data = data_folder(arguments.data)
     wikipedia = data / "wikipedia" / "wiki_AA.txt.xz"
     sentences = read_sentences(wikipedia, arguments.megabytes)
-    rows = {}
+    rows = []
     for name in ("bert-base-uncased", "bert-base-cased"):
         vocabulary = data / "vocab" / f"{name}-vocab.txt"
-        rows[name] = row = compare(vocabulary, sentences, arguments.repeats)
-        print(
-            f"{name}: bare {row['bare_megabytes_per_second']['median']} MB/s,"
-            f" bertkit {row['bertkit_megabytes_per_second']['median']} MB/s,"
-            f" {row['bertkit_over_bare']['median']} times"
-            f" ({row['sentences_equal_to_bare']} of {row['sentences']} sentences equal)"
-        )
-    print(write_result("tokenization", rows))
+        for library, row in compare(vocabulary, sentences, arguments.repeats).items():
+            rows.append({"vocabulary": name, "library": library, **row})
+            print(rows[-1])
+    counts = {"sentences": len(sentences), "repeats": arguments.repeats}
+    versions = {"nanotoken": installed("nanotoken")}
+    print(write_result("tokenization", rows, {**counts, "peers": versions}))
 
 
 if __name__ == "__main__":

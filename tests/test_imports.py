@@ -122,9 +122,9 @@ def test_imports_stay_light(module: str, heavy: list[str]) -> None:
 @pytest.mark.parametrize(
     ("module", "most_files", "most_lines"),
     [
-        ("bertkit.training.pretrain", 32, 6_960),
-        ("bertkit.finetuning.finetune", 79, 16_470),
-        ("bertkit.predict.load", 66, 13_440),
+        ("bertkit.training.pretrain", 33, 7_180),
+        ("bertkit.finetuning.finetune", 80, 16_690),
+        ("bertkit.predict.load", 67, 13_650),
     ],
 )
 def test_what_a_command_imports_stays_small(module: str, most_files: int, most_lines: int) -> None:
@@ -159,5 +159,5 @@ def test_the_package_does_not_grow() -> None:
     """A limit goes up only with a feature that is worth its lines; a concept has one name."""
     names = Counter(name for path in SOURCES for name in public_names(path))
     assert {name for name, count in names.items() if count > 1} == set()
-    assert len(SOURCES) <= 233
-    assert sum(len(path.read_text().splitlines()) for path in SOURCES) <= 48_070
+    assert len(SOURCES) <= 234
+    assert sum(len(path.read_text().splitlines()) for path in SOURCES) <= 48_300

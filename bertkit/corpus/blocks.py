@@ -60,49 +60,31 @@ def tokenize_block(
     """Split documents into sentences and token ids: the work of the worker processes."""
     counts: Counter[str] = Counter()
     sentences: list[str] = []
-    owners: list[int] = []
-    for index, document in enumerate(documents):
+    owned: list[int] = []
+    for document in documents:
         pieces = list(cut_strings(split_sentences(document, language)))
-        sentences.extend(pieces)
-        owners.extend([index] * len(pieces))
-    ids: dict[str, list[list[int]]] = {"train": [], "held_out": []}
-    document_lengths: dict[str, list[int]] = {"train": [], "held_out": []}
-    split_of = ["held_out" if is_held_out(text, held_out) else "train" for text in documents]
-    last_owner = -1
-    with_tokens = 0
-    for owner, sentence in zip(owners, tokenizer.encode_batch(sentences), strict=True):
-        if not sentence:
-            counts["sentence without any token"] += 1
-            continue
-        split = split_of[owner]
-        if owner != last_owner:
-            document_lengths[split].append(0)
-            last_owner = owner
-            with_tokens += 1
-        if len(sentence) > MAX_SENTENCE_TOKENS:
-            counts["sentence cut in pieces (nothing lost)"] += 1
-        for start in range(0, len(sentence), MAX_SENTENCE_TOKENS):
-            ids[split].append(sentence[start : start + MAX_SENTENCE_TOKENS])
-            document_lengths[split][-1] += 1
-    if with_tokens < len(documents):
-        counts["document without any token"] += len(documents) - with_tokens
-    splits = {
-        split: to_arrays(ids[split], document_lengths[split], tokenizer.size)
-        for split in ids
-        if document_lengths[split]
-    }
-    text_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in documents)
-    return TokenizedBlock(splits, text_bytes, counts)
-
-
-def to_arrays(
-    ids: Sequence[Sequence[int]], document_lengths: Sequence[int], vocabulary_size: int
-) -> DocumentArrays:
-    """Convert the ids of each sentence to flat arrays."""
-    lengths = np.fromiter((len(sentence) for sentence in ids), dtype=np.int64, count=len(ids))
-    tokens = np.fromiter(
-        (token for sentence in ids for token in sentence),
-        dtype=token_type(vocabulary_size),
-        count=int(lengths.sum()),
-    )
-    return DocumentArrays(tokens, lengths, np.asarray(document_lengths, dtype=np.int64))
+        sentences += pieces
+        owned.append(len(pieces))
+    ids, lengths = tokenizer.encode_arrays(sentences)
+    owners = np.repeat(np.arange(len(documents)), owned)
+    counts["sentence without any token"] = int((lengths == 0).sum())
+    counts["sentence cut in pieces (nothing lost)"] = int((lengths > MAX_SENTENCE_TOKENS).sum())
+    cuts = -(-lengths // MAX_SENTENCE_TOKENS)  # the pieces of each sentence, none if it is empty
+    last = np.cumsum(cuts)[cuts > 0] - 1
+    sizes = np.full(cuts.sum(), MAX_SENTENCE_TOKENS)
+    sizes[last] = (lengths - (cuts - 1) * MAX_SENTENCE_TOKENS)[cuts > 0]
+    documents_of = np.repeat(owners, cuts)
+    document_lengths = np.bincount(documents_of, minlength=len(documents))
+    counts["document without any token"] = int((document_lengths == 0).sum())
+    kept = np.array([is_held_out(document, held_out) for document in documents], dtype=bool)
+    splits = {}
+    for split, chosen in (("train", ~kept), ("held_out", kept)):
+        of_sentences = chosen[documents_of]
+        if of_sentences.any():
+            splits[split] = DocumentArrays(
+                ids[np.repeat(of_sentences, sizes)].astype(token_type(tokenizer.size)),
+                sizes[of_sentences],
+                document_lengths[chosen & (document_lengths > 0)],
+            )
+    text_bytes = sum(len(document.encode("utf-8", "surrogatepass")) for document in documents)
+    return TokenizedBlock(splits, text_bytes, +counts)

@@ -11,7 +11,6 @@ import ctypes
 import os
 import threading
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from bertkit.model.encoder import Layer, ModelConfig, gelu_form
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Rows, TargetIndices
+from bertkit.tokenizer.compiled import compiled_library
 
 SOURCE = Path(__file__).with_name("native.c")
 NATIVE_LIBRARIES = {"avx512": {"avx512_dq"}, "avx2": {"avx2", "fma3"}}
@@ -99,11 +99,9 @@ def library() -> ctypes.CDLL | None:
     """
     chosen, able = os.environ.get("BERTKIT_NATIVE", "1"), torch.cpu.get_capabilities()
     for name, needed in NATIVE_LIBRARIES.items():
-        path = SOURCE.with_name(f"libbertkit-{name}.so")
-        if chosen in ("1", name) and all(map(able.get, needed)) and path.is_file():
-            code = ctypes.CDLL(str(path))
-            code.bertkit_source.restype = ctypes.c_char_p
-            if code.bertkit_source() == sha256(SOURCE.read_bytes()).hexdigest().encode():
+        if chosen in ("1", name) and all(map(able.get, needed)):
+            code = compiled_library(SOURCE, name)
+            if code is not None:
                 for function in ("layer_bytes", "parts_bytes", "panel", "modes"):
                     getattr(code, f"bertkit_{function}").restype = ctypes.c_int64
                 return code

@@ -114,6 +114,7 @@ def strip_and_split(character: str) -> str:
     )
 
 
+FINAL_SIGMA = "\u03a3"  # the one character whose lower case depends on others
 CLEAN = CharacterTable(clean_text)
 SPLIT = CharacterTable(split_punctuation)
 DECOMPOSE = CharacterTable(partial(unicodedata.normalize, "NFD"))
@@ -131,6 +132,20 @@ def split_words(text: str, *, lowercase: bool, strip_accents: bool) -> list[str]
     if KEPT in stripped:
         stripped = decompose(text).translate(STRIP_AND_SPLIT).replace(KEPT, "")
     return stripped.split()
+
+
+def character_rule(character: str, *, lowercase: bool, strip_accents: bool) -> str | None:
+    """Return what `split_words` makes of a character in any text, with a space where a word ends.
+
+    Returns None for the few characters that other characters change.
+    """
+    text = character.translate(CLEAN)
+    if lowercase:
+        text = text.lower()
+    text = text.translate(STRIP_AND_SPLIT if strip_accents else SPLIT)
+    if KEPT in text or (lowercase and character == FINAL_SIGMA):
+        return None
+    return "".join(" " if one.isspace() else one for one in text)
 
 
 def decompose(text: str) -> str:

@@ -1,7 +1,8 @@
 """Convert text to WordPiece ids and back (BERT, section 3, "Input/Output Representations").
 
-`compat="google"` gives the ids of google-research/bert: words by `normalize.py`, tokens by the
-`tokenizers` library's WordPiece model, with the result for each word cached. `compat="hf"` is the
+`compat="google"` gives the ids of google-research/bert, in compiled code (`compiled.py`). Where it
+is missing, and for the few texts that it leaves alone, `normalize.py` finds the same words, and the
+`tokenizers` library's WordPiece model their tokens, which are cached. `compat="hf"` is the
 library's own BERT pipeline: it treats some 138,000 code points differently (private use, one CJK
 block, newer marks and punctuation), keeps "[MASK]" in raw text as one token, and makes words above
 100 characters [UNK], where Google's limit is 200 (`tokenization.py`, line 303).
@@ -13,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from tokenizers.models import WordPiece
 
 from bertkit.errors import BertkitError, refuse_one
 from bertkit.files import write_json, write_text
+from bertkit.tokenizer.compiled import CompiledTokenizer, character_pages, wordpiece_library
 from bertkit.tokenizer.files import (
     CONTINUATION,
     MAX_WORD_CHARACTERS,
@@ -116,6 +118,14 @@ class Tokenizer:
             ids, unk_token=SPECIAL_TOKENS[1], max_input_chars_per_word=max_word_characters
         )
         self._word_ids = WordIds(self._model, self.unk_id)
+
+    @cached_property
+    def _compiled(self) -> CompiledTokenizer | None:
+        """The compiled code for "google"; None if it is not there."""
+        if self.compat == "hf" or wordpiece_library() is None:
+            return None
+        pages = character_pages(self.lowercase, self.strip_accents)
+        return CompiledTokenizer(self.vocabulary, self.unk_id, self.max_word_characters, pages)
 
     @classmethod
     def from_vocabulary(
@@ -230,6 +240,12 @@ class Tokenizer:
         if self.compat == "hf":
             found = self._pipeline.encode(replace_surrogates(text), add_special_tokens=False)
             return Encoding(found.ids, found.tokens, found.offsets)
+        if self._compiled is not None:
+            quick = self._compiled.encode([text], with_spans=True)
+            if quick.lengths[0] >= 0:
+                found_ids = quick.ids.tolist()
+                spans = list(map(tuple, quick.spans.tolist()))
+                return Encoding(found_ids, [self.vocabulary[index] for index in found_ids], spans)
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         for word in align_words(text, lowercase=self.lowercase, strip_accents=self.strip_accents):
@@ -247,11 +263,39 @@ class Tokenizer:
         return Encoding(ids, [self.vocabulary[index] for index in ids], offsets)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text, without [CLS] and [SEP]: the fast path for corpora.
+        """Return the ids of each text, without [CLS] and [SEP].
 
         It uses one core with "google"; to use more, prepare a corpus with several processes.
         """
         refuse_one(texts, "texts")
+        if self._compiled is None:
+            return self._encode_lists(texts)
+        ids, lengths = self.encode_arrays(texts)
+        every, ends = ids.tolist(), lengths.cumsum().tolist()
+        return [every[start:end] for start, end in pairwise([0, *ends])]
+
+    def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `encode_batch` does as arrays: the fast path for corpora.
+
+        Returns:
+            (tokens,) int32, the ids of one text after the other; and (texts,) int64, the number of
+            tokens of each.
+        """
+        refuse_one(texts, "texts")
+        texts = list(texts)
+        if self._compiled is None:
+            return joined_lists(self._encode_lists(texts))
+        found = self._compiled.encode(texts)
+        ids, lengths = found.ids, found.lengths
+        if (left := np.flatnonzero(lengths < 0)).size:
+            lists = self._encode_lists([texts[i] for i in left])
+            places = np.repeat(np.maximum(lengths, 0).cumsum()[left], [len(one) for one in lists])
+            ids = np.insert(ids, places, joined_lists(lists)[0])
+            lengths[left] = [len(one) for one in lists]
+        return ids, lengths
+
+    def _encode_lists(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode texts without compiled code."""
         if self.compat == "hf":
             found = self._pipeline.encode_batch_fast(
                 [replace_surrogates(text) for text in texts], add_special_tokens=False
@@ -307,3 +351,10 @@ class Tokenizer:
         """Pickle the vocabulary and the rules, not the library's objects or the cached words."""
         rules = (self.lowercase, self.strip_accents, self.compat, self.max_word_characters)
         return Tokenizer, (self.vocabulary, *rules)
+
+
+def joined_lists(lists: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the items of lists, one list after the other, and the length of each list."""
+    lengths = np.array([len(one) for one in lists], dtype=np.int64)
+    every = chain.from_iterable(lists)
+    return np.fromiter(every, dtype=np.int32, count=int(lengths.sum())), lengths

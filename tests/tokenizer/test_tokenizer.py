@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import lzma
+import os
 import pickle
+import random
+import threading
+from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -14,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 
 from bertkit.errors import BertkitError
+from bertkit.tokenizer.compiled import wordpiece_library
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from tests.tokenizer.reference import basic_tokenize, tokenize
 from tests.tokenizer.test_normalize import every_character, in_context, texts
@@ -25,9 +30,30 @@ SMALL = [
 ]
 
 
-@cache
+@pytest.fixture(scope="module", params=["compiled", "python"])
+def route(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Let tokenizers that are made from now on use the compiled code, or do without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BERTKIT_NATIVE", "1" if request.param == "compiled" else "0")
+        wordpiece_library.cache_clear()
+        if request.param == "compiled" and wordpiece_library() is None:
+            pytest.skip("bertkit was installed without a C compiler")
+        yield request.param
+    wordpiece_library.cache_clear()
+
+
 def genuine(data: Path, name: str, compat: str = "google") -> Tokenizer:
+    return loaded(data, name, compat, os.environ.get("BERTKIT_NATIVE", "1"))
+
+
+@cache
+def loaded(data: Path, name: str, compat: str, native: str) -> Tokenizer:
     return Tokenizer.load(data / "vocab" / f"bert-base-{name}-vocab.txt", compat=compat)
+
+
+@cache
+def numbered(vocabulary: tuple[str, ...]) -> dict[str, int]:
+    return {piece: index for index, piece in enumerate(vocabulary)}
 
 
 def wikipedia(data: Path, lines: int) -> list[str]:
@@ -36,12 +62,12 @@ def wikipedia(data: Path, lines: int) -> list[str]:
 
 
 def expected_pieces(tokenizer: Tokenizer, text: str) -> list[str]:
-    ids = {piece: index for index, piece in enumerate(tokenizer.vocabulary)}
+    ids = numbered(tuple(tokenizer.vocabulary))
     return tokenize(text, ids, lowercase=tokenizer.lowercase)
 
 
 def assert_lines_agree(tokenizer: Tokenizer, lines: list[str]) -> None:
-    ids = {piece: index for index, piece in enumerate(tokenizer.vocabulary)}
+    ids = numbered(tuple(tokenizer.vocabulary))
     expected = [tokenize(line, ids, lowercase=tokenizer.lowercase) for line in lines]
     encodings = [tokenizer.encode(line) for line in lines]
     assert [encoding.tokens for encoding in encodings] == expected
@@ -56,6 +82,7 @@ def small(**settings: Any) -> Tokenizer:
 # Ids
 
 
+@pytest.mark.usefixtures("route")
 def test_pieces_and_offsets_by_hand() -> None:
     text = "The UNWANTED Cafe\u0301s, dog 漢!"
     encoding = small().encode(text)
@@ -69,6 +96,7 @@ def test_pieces_and_offsets_by_hand() -> None:
     assert small().encode_batch([text, ""]) == [encoding.ids, []]
 
 
+@pytest.mark.usefixtures("route")
 def test_pieces_of_one_syllable_share_its_offset() -> None:
     assert small().encode("한") == (
         [SMALL.index("\u1112\u1161"), SMALL.index("##\u11ab")],
@@ -77,6 +105,8 @@ def test_pieces_of_one_syllable_share_its_offset() -> None:
     )
 
 
+@pytest.mark.parametrize("route", ["python"], indirect=True)  # below: compiled, all of them
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("name", ["uncased", "cased", "multilingual-cased"])
 def test_ids_of_sampled_code_points(data: Path, name: str) -> None:
     tokenizer = genuine(data, name)
@@ -102,6 +132,7 @@ def test_ids_of_every_code_point(data: Path, name: str) -> None:
     assert seen > 150_000
 
 
+@pytest.mark.usefixtures("route")
 @settings(max_examples=200, deadline=None)
 @given(text=texts)
 def test_ids_of_any_text(data: Path, text: str) -> None:
@@ -109,11 +140,13 @@ def test_ids_of_any_text(data: Path, text: str) -> None:
         assert_lines_agree(genuine(data, name), [text])
 
 
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("name", ["uncased", "cased", "multilingual-cased"])
 def test_ids_of_some_wikipedia(data: Path, name: str) -> None:
     assert_lines_agree(genuine(data, name), wikipedia(data, 600))
 
 
+@pytest.mark.usefixtures("route")
 def test_offsets_cut_the_word_out_of_the_raw_text(data: Path) -> None:
     tokenizer = genuine(data, "uncased")
     for line in wikipedia(data, 600):
@@ -134,14 +167,48 @@ def test_offsets_equal_those_of_the_library(data: Path, name: str) -> None:
     assert compared > 1000
 
 
-def test_words_that_are_no_longer_remembered(monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
-    monkeypatch.setattr("bertkit.tokenizer.wordpiece.REMEMBERED_WORDS", 50)
-    monkeypatch.setattr("bertkit.tokenizer.wordpiece.MAX_CACHED_CHARACTERS", 6)
-    assert_lines_agree(
-        Tokenizer.load(data / "vocab" / "bert-base-cased-vocab.txt"), wikipedia(data, 100)
-    )
+def test_words_that_are_no_longer_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(0)
+    made = (str(draw.randrange(10**9)) for _ in range(280_000))
+    texts = [" ".join(islice(made, 10_000)) for _ in range(28)]
+    digits = [*SPECIAL_TOKENS, *"0123456789", *(f"##{one}" for one in range(10))]
+    tokenizer = Tokenizer.from_vocabulary(digits, lowercase=True)
+    expected = [[5 + int(word[0]), *(15 + int(one) for one in word[1:])] for text in texts
+                for word in text.split()]  # fmt: skip
+    found, lengths = tokenizer.encode_arrays(texts)
+    assert found.tolist() == [one for word in expected for one in word]
+    assert lengths.sum() == len(found)
+    assert tokenizer.encode_batch(texts[:1]) == [found[: lengths[0]].tolist()]
 
 
+def test_texts_that_are_left_to_python(data: Path) -> None:
+    tokenizer = genuine(data, "uncased")
+    plain, sigma = "a plain text", "ΟΔΟΣ, ΣΑΣ"  # the lower case of a sigma depends on its place
+    mixed = [plain, sigma, "", sigma, plain, "\ud83d", "x" * 300]
+    expected = [tokenizer.encode(text).ids for text in mixed]
+    assert tokenizer.encode(sigma).tokens == expected_pieces(tokenizer, sigma)
+    assert tokenizer.encode_batch(mixed) == expected
+    ids, lengths = tokenizer.encode_arrays(mixed)
+    assert ids.tolist() == [one for part in expected for one in part]
+    assert lengths.tolist() == [len(part) for part in expected]
+
+
+def test_threads_share_a_tokenizer(data: Path) -> None:
+    tokenizer = genuine(data, "cased")
+    lines = wikipedia(data, 400)
+    expected, found = tokenizer.encode_batch(lines), list[Any]()
+    fresh = Tokenizer(*tokenizer.__reduce__()[1])
+    threads = [
+        threading.Thread(target=lambda: found.append(fresh.encode_batch(lines))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 8
+
+
+@pytest.mark.usefixtures("route")
 def test_long_words_are_unknown_above_the_limit() -> None:
     assert small().encode("a" * 200).tokens == ["a", *["##a"] * 199]
     assert small().encode("a" * 201).tokens == ["[UNK]"]
@@ -150,11 +217,13 @@ def test_long_words_are_unknown_above_the_limit() -> None:
     assert small(max_word_characters=2).encode("aa aaa").tokens == ["a", "##a", "[UNK]"]
 
 
+@pytest.mark.usefixtures("route")
 def test_special_tokens_in_raw_text() -> None:
     assert small().encode("the [MASK]").tokens == ["the", "[", "mask", "]"]
     assert small(compat="hf").encode("the [MASK]").tokens == ["the", "[MASK]"]
 
 
+@pytest.mark.usefixtures("route")
 def test_lone_surrogates_are_unknown() -> None:
     assert small().encode("the \ud83d cat").tokens == ["the", "[UNK]", "cat"]
     assert small().encode_batch(["\ud83d"]) == [[1]]

@@ -1,0 +1,190 @@
+"""Words and WordPiece in compiled code (wordpiece.c), with the same ids as `normalize.py`.
+
+The code is compiled when bertkit is installed, if there is a C compiler (hatch_build.py). Without
+it, Python and the `tokenizers` library do the same work, about ten times slower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import threading
+from collections.abc import Sequence
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bertkit.tokenizer.files import CONTINUATION
+from bertkit.tokenizer.normalize import character_rule
+
+WORDPIECE_SOURCE = Path(__file__).with_name("wordpiece.c")
+PAGE, PAGES = 256, 0x110000 // 256
+MOST_BYTES, IN_CONTEXT = 15, 255
+
+
+class EncodedTexts(NamedTuple):
+    """The ids of several texts."""
+
+    ids: np.ndarray
+    """(tokens,) int32, of one text after the other."""
+    lengths: np.ndarray
+    """(texts,) int64, the number of tokens of each; -1 if a text has to be encoded in Python."""
+    spans: np.ndarray
+    """(tokens, 2) int32, half-open character spans in each text; (0, 2) if they were not wanted."""
+
+
+def compiled_library(source: Path, name: str) -> ctypes.CDLL | None:
+    """Return a library next to its C source; None if it was not built from the source as it is."""
+    path = source.with_name(f"libbertkit-{name}.so")
+    if not path.is_file():
+        return None
+    code = ctypes.CDLL(str(path))
+    code.bertkit_source.restype = ctypes.c_char_p
+    made_from = sha256(source.read_bytes()).hexdigest().encode()
+    return code if code.bertkit_source() == made_from else None
+
+
+@cache
+def wordpiece_library() -> ctypes.CDLL | None:
+    """Return the compiled code, unless BERTKIT_NATIVE=0 switches it off or it was not built."""
+    code = compiled_library(WORDPIECE_SOURCE, "wordpiece")
+    if code is None or os.environ.get("BERTKIT_NATIVE") == "0":
+        return None
+    for name in ("new", "ids", "spans"):
+        getattr(code, f"bertkit_{name}").restype = ctypes.c_void_p
+    for name in ("encode", "missing_page", "count"):
+        getattr(code, f"bertkit_{name}").restype = ctypes.c_int64
+    return code
+
+
+class CharacterPages:
+    """What characters become, as wordpiece.c reads it: pages that are filled when they are needed.
+
+    Args:
+        lowercase, strip_accents: as for `split_words`.
+    """
+
+    def __init__(self, lowercase: bool, strip_accents: bool) -> None:
+        self.lowercase, self.strip_accents = lowercase, strip_accents
+        self.pointers = (ctypes.c_void_p * PAGES)()
+        self._pages: dict[int, ctypes.Array[ctypes.c_char]] = {}
+        self.fill(0)
+
+    def fill(self, number: int) -> None:
+        """Compute the rules of a page."""
+        page = bytearray()
+        for code_point in range(number * PAGE, (number + 1) * PAGE):
+            rule = character_rule(
+                chr(code_point), lowercase=self.lowercase, strip_accents=self.strip_accents
+            )
+            encoded = b"" if rule is None else rule.encode("utf-8", "surrogatepass")
+            known = rule is not None and len(encoded) <= MOST_BYTES
+            page.append(len(encoded) if known else IN_CONTEXT)
+            page += (encoded if known else b"").ljust(MOST_BYTES, b"\0")
+        made = ctypes.create_string_buffer(bytes(page), len(page))
+        kept = self._pages.setdefault(number, made)  # another thread may have been faster
+        self.pointers[number] = ctypes.addressof(kept)
+
+
+character_pages = cache(CharacterPages)
+"""The pages for a combination of settings, which all tokenizers share."""
+
+
+class CompiledTokenizer:
+    """The compiled counterpart of a `Tokenizer` with Google's rules.
+
+    Args:
+        vocabulary: the tokens in the order of their ids.
+        unk_id: the id of [UNK].
+        max_word_characters: the longest word; longer ones become [UNK].
+        pages: what characters become.
+
+    Raises:
+        MemoryError: there is not enough memory.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Sequence[str],
+        unk_id: int,
+        max_word_characters: int,
+        pages: CharacterPages,
+    ) -> None:
+        code = wordpiece_library()
+        assert code is not None
+        self._code, self._pages, self._lock = code, pages, threading.Lock()
+        continues = [piece.startswith(CONTINUATION) for piece in vocabulary]
+        pieces = [piece.removeprefix(CONTINUATION) for piece in vocabulary]
+        text, ends = utf8_of(pieces)
+        self._tokenizer = code.bertkit_new(
+            pages.pointers,
+            text,
+            pointer(ends),
+            pointer(np.array(continues, dtype=np.uint8)),
+            pointer(np.array([len(piece) for piece in pieces], dtype=np.int32)),
+            ctypes.c_int64(len(pieces)),
+            ctypes.c_int64(max_word_characters),
+            ctypes.c_int64(unk_id),
+            ctypes.c_uint64(secrets.randbits(64)),
+        )
+        if not self._tokenizer:
+            raise MemoryError
+
+    def encode(self, texts: Sequence[str], *, with_spans: bool = False) -> EncodedTexts:
+        """Return the ids of texts, and the spans of tokens if they are wanted.
+
+        Raises:
+            MemoryError: there is not enough memory.
+        """
+        text, ends = utf8_of(texts)
+        lengths = np.empty(len(texts), dtype=np.int64)
+        done, code = 0, self._code
+        tokenizer = ctypes.c_void_p(self._tokenizer)
+        with self._lock:
+            while done < len(texts):
+                done = code.bertkit_encode(
+                    tokenizer,
+                    text,
+                    pointer(ends),
+                    ctypes.c_int64(done),
+                    ctypes.c_int64(len(texts)),
+                    pointer(lengths),
+                    ctypes.c_int64(with_spans),
+                )
+                if done < 0:
+                    raise MemoryError
+                if done < len(texts):
+                    self._pages.fill(code.bertkit_missing_page(tokenizer))
+            count = code.bertkit_count(tokenizer) if texts else 0
+            ids = copied(code.bertkit_ids(tokenizer), count)
+            spans = copied(code.bertkit_spans(tokenizer), 2 * count * with_spans)
+        return EncodedTexts(ids, lengths, spans.reshape(-1, 2))
+
+    def __del__(self) -> None:
+        if getattr(self, "_tokenizer", None):
+            self._code.bertkit_free(ctypes.c_void_p(self._tokenizer))
+
+
+def utf8_of(texts: Sequence[str]) -> tuple[bytes, np.ndarray]:
+    """Return texts as UTF-8, one after the other and eight bytes more, and the end of each."""
+    try:
+        parts = [text.encode() for text in texts]
+    except UnicodeEncodeError:
+        parts = [text.encode("utf-8", "surrogatepass") for text in texts]
+    return b"".join([*parts, bytes(8)]), np.fromiter(map(len, parts), np.int64, len(parts)).cumsum()
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    """Return the address of an array, which it keeps alive."""
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
+def copied(address: int | None, count: int) -> np.ndarray:
+    """Return a copy of (count,) int32 at an address."""
+    if not count or address is None:
+        return np.empty(0, dtype=np.int32)
+    return np.frombuffer(ctypes.string_at(address, 4 * count), dtype=np.int32)
