@@ -49,10 +49,14 @@ PROGRAMS = {
 }  # fmt: skip
 """Folder of the manual -> label. Pages in other folders are read for pre-training only."""
 NAMES = re.compile(r"\b(libreoffice|writer|calc|impress|draw|basic|math|chart)\b", re.IGNORECASE)
-LEAST_WORDS, MOST_ROWS, MOST_TEST_ROWS = 8, 6_000, 2_000
+MIN_WORDS, MAX_ROWS, MAX_TEST_ROWS = 8, 6_000, 2_000
 VOCABULARY, SMOOTHING = 16_000, 0.7
 FLAGS = ("--phases.steps", "800", "1200", "400")
 """A little over a third of the updates of `two-cores`."""
+
+
+Rows = tuple[list[str], list[str]]
+"""Texts and their labels."""
 
 
 class Page(NamedTuple):
@@ -106,16 +110,16 @@ def read_pages(manual: Path, language: str) -> Iterator[Page]:
             yield Page(str(path.relative_to(folder)), [one for one in paragraphs if one])
 
 
-def task_rows(pages: list[Page], *, test: bool) -> tuple[list[str], list[str]]:
+def task_rows(pages: list[Page], *, test: bool) -> Rows:
     """Return the texts and labels of some of the paragraphs, without the programs' names."""
     rows = [
         (NAMES.sub("", paragraph), PROGRAMS[page.name.partition("/")[0]])
         for page in pages
         if page.is_test == test and page.name.partition("/")[0] in PROGRAMS
         for paragraph in page.paragraphs
-        if len(paragraph.split()) >= LEAST_WORDS
+        if len(paragraph.split()) >= MIN_WORDS
     ]
-    most = MOST_TEST_ROWS if test else MOST_ROWS
+    most = MAX_TEST_ROWS if test else MAX_ROWS
     chosen = np.sort(np.random.default_rng(0).permutation(len(rows))[:most])
     return [rows[i][0] for i in chosen], [rows[i][1] for i in chosen]
 
@@ -147,7 +151,7 @@ def prepare_stores(pages: dict[str, list[Page]], work: Path) -> dict[str, TokenS
 
 
 def main() -> None:
-    """Pre-train both networks, fine-tune them, and write the results file."""
+    """Pre-train and fine-tune each network, and write the results file after each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--manual", type=Path, default=Path("/usr/share/libreoffice/help"))
     parser.add_argument("--work", type=Path, default=Path("runs/languages"))
@@ -164,23 +168,37 @@ def main() -> None:
     }
     train = task_rows(pages["en"], test=False)
     test = {language: task_rows(found, test=True) for language, found in pages.items()}
-    rows: dict[str, Any] = {}
-    losses: dict[str, Any] = {}
-    scores: dict[str, dict[str, list[float]]] = {}
+    rows = baselines(pages, train, test)
+    details: dict[str, Any] = {
+        "seeds": arguments.seeds,
+        "training_rows": len(train[0]),
+        "test_rows": {language: len(labels) for language, (_, labels) in test.items()},
+        "tokens": {language: store.tokens for language, store in stores.items()},
+        "scores_by_seed": {},
+        "held_out": {},
+    }
     for name, store in read.items():
         out = arguments.work / name.replace(" ", "-")
         finish_run(recipe, store, out, "two-cores")
-        losses[name] = {one: evaluate_held_out(out, recipe, stores[one], phase=2) for one in stores}
+        losses = {one: evaluate_held_out(out, recipe, stores[one], phase=2) for one in stores}
+        scores: dict[str, list[float]] = {language: [] for language in test}
         for seed in range(1, arguments.seeds + 1):
             classifier = BertClassifier(out, random_state=seed).fit(*train)
             for language, asked in test.items():
-                score = round(100 * float(classifier.score(*asked)), 2)
-                scores.setdefault(name, {}).setdefault(language, []).append(score)
-            print(name, seed, scores[name], flush=True)
-    for name, found in scores.items():
+                scores[language].append(round(100 * float(classifier.score(*asked)), 2))
+            print(name, seed, scores, flush=True)
         rows[name] = {
-            f"{language} accuracy percent": summary(values) for language, values in found.items()
-        } | {f"{language} mlm loss": one["mlm_loss"] for language, one in losses[name].items()}
+            f"{language} accuracy percent": summary(values) for language, values in scores.items()
+        } | {f"{language} mlm loss": one["mlm_loss"] for language, one in losses.items()}
+        details["scores_by_seed"][name], details["held_out"][name] = scores, losses
+        print(write_result("question-languages", rows, details), flush=True)
+
+
+def baselines(
+    pages: dict[str, list[Page]], train: Rows, test: dict[str, Rows]
+) -> dict[str, dict[str, Any]]:
+    """Return the rows of TF-IDF from English, of TF-IDF from each language, and of one answer."""
+    rows: dict[str, dict[str, Any]] = {}
     english = words_model(train)
     for language, asked in test.items():
         own = words_model(task_rows(pages[language], test=False))
@@ -193,18 +211,10 @@ def main() -> None:
         for name, accuracy in accuracies.items():
             row = rows.setdefault(name, {})
             row[f"{language} accuracy percent"] = round(100 * float(accuracy), 2)
-    details = {
-        "seeds": arguments.seeds,
-        "training_rows": len(train[0]),
-        "test_rows": {language: len(labels) for language, (_, labels) in test.items()},
-        "tokens": {language: store.tokens for language, store in stores.items()},
-        "scores_by_seed": scores,
-        "held_out": losses,
-    }
-    print(write_result("question-languages", rows, details))
+    return rows
 
 
-def words_model(rows: tuple[list[str], list[str]]) -> Any:
+def words_model(rows: Rows) -> Any:
     """Fit a logistic regression on TF-IDF features of words and pairs of words."""
     features = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
     return make_pipeline(features, LogisticRegression(max_iter=2_000, C=10.0)).fit(*rows)
