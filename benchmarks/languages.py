@@ -36,6 +36,7 @@ from benchmarks.speedrun import evaluate_held_out, finish_run
 from bertkit.config import read_recipe
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
+from bertkit.files import write_text
 from bertkit.pretraining_data.mixture import mix_stores
 from bertkit.sklearn import BertClassifier
 from bertkit.tokenizer.learn import LearnOptions, learn_tokenizer
@@ -127,14 +128,14 @@ def task_rows(pages: list[Page], *, test: bool) -> Rows:
 def prepare_stores(pages: dict[str, list[Page]], work: Path) -> dict[str, TokenStore]:
     """Return a store for each language, all with one vocabulary."""
     texts = {language: work / "text" / f"{language}.jsonl" for language in pages}
-    (work / "text").mkdir(parents=True, exist_ok=True)
     for language, path in texts.items():
         lines = [
             json.dumps({"text": "\n".join(page.paragraphs)}, ensure_ascii=False)
             for page in pages[language]
             if not page.is_test
         ]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        if not path.is_file():  # a store is made anew if its text has changed
+            write_text(path, "\n".join(lines) + "\n")
     options = LearnOptions(smoothing=SMOOTHING)
     tokenizer = learn_tokenizer(
         [str(path) for path in texts.values()], work / "tokenizer", VOCABULARY, options

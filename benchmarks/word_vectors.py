@@ -52,7 +52,7 @@ CHUNK = 2_000_000
 LSTM = "LSTM language models"
 WIDTH, LAYERS = 256, 2
 """Of each of the two language models."""
-BATCH, LENGTH, UPDATES, WARMUP, PEAK_RATE = 32, 64, 4_000, 100, 2e-3
+BATCH, LENGTH, UPDATES, WARMUP, PEAK_RATE = 32, 64, 1_500, 100, 2e-3
 SAMPLED, EVALUATED = 2_048, 50
 """The other tokens that each is told apart from, and the batches that are evaluated."""
 
@@ -169,6 +169,8 @@ def train_language_models(store: TokenStore) -> Trained:
     counts = torch.from_numpy(np.bincount(tokens, minlength=tokenizer.size) + 1.0).float()
     chances = counts / counts.sum()
     models = LanguageModels(tokenizer.size).train()
+    with torch.no_grad():
+        models.bias.copy_(chances.log())  # at its rate, Adam would need thousands of updates for it
     optimizer = torch.optim.AdamW(models.parameters(), lr=PEAK_RATE, weight_decay=0.01)
     began = time.perf_counter()
 
