@@ -206,8 +206,8 @@ def prepare_parts(
     work = partial(
         tokenize_block, tokenizer=tokenizer, language=options.language, held_out=options.held_out
     )
-    results, others = [], processes if processes > 1 else 0
-    with Workers(work, others, command="prepare", flag="--processes") as workers:
+    results = []
+    with Workers(work, processes, command="prepare", flag="--processes") as workers:
         for part in parts:
             made = prepare_part(
                 *(part, folder, workers),

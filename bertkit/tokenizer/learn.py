@@ -197,7 +197,7 @@ def count_paths(
         lowercase=not options.cased,
         strip_accents=strip_accents,
         progress=show,
-        processes=worker_count(options.processes),
+        processes=options.processes,
         max_distinct_words=options.max_distinct_words,
         skipped=skipped,
     )
