@@ -89,8 +89,7 @@ def extend_vocabulary(
             wanted = [(word, f"words[{index}]") for index, word in enumerate(words)]
         extension = extend_tokenizer(start.tokenizer, wanted, counts, place=place)
         write_extended(start, extension, out, place=place, init=init)
-        for line in describe_skipped(counts.skipped, counts.examples):
-            shown.say(line)
+        shown.say(*describe_skipped(counts.skipped, counts.examples))
         shown.say(describe_words(extension, out))
     return extension
 
@@ -117,8 +116,7 @@ def words_from_text(
     """Return the words of a text that the vocabulary splits, most saved tokens first."""
     skipped = TextCounts().skipped
     counts, _ = count_sources(paths, console, options, skipped, tokenizer.strip_accents)
-    for line in describe_skipped(skipped, {}):
-        console.say(line)
+    console.say(*describe_skipped(skipped, {}))
     frequent = {word: times for word, times in counts.items() if times >= MIN_OCCURRENCES}
     chosen = choose_domain_words(tokenizer, frequent, number)
     encoded = zip(counts.items(), tokenizer.encode_batch(list(counts)), strict=True)

@@ -218,8 +218,7 @@ def clean(
         with open_writer(out) as write:
             cleaned = clean_documents(reader, write, options, workers, shown)
         shown.close()
-        for line in describe_clean(cleaned, out):
-            shown.say(line)
+        shown.say(*describe_clean(cleaned, out))
     return cleaned
 
 

@@ -228,8 +228,7 @@ def train_task(
             stack.callback(writer.close)
             made = restore_run(writer, evaluation, notes.append)
         log = stack.enter_context(open_log(made))
-        for line in notes:
-            log.console.say(line)
+        log.console.say(*notes)
         known = {"inputs": items.inputs, "steps_total": schedule.total, "precision": precision}
         log.write({"kind": "start", "step": made, **asdict(run), "tuning": asdict(tuning), **known})
         log.console.start(schedule.total, made, title=title)

@@ -100,8 +100,7 @@ def predict_file(
                 write(predicted_rows(parts, taken, flat=is_flat(out)))
                 lost.add(items)
             progress.finish()
-        for line in describe_skipped(counts.skipped, counts.examples):
-            shown.say(line)
+        shown.say(*describe_skipped(counts.skipped, counts.examples))
         if alone:
             shown.say(f"{file}: {LONE_SENTENCES}")
         shown.say(f"{progress.inputs:,} inputs, {lost.described()}")
@@ -362,7 +361,8 @@ class FileProgress:
         """Start the next chunk."""
         self.inputs += len(chunk)
         self.size, self.before = len(chunk), self.after
-        self.after = line_number(chunk[-1]) if self.by_lines else self.inputs
+        line = chunk[-1].place.rpartition(":")[2]
+        self.after = int(line) if self.by_lines else self.inputs
         if self.whole is not None:
             self.after = min(self.after, self.whole)
 
@@ -384,8 +384,3 @@ class FileProgress:
         if self.by_lines:
             record["inputs"] = self.inputs - self.size + int(share * self.size)
         self.console.update(record)
-
-
-def line_number(given: Any) -> int:
-    """Return the line number of an input from its location, "file:line"."""
-    return int(given.place.rpartition(":")[2])

@@ -130,8 +130,7 @@ def learn_from_files(
         progress=show,
     )
     console.close()
-    for line in describe_skipped(skipped, {}):
-        console.say(line)
+    console.say(*describe_skipped(skipped, {}))
     if len(vocabulary) < size:
         console.say(
             f"the text yields only {len(vocabulary):,} of the {size:,} tokens requested; "
@@ -202,8 +201,7 @@ def count_paths(
         skipped=skipped,
     )
     console.close()
-    for line in describe_skipped(counts.skipped, counts.examples):
-        console.say(line)
+    console.say(*describe_skipped(counts.skipped, counts.examples))
     return words
 
 

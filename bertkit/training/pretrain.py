@@ -379,8 +379,7 @@ def announce(
         "parameters": sum(weights.numel() for _, weights in trainable_parameters(state.model)),
     }
     log.write(start)
-    for line in (*opening_lines(start, run.recipe, run.store), *busy_note()):
-        run.console.say(line)
+    run.console.say(*opening_lines(start, run.recipe, run.store), *busy_note())
     if changes:
         log.note(state.step, f"resumed with changes: {'; '.join(changes)}")
     for line in device_notes(run.device, run.precision, state.model.config):
