@@ -11,7 +11,6 @@ those of sentence-transformers in fp32, and the lowest cosine is kept.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.contestants import fast_modes
-from benchmarks.record import data_folder, installed, summary, write_result
-from benchmarks.settings import start_model
+from benchmarks.record import data_folder, installed, new_parser, start_model, summary, write_result
 from bertkit.datasets.glue import read_glue
 from bertkit.export.onnx import silence
 from bertkit.predict.embeddings import Embedder, load_embedder
@@ -139,8 +137,7 @@ def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], di
 
 def main() -> None:
     """Measure, and write the results file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="a few texts; writes no results")
     arguments = parser.parse_args()

@@ -8,7 +8,6 @@ its time each builds its optimizer, and bertkit its network too. Scores are comp
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,9 +16,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import data_folder, precisions, summary, write_result
+from benchmarks.record import (
+    data_folder,
+    new_parser,
+    precisions,
+    start_model,
+    summary,
+    write_result,
+)
 from benchmarks.reference import glue
-from benchmarks.settings import start_model
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.datasets.glue import GLUE, read_glue
 from bertkit.finetuning.run import train_task
@@ -79,8 +84,7 @@ def theirs(precision: str, data: Path, examples: int) -> Callable[[], None]:
 
 def main() -> None:
     """Measure all four in turn."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--examples", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()

@@ -12,7 +12,6 @@ accuracy is shown beside the speed, not as a result.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import data_folder, installed, summary, write_result
+from benchmarks.record import data_folder, installed, new_parser, summary, write_result
 from bertkit.checkpoints.huggingface import load_config
 from bertkit.checkpoints.pretrained import model_folder
 from bertkit.config import read_recipe
@@ -189,9 +188,7 @@ def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], di
 
 def main() -> None:
     """Measure, and write the results file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("runs/minimal-pairs"))
+    parser = new_parser(__doc__, work="runs/minimal-pairs")
     parser.add_argument("--model", type=Path, help="a pre-trained model; by default a small one")
     parser.add_argument("--repeats", type=int, default=Settings.repeats)
     parser.add_argument("--quick", action="store_true", help="a few pairs; writes no results")

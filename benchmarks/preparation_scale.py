@@ -11,7 +11,6 @@ tenth of a second, of what a process and its workers held.
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
 import os
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.prepare import PARTS, watched
-from benchmarks.record import data_folder, summary, write_result
+from benchmarks.record import data_folder, new_parser, summary, write_result
 
 CHANGED = 0.02
 """Share of words that are replaced in each repetition."""
@@ -41,8 +40,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         work(*sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--quick", action="store_true")

@@ -10,7 +10,6 @@ cannot be left out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import data_folder, summary, write_result
+from benchmarks.record import data_folder, new_parser, summary, write_result
 
 PARTS = ("wiki_AA.txt.xz", "wiki_AB.txt.xz")
 
@@ -117,8 +116,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         prepare_once(sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

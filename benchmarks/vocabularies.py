@@ -27,7 +27,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import data_folder, write_result
+from benchmarks.record import data_folder, new_parser, write_result
 from bertkit.tokenizer.count import count_words
 from bertkit.tokenizer.train import CRITERIA, learn_from_counts, measure_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -216,8 +216,7 @@ def train_all(
 
 def parse() -> argparse.Namespace:
     """The options; --quick shows the whole thing at work in about a minute."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--size", type=int, default=16_000)
     parser.add_argument("--megabytes", type=float, help="of wiki_AA to learn from; all of it")
     parser.add_argument("--documents", type=int, default=1_000, help="of wiki_AB to measure on")

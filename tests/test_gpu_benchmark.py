@@ -18,15 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.gpu import __main__ as benchmark
-from benchmarks.gpu.batches import draw_lengths, make_batches
-from benchmarks.gpu.contestants import chosen_kernel
-from benchmarks.gpu.rounding import (
+from benchmarks.gpu.batches import (
     Shape,
+    draw_lengths,
+    make_batches,
     on_rounded_batches,
     round_batch,
     round_packed,
     shape_above,
 )
+from benchmarks.gpu.contestants import chosen_kernel
 from benchmarks.gpu.setup import NO_TIME, Setup
 from benchmarks.gpu.train import Contestant, Race
 from bertkit.model.encoder import ModelConfig
