@@ -31,13 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.newcomer_pages import (
-    STAND_INS,
-    Step,
-    missing_output,
-    placeholders_of,
-    steps_of,
-)
+from benchmarks.newcomer_pages import STAND_INS, Step, missing_output, placeholders_of, steps_of
 from benchmarks.record import ROOT, write_result
 
 START = "docs/start.md"

@@ -126,8 +126,7 @@ def peer_scores(
         sequences = flat(task.items(inputs, start.tokenizer))
         known = Workload(f"{name}-training", "classification", calibration)
         entries, absent = make_field(
-            *(model, own / "exported", known, torch.get_num_threads()),
-            classes=len(task.labels),
+            *(model, own / "exported", known, torch.get_num_threads()), classes=len(task.labels)
         )
         skipped |= absent
         expected = reference_outputs(entries[0], sequences)

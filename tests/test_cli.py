@@ -575,9 +575,7 @@ def test_flags_that_a_command_lacks_are_not_suggested(
     assert "--epochs?" not in said
 
 
-def test_the_command_is_found_behind_the_number_of_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_command_is_found_behind_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert app.command_of(["--threads", "2", "serve", "m"]) == "serve"
     assert app.command_of(["--threads=2", "serve"]) == app.command_of(["serve"]) == "serve"
     assert app.command_of([]) == app.command_of(["--threads"]) == ""

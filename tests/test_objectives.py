@@ -47,8 +47,7 @@ class Fixed(PretrainingModel):
 
 def test_losses_by_hand() -> None:
     model = Fixed(
-        torch.tensor([[0.0, 0.0, 0.0], [math.log(2), 0.0, 0.0]]),
-        torch.tensor([[math.log(3), 0.0]]),
+        torch.tensor([[0.0, 0.0, 0.0], [math.log(2), 0.0, 0.0]]), torch.tensor([[math.log(3), 0.0]])
     )
     batch = batch_of([[5, 6, 7]], [0, 1], [2, 0], [0])
     sums = pretraining_objective(model, batch)

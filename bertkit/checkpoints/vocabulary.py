@@ -107,11 +107,7 @@ def listed_words(file: str, counts: TextCounts) -> Iterator[tuple[str, str]]:
 
 
 def words_from_text(
-    paths: Sequence[str],
-    number: int,
-    tokenizer: Tokenizer,
-    options: LearnOptions,
-    console: Console,
+    paths: Sequence[str], number: int, tokenizer: Tokenizer, options: LearnOptions, console: Console
 ) -> list[tuple[str, str]]:
     """Return the words of a text that the vocabulary splits, most saved tokens first."""
     skipped = TextCounts().skipped

@@ -32,9 +32,7 @@ class Launch(NamedTuple):
     """The processes per host, as torchrun accepts them: a number, auto, cpu or gpu."""
 
 
-def launch_command(
-    *words: Annotated[str, Parameter(allow_leading_hyphen=True)],
-) -> None:
+def launch_command(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
     """Run a command in several processes that work together, on one host or on several.
 
     Everything before the command is passed to torchrun: --nproc-per-node, --nnodes,

@@ -196,11 +196,7 @@ class WordRow(NamedTuple):
 
 
 def sentence_rows(
-    source: Source,
-    counts: TextCounts,
-    word_column: int,
-    tag_column: int | None,
-    untagged_ok: bool,
+    source: Source, counts: TextCounts, word_column: int, tag_column: int | None, untagged_ok: bool
 ) -> Iterator[tuple[int, list[WordRow]]]:
     """Yield (first line, rows) of every sentence; a line that starts a document has no rows."""
     rows: list[WordRow] = []

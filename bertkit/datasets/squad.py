@@ -223,10 +223,7 @@ def make_question(
             counts.note(f"empty {name}, kept" if scoring else f"empty {name}", place)
             if not scoring:
                 return None
-    question, context = (
-        valid_text(question, place, counts),
-        valid_text(context, place, counts),
-    )
+    question, context = (valid_text(question, place, counts), valid_text(context, place, counts))
     if not answers:
         return QuestionExample(
             question_id, question, context, None if answers is None else (), place

@@ -390,12 +390,7 @@ class FinetuningRun:
         return RunLog(Journal(folder, resume_step=done, track=track, on_record=tell), self.console)
 
     def save(
-        self,
-        folder: Path,
-        model: TaskModel,
-        task: Task,
-        run: RunSettings,
-        scores: Scores,
+        self, folder: Path, model: TaskModel, task: Task, run: RunSettings, scores: Scores
     ) -> None:
         """Save the model of a run with everything needed to use it."""
         details = tuned_details(

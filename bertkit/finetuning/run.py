@@ -143,10 +143,7 @@ class Schedule:
     def rate(self, step: int) -> float:
         """Return the learning rate of the update after `step` updates."""
         return learning_rate(
-            step,
-            peak=self.run.learning_rate,
-            warmup_steps=self.warmup,
-            total_steps=self.total,
+            step, peak=self.run.learning_rate, warmup_steps=self.warmup, total_steps=self.total
         )
 
     def shrinkage(self, step: int) -> float:

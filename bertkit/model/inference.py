@@ -258,11 +258,7 @@ class Int8Product:
     """
 
     def __init__(
-        self,
-        linear: nn.Linear,
-        dtype: torch.dtype = torch.float32,
-        *,
-        after_gelu: bool = False,
+        self, linear: nn.Linear, dtype: torch.dtype = torch.float32, *, after_gelu: bool = False
     ) -> None:
         assert linear.bias is not None
         weight = linear.weight.detach().float()

@@ -100,11 +100,7 @@ def words_size(inputs: Sequence[bodies.Words]) -> int:
 
 def run_route(found: Predicted, rows: list[Any]) -> dict[str, Any]:
     """Return the body of a response with predictions."""
-    return {
-        "model": found.model.name,
-        "predictions": rows,
-        "usage": found.usage.model_dump(),
-    }
+    return {"model": found.model.name, "predictions": rows, "usage": found.usage.model_dump()}
 
 
 def plain_response(found: Predicted) -> dict[str, Any]:

@@ -176,10 +176,7 @@ def test_outputs_that_overflow_are_no_predictions(
     data = tmp_path / "data.csv"
     data.write_text("text,label\nriver,1\nstone,2\n")
     name, out = str(tmp_path / "model"), tmp_path / "out"
-    arguments = {
-        "predict": [name, str(data)],
-        "evaluate": [name, str(data)],
-    }
+    arguments = {"predict": [name, str(data)], "evaluate": [name, str(data)]}
     with pytest.raises(SystemExit) as end:
         main([verb, *arguments[verb], "--out", str(out), "--device", "cpu"])
     assert end.value.code == 2

@@ -329,12 +329,7 @@ def test_what_the_review_found(
         capsys, "finetune", "classification", *common, "--out", tmp_path / "one", "--seeds", "2"
     )
     assert "tuned for classification, not for multi-label-classification" in fails(
-        capsys,
-        "evaluate",
-        tmp_path / "one",
-        weather,
-        "--task",
-        "multi-label-classification",
+        capsys, "evaluate", tmp_path / "one", weather, "--task", "multi-label-classification"
     )
     assert "choose classification" in fails(
         capsys, "finetune", "sst-2", *common, "--data", tmp_path, "--out", tmp_path / "x"

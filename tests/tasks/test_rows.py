@@ -218,10 +218,7 @@ def test_parquet(tmp_path: Path) -> None:
     inputs, counts = texts(path)
     assert [(i.text, i.label, i.place) for i in inputs] == [("one", "1", f"{path}:1")]
     assert counts.skipped == {"row without label": 1, "empty 'text'": 1}
-    assert [i.label for i in texts(path, label="n", columns=LabelSetColumns)[0]] == [
-        ("a",),
-        (),
-    ]
+    assert [i.label for i in texts(path, label="n", columns=LabelSetColumns)[0]] == [("a",), ()]
     with pytest.raises(BertkitError, match="no column 'body'"):
         texts(path, text="body")
     path.write_text("no parquet, but long enough for a footer")
