@@ -17,12 +17,13 @@ from safetensors.numpy import load_file
 from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.cli.app import main
 from bertkit.errors import NOT_FINITE, BertkitError
-from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.encoder import Encoder
 from bertkit.model.features import FeatureModel, save_feature_model
 from bertkit.predict.features import Extraction, extract
 from bertkit.predict.text_vectors import read_lines
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import tiny_config
 
 Write = Callable[[str, str], Path]
 TEXTS = ["River stone, meadow.", "", "walking zebra", "x" * 30, "lantern\t\u200b"]
@@ -218,13 +219,7 @@ def test_files_of_unknown_type_are_counted(tmp_path: Path, other: str) -> None:
 
 def test_weights_of_a_tuned_model(tokenizer: Tokenizer, write: Write, capsys: Any) -> None:
     torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=tokenizer.size,
-        hidden_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=8,
-    )
+    config = tiny_config(tokenizer, hidden_size=8, intermediate_size=8, max_position_embeddings=512)
     model = FeatureModel(config, 2, "weighted-sum", "linear").eval()
     assert model.mix is not None
     torch.nn.init.normal_(model.mix)

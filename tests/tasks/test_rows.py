@@ -10,32 +10,18 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.datasets.columns import LabelSetColumns, TextColumns
-from bertkit.datasets.examples import TextExample
+from bertkit.datasets.columns import LabelSetColumns
 from bertkit.datasets.tabular import has_columns, read_rows
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
+from tests.tasks.test_tables import texts
 
 Write = Callable[[str, str], Path]
-
-
-def texts(
-    path: Path | str,
-    columns: type[TextColumns] = TextColumns,
-    *,
-    labelled: bool = True,
-    keep_unlabelled: bool = False,
-    **options: Any,
-) -> tuple[list[TextExample], TextCounts]:
-    counts = TextCounts()
-    kept = {"labelled": labelled, "keep_unlabelled": keep_unlabelled}
-    return list(columns(**options).read(path, counts, **kept)), counts
 
 
 def test_csv_is_quoted_and_places_are_first_lines(write: Write) -> None:

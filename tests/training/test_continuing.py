@@ -24,6 +24,7 @@ from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Objectives, Phases, PretrainRecipe, Training
 from bertkit.training.state import pretrained_network
+from tests.conftest import tiny_config
 
 RECIPE = PretrainRecipe(
     model=ModelSize(
@@ -39,14 +40,8 @@ RECIPE = PretrainRecipe(
 def start(store: TokenStore, tmp_path: Path) -> Path:
     """A model of other sizes than the recipe's, with weights of its own."""
     torch.manual_seed(7)
-    config = ModelConfig(
-        vocab_size=store.tokenizer.size,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=64,
-        hidden_act="gelu_tanh",
+    config = tiny_config(
+        store.tokenizer, intermediate_size=48, max_position_embeddings=64, hidden_act="gelu_tanh"
     )
     save_model(tmp_path / "start", PretrainingModel(config), store.tokenizer, {})
     return tmp_path / "start"
