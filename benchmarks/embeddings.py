@@ -109,13 +109,7 @@ def measure(
 
 
 def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows, and the details that belong to them.
-
-    Args:
-        data: the folder of data sets.
-        model: a directory of sentence-transformers.
-        settings: see `Settings`.
-    """
+    """The rows, and the details that belong to them."""
     texts = sentences(data, settings.texts)
     theirs, batch = reference(model, texts, settings.batches)
     embedders: dict[str, Embedder] = {

@@ -303,14 +303,7 @@ def measure_latency(workload: Workload, contest: Contest, settings: Settings) ->
 def run(
     data: Path, folder: Path, start: PretrainedWeights, settings: Settings
 ) -> tuple[dict[str, Any], dict[str, Row]]:
-    """All tables by name, and the details that belong to each.
-
-    Args:
-        data: the folder of data sets.
-        folder: for models and exported files; what is there is used again.
-        start: the encoder.
-        settings: see `Settings`.
-    """
+    """All tables by name, and the details that belong to each."""
     tables: dict[str, Any] = {}
     details: dict[str, Row] = {}
     for name in settings.tables:

@@ -159,13 +159,7 @@ def whole(found: MinimalPairEvaluation) -> dict[str, Any]:
 
 
 def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows by method, and the details that belong to them.
-
-    Args:
-        data: the folder of data sets.
-        model: a pre-trained masked language model.
-        settings: see `Settings`.
-    """
+    """The rows by method, and the details that belong to them."""
     network = load_config(model_folder(model))
     details: dict[str, Any] = {
         "precision": "fp32",

@@ -82,10 +82,6 @@ class Newcomer:
     def follow(self, name: str, text: str) -> dict[str, Any]:
         """Take all steps of a page in a folder of its own.
 
-        Args:
-            name: of the page, relative to the repository.
-            text: its content.
-
         Returns:
             What was done, and the seconds that it took.
 

@@ -66,13 +66,7 @@ def steps_of(page: str) -> list[Step]:
 
 
 def commands_of(content: str, first: int, small: list[tuple[str, str]]) -> Iterator[Step]:
-    """The commands of a block; a backslash at a line's end joins it to the next.
-
-    Args:
-        content: the block.
-        first: the number of its first line.
-        small: beginnings of commands, and flags that make them small.
-    """
+    """The commands of a block; a backslash at a line's end joins it to the next."""
     waiting, begun = "", first
     for number, line in enumerate(content.splitlines(), start=first):
         begun = begun if waiting else number

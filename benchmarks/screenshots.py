@@ -43,11 +43,6 @@ ARGUMENTS = (
 def served(models: Sequence[str], limits: Limits | None = None, token: str = "") -> Iterator[str]:
     """A server of models in a thread of this process.
 
-    Args:
-        models: as `bertkit serve` takes them.
-        limits: of the server.
-        token: that it asks for.
-
     Returns: its address.
     """
     limits, metrics = limits or Limits(), Metrics()

@@ -79,11 +79,7 @@ def parse_words(words: Sequence[str]) -> Launch:
 
 
 def why_unsupported(options: Namespace) -> str:
-    """Return the error in its options that torchrun would only find while it starts, or "".
-
-    Args:
-        options: the options as parsed by torchrun's parser.
-    """
+    """Return the error in its options that torchrun would only find while it starts, or ""."""
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
     from torch.distributed.run import config_from_args
 

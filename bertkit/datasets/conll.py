@@ -341,10 +341,6 @@ def entity_scores(
 ) -> dict[str, float]:
     """Compute precision, recall and F1 of entities, which must match in boundaries and type.
 
-    Args:
-        gold: the gold tags of every sentence.
-        predicted: the predicted tags, as many per sentence.
-
     Returns:
         "precision", "recall" and "f1" over all entities, and "f1/PER" and so on for every gold or
         predicted type, as fractions of 1; a score without any entity to divide by is 0.

@@ -42,12 +42,7 @@ if TYPE_CHECKING:
 
 
 class CompactEmbeddings:
-    """A small word embedding matrix of the used rows, which replaces that of an encoder.
-
-    Args:
-        encoder: the encoder, which is changed until `restore` is called.
-        items: all items that it will be fine-tuned on.
-    """
+    """A small word embedding matrix of the used rows, which replaces that of an encoder."""
 
     def __init__(self, encoder: Encoder, items: Items) -> None:
         self.encoder = encoder
@@ -125,13 +120,7 @@ def updates_per_epoch(run: RunSettings, items: Items) -> int:
 
 
 class Schedule:
-    """The updates of a run and their learning rates.
-
-    Args:
-        run: batch size, peak learning rate and epochs.
-        tuning: the warm-up and the weight decay.
-        items: the training items.
-    """
+    """The updates of a run and their learning rates."""
 
     def __init__(self, run: RunSettings, tuning: TrainingSettings, items: Items) -> None:
         self.run, self.weight_decay = run, tuning.weight_decay

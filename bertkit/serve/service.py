@@ -56,12 +56,7 @@ class Predicted(NamedTuple):
 
 
 class Preparation:
-    """Threads that convert requests to sequences, and the jobs that they have.
-
-    Args:
-        threads: the number of threads.
-        name: the prefix of their names.
-    """
+    """Threads that convert requests to sequences, and the jobs that they have."""
 
     def __init__(self, threads: int, name: str) -> None:
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix=name)

@@ -243,11 +243,6 @@ def build_network(run: Run, init_from: Path | None) -> InitialNetwork:
 def claim_folder(run: Run, digest: str, held: ExitStack) -> list[str]:
     """Lock the run directory, check that all ranks agree, and write the recipe down.
 
-    Args:
-        run: see `Run`.
-        digest: the SHA-256 of the initial weights.
-        held: the stack that holds the lock.
-
     Returns:
         The changes since the run was started; [] on ranks other than rank 0.
     """
