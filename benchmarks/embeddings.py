@@ -12,7 +12,6 @@ those of sentence-transformers in fp32, and the lowest cosine is kept.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.contestants import fast_modes
-from benchmarks.record import data_folder, installed, new_parser, start_model, summary, write_result
+from benchmarks.record import (
+    data_folder,
+    installed,
+    new_parser,
+    start_model,
+    summary,
+    timed,
+    write_result,
+)
 from bertkit.datasets.glue import read_glue
 from bertkit.export.onnx import silence
 from bertkit.predict.embeddings import Embedder, load_embedder
@@ -69,16 +76,9 @@ def reference(model: Path, texts: Sequence[str], batches: Sequence[int]) -> tupl
         return lambda many: theirs.encode(list(many), batch_size=size, show_progress_bar=False)
 
     with_batch(batches[0])(texts[::8])
-    seconds = {size: timed(with_batch(size), texts)[0] for size in batches}
+    seconds = {size: timed(with_batch(size), texts)[1] for size in batches}
     best = min(batches, key=seconds.__getitem__)
     return with_batch(best), best
-
-
-def timed(contestant: Contestant, texts: Sequence[str]) -> tuple[float, np.ndarray]:
-    """Seconds, and the vectors."""
-    began = time.perf_counter()
-    vectors = contestant(texts)
-    return time.perf_counter() - began, vectors
 
 
 def measure(
@@ -91,7 +91,7 @@ def measure(
     vectors: dict[str, np.ndarray] = {}
     for _ in range(repeats):
         for name, contestant in contestants.items():
-            taken, vectors[name] = timed(contestant, texts)
+            vectors[name], taken = timed(contestant, texts)
             seconds[name].append(taken)
             print(name, f"{taken:.2f} s", flush=True)
     return {

@@ -9,7 +9,6 @@ its time each builds its optimizer, and bertkit its network too. Scores are comp
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from benchmarks.record import (
     precisions,
     start_model,
     summary,
+    timed,
     write_result,
 )
 from benchmarks.reference import glue
@@ -97,9 +97,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(arguments.repeats):
         for name, epoch in contestants.items():
-            began = time.perf_counter()
-            epoch()
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(timed(epoch)[1])
             print(name, f"{seconds[name][-1]:.1f} s", flush=True)
     rows: dict[str, Any] = {}
     for name, own_seconds in seconds.items():

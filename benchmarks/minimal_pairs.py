@@ -12,7 +12,6 @@ accuracy is shown beside the speed, not as a result.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import data_folder, installed, new_parser, summary, write_result
+from benchmarks.record import data_folder, installed, new_parser, summary, timed, write_result
 from bertkit.checkpoints.huggingface import load_config
 from bertkit.checkpoints.pretrained import model_folder
 from bertkit.config import read_recipe
@@ -111,26 +110,19 @@ def minicons(model: Path, method: str) -> Callable[[int], Scorer]:
     return lambda size: lambda texts: score(texts, size)
 
 
-def timed(scorer: Scorer, texts: Sequence[str]) -> tuple[float, np.ndarray]:
-    """Seconds, and the scores."""
-    began = time.perf_counter()
-    scores = scorer(texts)
-    return time.perf_counter() - began, scores
-
-
 def compare(
     model: Path, method: str, texts: Sequence[str], settings: Settings
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the row of a method, and the seconds of minicons by batch size."""
     own, theirs = ours(model, method), minicons(model, method)
     own(texts[:40])
-    tried = {size: timed(theirs(size), texts[::8])[0] for size in settings.batches}
+    tried = {size: timed(theirs(size), texts[::8])[1] for size in settings.batches}
     best = min(tried, key=tried.__getitem__)
     seconds: dict[str, list[float]] = {"bertkit": [], "minicons": []}
     difference = 0.0
     for _ in range(settings.repeats):
-        taken, scores = timed(own, texts)
-        their_time, their_scores = timed(theirs(best), texts)
+        scores, taken = timed(own, texts)
+        their_scores, their_time = timed(theirs(best), texts)
         seconds["bertkit"].append(taken)
         seconds["minicons"].append(their_time)
         difference = max(difference, float(np.abs(scores - their_scores).max()))

@@ -15,7 +15,6 @@ import json
 import lzma
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.prepare import PARTS, watched
-from benchmarks.record import data_folder, new_parser, summary, write_result
+from benchmarks.record import child_result, data_folder, new_parser, summary, write_result
 
 CHANGED = 0.02
 """Share of words that are replaced in each repetition."""
@@ -124,11 +123,9 @@ def measure_all(
 
 def child(name: str, corpus: Path, vocabulary: Path, out: Path, processes: int) -> dict[str, Any]:
     """One measurement in a process of its own; what it made is removed."""
-    command = [sys.executable, "-m", "benchmarks.preparation_scale", "--child", name]
-    command += [str(corpus), str(vocabulary), str(out), str(processes)]
-    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found = child_result(name, corpus, vocabulary, out, processes)
     shutil.rmtree(out)
-    return json.loads(result.stdout.strip().splitlines()[-1])
+    return found
 
 
 def work(name: str, corpus: str, vocabulary: str, out: str, processes: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -57,6 +60,21 @@ def new_parser(documentation: str, *, work: str = "") -> argparse.ArgumentParser
     if work:
         parser.add_argument("--work", type=Path, default=Path(work))
     return parser
+
+
+def timed(work: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """What a function returns, and the seconds that it took."""
+    began = time.perf_counter()
+    found = work(*arguments)
+    return found, time.perf_counter() - began
+
+
+def child_result(*arguments: str | Path | int) -> Any:
+    """What this program prints as JSON on its last line when it is run again with --child."""
+    module = f"benchmarks.{Path(sys.argv[0]).stem}"
+    command = [sys.executable, "-m", module, "--child", *map(str, arguments)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def data_folder(given: Path | None) -> Path:

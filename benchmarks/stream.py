@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import data_folder, new_parser, summary, write_result
+from benchmarks.record import data_folder, new_parser, summary, timed, write_result
 from bertkit.corpus.build import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.pretraining_data.loader import BatchBuilder, stream_steps
@@ -30,9 +30,8 @@ def measure(
     examples_rates, token_rates, planning = [], [], []
     for repeat in range(repeats):
         table = ExampleSampler(store, PairOptions(max_length=length), seed=repeat)
-        started = time.perf_counter()
-        rows = table.window_rows(0, 0)
-        planning.append(len(rows) / (time.perf_counter() - started))
+        rows, seconds = timed(table.window_rows, 0, 0)
+        planning.append(len(rows) / seconds)
         builder = BatchBuilder(store, masking, predictions, seed=repeat)
         steps = stream_steps(table, builder, batch_size=256, steps=40)
         next(steps)
