@@ -20,7 +20,7 @@ from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
 from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped, plain_lines
-from bertkit.text.sources import find_sources
+from bertkit.text.sources import one_source
 from bertkit.tokenizer.learn import LEARN_DEFAULTS, LearnOptions, count_sources
 from bertkit.tokenizer.train import choose_domain_words
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -96,9 +96,7 @@ def extend_vocabulary(
 
 def listed_words(file: str, counts: TextCounts) -> Iterator[tuple[str, str]]:
     """Yield the words of a file, each with its location ("file:line")."""
-    source, *more = find_sources([file], format="text")
-    if more:
-        raise BertkitError(f"--words {file} names {1 + len(more)} files; choose one")
+    source = one_source(file)
     lines = list(plain_lines(source, counts))
     if lines and not lines[-1][1]:
         lines.pop()  # the empty text after the last newline

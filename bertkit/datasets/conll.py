@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertkit.datasets.examples import WordsExample
-from bertkit.datasets.tabular import one_source
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
 from bertkit.text.lines import TextCounts, text_lines
-from bertkit.text.sources import DAMAGE, Source, one_line
+from bertkit.text.sources import DAMAGE, Source, one_line, one_source
 
 CONLL_SITE = "https://www.clips.uantwerpen.be/conll2003/ner/"
 REUTERS = "https://trec.nist.gov/data/reuters/reuters.html"

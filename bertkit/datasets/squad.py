@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from bertkit.datasets.examples import GoldAnswer, QuestionExample
-from bertkit.datasets.tabular import first_left_out, one_source, valid_text
+from bertkit.datasets.tabular import first_left_out, valid_text
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.lines import TextCounts
-from bertkit.text.sources import DAMAGE, DECOMPRESSORS, one_line, open_binary
+from bertkit.text.sources import DAMAGE, DECOMPRESSORS, one_line, one_source, open_binary
 
 SQUAD_SITE = "https://rajpurkar.github.io/SQuAD-explorer/"
 SQUAD_FILES = {

@@ -84,18 +84,6 @@ def numbered_rows(
                 yield number, f"{source.path}:{line}", row
 
 
-def one_source(path: str | Path) -> Source:
-    """Return the only file at a path, folder, glob or URL, whatever its extension.
-
-    Raises:
-        BertkitError: there is no file, or there are several.
-    """
-    [source, *more] = find_sources([str(path)], format="text")
-    if more:
-        raise BertkitError(f"{path} is {1 + len(more)} files; name one of them")
-    return source
-
-
 def file_rows(
     source: Source,
     counts: TextCounts,

@@ -35,7 +35,7 @@ from bertkit.tasks.task import NOTHING_UNKNOWN, Items
 from bertkit.tasks.token_classification import are_all_unique
 from bertkit.text.documents import optional_library
 from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
-from bertkit.text.sources import DECOMPRESSORS, extension, find_sources, source_format
+from bertkit.text.sources import DECOMPRESSORS, extension, one_source, source_format
 
 Given = Mapping[str, Any]
 """The column options that a caller gave; the others are those saved with the model."""
@@ -285,9 +285,7 @@ def plain_inputs(spec: TaskSpec, file: str, columns: Columns, counts: TextCounts
     if isinstance(columns, TextColumns) and columns.pair:
         raise BertkitError(f"{file}: plain text has no columns; give CSV or JSONL for pairs")
     example = LINE_EXAMPLES[spec.example]
-    [source, *more] = find_sources([file], format="text")
-    if more:
-        raise BertkitError(f"{file} is {1 + len(more)} files; predict them one by one")
+    source = one_source(file)
     used = document = 0
     for number, line in plain_lines(source, counts):
         place = f"{source.path}:{number}"

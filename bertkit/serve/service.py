@@ -277,9 +277,9 @@ def offers(model: ServedModel, route: str) -> bool:
     return route == "tokens" or route in model.operations
 
 
-def shorten_client_text(text: str, maximum: int = 60) -> str:
+def shorten_client_text(text: str) -> str:
     """Return a client's text shortened and escaped to one line, for use in a message."""
-    return text[:maximum].encode("unicode_escape").decode()
+    return text[:60].encode("unicode_escape").decode()
 
 
 def request_size(texts: Iterable[str | None]) -> int:
