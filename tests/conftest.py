@@ -150,6 +150,15 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
     return make
 
 
+def run(*words: object, status: int = 0) -> None:
+    """Run a command in this process; it must end with a status."""
+    from bertkit.cli.app import main
+
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    assert ended.value.code == status
+
+
 class Bomb:
     """Would make a file if a plain pickle loader met it."""
 

@@ -28,6 +28,7 @@ from bertkit.errors import BertkitError
 from bertkit.predict.files import predict_texts
 from bertkit.tasks.spec import SPECS
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import run
 
 TOY = """
 [model]
@@ -45,12 +46,6 @@ warmup_steps = 1
 [logging]
 held_out_sequences = 8
 """
-
-
-def run(*arguments: str, status: int = 0) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    assert exit_.value.code == status
 
 
 @pytest.fixture
@@ -477,9 +472,7 @@ def test_counted_losses_are_told_by_learn(
 def test_a_misspelt_command_is_answered_with_the_right_one(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
+    run(*words, status=2)
     assert message in capsys.readouterr().err
 
 
@@ -539,16 +532,12 @@ def test_threads_are_set_for_every_command(
     threads = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     try:
-        with pytest.raises(SystemExit) as ended:
-            main(["info", str(tmp_path), "--threads", "3"])
-        assert ended.value.code == 2
+        run("info", tmp_path, "--threads", "3", status=2)
         assert "holds no model" in capsys.readouterr().err
         assert torch.get_num_threads() == 3
         assert os.environ["OMP_NUM_THREADS"] == "3"
         for wrong in (["--threads", "none"], ["--threads=0"], ["--threads"]):
-            with pytest.raises(SystemExit) as ended:
-                main(["info", "m", *wrong])
-            assert ended.value.code == 2
+            run("info", "m", *wrong, status=2)
             assert "--threads takes a whole number" in capsys.readouterr().err
     finally:
         torch.set_num_threads(threads)

@@ -20,13 +20,13 @@ from tests.conftest import tiny_config
 TINY = tiny_config(30, hidden_size=8, intermediate_size=16, max_position_embeddings=16)
 
 
-def spread(encoder: torch.nn.Module) -> torch.nn.Module:
+def spread(model: Any) -> Any:
     """Weights large enough that a wrong term shows, biases and norms away from 0 and 1."""
     torch.manual_seed(1)
     with torch.no_grad():
-        for parameter in encoder.parameters():
+        for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    return encoder.eval()
+    return model.eval()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from bertkit.predict.features import Extraction, extract
 from bertkit.predict.text_vectors import read_lines
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import tiny_config
+from tests.conftest import run, tiny_config
 
 Write = Callable[[str, str], Path]
 TEXTS = ["River stone, meadow.", "", "walking zebra", "x" * 30, "lantern\t\u200b"]
@@ -153,9 +153,7 @@ def test_command(
 ) -> None:
     text = write("some.txt", f"river stone\n\n{LONG}\n")
     out = text.with_name("f.npy")
-    with pytest.raises(SystemExit) as end:
-        main(["features", str(pretrained), str(text), "--out", str(out), "--layers", "sum"])
-    assert end.value.code == 0
+    run("features", pretrained, text, "--out", out, "--layers", "sum")
     said = capsys.readouterr().err
     assert "3 texts" in said
     assert "1 in several windows, 0 cut, inputs without a known token: 1" in said
@@ -199,9 +197,7 @@ def test_damaged_text_is_named(pretrained: Path, tmp_path: Path, capsys: Any, na
     text.write_bytes(whole[:-9] if name == "a.txt.gz" else wrong)
     out = tmp_path / "f.npy"
     for verb in (["features"], ["predict", "embed"]):
-        with pytest.raises(SystemExit) as end:
-            main([*verb, str(pretrained), str(text), "--out", str(out), "--pooling", "mean"])
-        assert end.value.code == 2
+        run(*verb, pretrained, text, "--out", out, "--pooling", "mean", status=2)
         assert f"{text} cannot be read after line" in capsys.readouterr().err
         assert not out.exists()
 
@@ -229,9 +225,7 @@ def test_weights_of_a_tuned_model(tokenizer: Tokenizer, write: Write, capsys: An
         folder, model, tokenizer, {"task": "token-classification", "labels": ["O", "B-X"]}
     )
     out = text.with_name("f.npy")
-    with pytest.raises(SystemExit) as end:
-        main(["features", str(folder), str(text), "--out", str(out), "--layers", "weighted-sum"])
-    assert end.value.code == 0
+    run("features", folder, text, "--out", out, "--layers", "weighted-sum")
     [wanted] = extract(
         model.encoder,
         tokenizer,
