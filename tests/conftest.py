@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,6 +158,12 @@ def run(*words: object, status: int = 0) -> None:
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
     assert ended.value.code == status
+
+
+def python(*words: object, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, and keep what it prints."""
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=check, **options)
 
 
 class Bomb:

@@ -7,8 +7,6 @@ import io
 import json
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +26,7 @@ from bertkit.errors import BertkitError
 from bertkit.predict.files import predict_texts
 from bertkit.tasks.spec import SPECS
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import run
+from tests.conftest import python, run
 
 TOY = """
 [model]
@@ -495,13 +493,7 @@ def main():
 cli.main = main
 cli.run_program()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "WORLD_SIZE": ranks},
-    )
+    done = python("-c", script, env={**os.environ, "WORLD_SIZE": ranks})
     assert done.returncode == 3
     assert done.stdout.splitlines() == ["written, but in a buffer", *["cleaned"] * cleaned]
 

@@ -35,6 +35,7 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
 from bertkit.pretraining_data.batch import pack
 from bertkit.pretraining_data.loader import PretrainingBatch
+from tests.conftest import python
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ModelConfig(
@@ -128,10 +129,7 @@ for command in benchmark.COMMANDS:
 def run(*arguments: str) -> None:
     """Run Python without the shape checks of the tests, which torch.compile does not follow."""
     environment = {k: v for k, v in os.environ.items() if k != "BERTKIT_CHECK_SHAPES"}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    done = python(*arguments, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -259,9 +257,7 @@ for name in ("bertkit.training.pretrain", "benchmarks.gpu.__main__", "tests.conf
     importlib.import_module(name)
 print("imported")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = python("-c", code, cwd=ROOT)
     assert done.stdout == "imported\n", done.stderr[-1500:]
     page = (ROOT / "docs/gpu.md").read_text()
     assert [name for name in CARRIED if name.replace("_", "-") not in page] == []
