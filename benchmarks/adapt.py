@@ -10,7 +10,6 @@ the default settings, which depend on the number of rows. Finished steps are not
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality_data import dataset, make_slices
-from benchmarks.record import data_folder, made, summary, write_result
-from benchmarks.settings import start_model
+from benchmarks.record import data_folder, made, new_parser, start_model, summary, write_result
 from benchmarks.speedrun import finish_run
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.config import read_recipe
@@ -105,9 +103,7 @@ def measure(task: str, data: Path, work: Path, seeds: int, limit: int) -> dict[s
 
 def main() -> None:
     """Measure every task, and write the table after each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("runs/adapt"))
+    parser = new_parser(__doc__, work="runs/adapt")
     parser.add_argument("--tasks", nargs="+", choices=METRICS, default=[*METRICS])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--limit", type=int, default=0, help="the maximum number of labelled rows")

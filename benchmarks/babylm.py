@@ -13,13 +13,12 @@ counted as seconds of updates. The results file is written when the run has fini
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import data_folder, write_result
+from benchmarks.record import data_folder, new_parser, write_result
 from benchmarks.run_summary import minutes, summarize
 from benchmarks.speedrun import finish_run
 from bertkit.config import read_recipe
@@ -79,9 +78,7 @@ def make_corpus(data: Path, folder: Path) -> dict[str, int]:
 
 def main() -> None:
     """Make or finish the run, evaluate it, and write results/babylm.json."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("runs/babylm"))
+    parser = new_parser(__doc__, work="runs/babylm")
     arguments = parser.parse_args()
     data, work = data_folder(arguments.data), arguments.work
     words = make_corpus(data, work / "text")

@@ -10,7 +10,6 @@ other models and tasks.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 from dataclasses import replace
@@ -18,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality_data import dataset
-from benchmarks.record import ROOT, data_folder, write_result
-from benchmarks.settings import start_model
+from benchmarks.record import ROOT, data_folder, new_parser, start_model, write_result
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.files import read_json
 from bertkit.finetuning.finetune import finetune
@@ -114,9 +112,7 @@ def measure(name: str, model: Path, task: str, data: Path, work: Path) -> dict[s
 
 def main() -> None:
     """Measure, and write results/defaults.json after every row."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("runs/defaults"))
+    parser = new_parser(__doc__, work="runs/defaults")
     parser.add_argument("--model", nargs="*", default=[], help="NAME=FOLDER; MiniLM by default")
     parser.add_argument("--tasks", nargs="*", choices=ROWS, default=list(ROWS))
     options = parser.parse_args()

@@ -11,9 +11,7 @@ those of sentence-transformers in fp32, and the lowest cosine is kept.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +20,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.contestants import fast_modes
-from benchmarks.record import data_folder, installed, summary, write_result
-from benchmarks.settings import start_model
+from benchmarks.record import (
+    data_folder,
+    installed,
+    new_parser,
+    start_model,
+    summary,
+    timed,
+    write_result,
+)
 from bertkit.datasets.glue import read_glue
 from bertkit.export.onnx import silence
 from bertkit.predict.embeddings import Embedder, load_embedder
@@ -71,16 +76,9 @@ def reference(model: Path, texts: Sequence[str], batches: Sequence[int]) -> tupl
         return lambda many: theirs.encode(list(many), batch_size=size, show_progress_bar=False)
 
     with_batch(batches[0])(texts[::8])
-    seconds = {size: timed(with_batch(size), texts)[0] for size in batches}
+    seconds = {size: timed(with_batch(size), texts)[1] for size in batches}
     best = min(batches, key=seconds.__getitem__)
     return with_batch(best), best
-
-
-def timed(contestant: Contestant, texts: Sequence[str]) -> tuple[float, np.ndarray]:
-    """Seconds, and the vectors."""
-    began = time.perf_counter()
-    vectors = contestant(texts)
-    return time.perf_counter() - began, vectors
 
 
 def measure(
@@ -93,7 +91,7 @@ def measure(
     vectors: dict[str, np.ndarray] = {}
     for _ in range(repeats):
         for name, contestant in contestants.items():
-            taken, vectors[name] = timed(contestant, texts)
+            vectors[name], taken = timed(contestant, texts)
             seconds[name].append(taken)
             print(name, f"{taken:.2f} s", flush=True)
     return {
@@ -111,13 +109,7 @@ def measure(
 
 
 def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows, and the details that belong to them.
-
-    Args:
-        data: the folder of data sets.
-        model: a directory of sentence-transformers.
-        settings: see `Settings`.
-    """
+    """The rows, and the details that belong to them."""
     texts = sentences(data, settings.texts)
     theirs, batch = reference(model, texts, settings.batches)
     embedders: dict[str, Embedder] = {
@@ -139,8 +131,7 @@ def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], di
 
 def main() -> None:
     """Measure, and write the results file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="a few texts; writes no results")
     arguments = parser.parse_args()

@@ -8,18 +8,23 @@ its time each builds its optimizer, and bertkit its network too. Scores are comp
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.record import data_folder, precisions, summary, write_result
+from benchmarks.record import (
+    data_folder,
+    new_parser,
+    precisions,
+    start_model,
+    summary,
+    timed,
+    write_result,
+)
 from benchmarks.reference import glue
-from benchmarks.settings import start_model
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.datasets.glue import GLUE, read_glue
 from bertkit.finetuning.run import train_task
@@ -79,8 +84,7 @@ def theirs(precision: str, data: Path, examples: int) -> Callable[[], None]:
 
 def main() -> None:
     """Measure all four in turn."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--examples", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
@@ -93,9 +97,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(arguments.repeats):
         for name, epoch in contestants.items():
-            began = time.perf_counter()
-            epoch()
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(timed(epoch)[1])
             print(name, f"{seconds[name][-1]:.1f} s", flush=True)
     rows: dict[str, Any] = {}
     for name, own_seconds in seconds.items():

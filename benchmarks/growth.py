@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.pretraining import own_update
-from benchmarks.record import summary, write_result
+from benchmarks.record import summary, timed, write_result
 from benchmarks.workloads import forward_flops
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
@@ -129,13 +128,6 @@ def prepare(case: Case, precision: str) -> dict[str, Callable[[], object]]:
     return {"training": train, "inference": infer}
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    """Wall-clock time of one call."""
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
 def measure(
     cases: Sequence[Case], precision: str, repeats: int
 ) -> dict[Case, dict[str, list[float]]]:
@@ -147,7 +139,7 @@ def measure(
     for repeat in range(repeats + 1):
         for case, kinds in works.items():
             for kind in KINDS:
-                seconds = seconds_of(kinds[kind])
+                _, seconds = timed(kinds[kind])
                 if repeat:  # the first one warms up
                     taken[case][kind].append(seconds)
     return taken

@@ -19,7 +19,6 @@ of tuned models (`benchmarks.precisions`).
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -50,8 +49,7 @@ from benchmarks.contestants import (
 )
 from benchmarks.exports import fused_operators, write_model
 from benchmarks.peers import LIBRARIES, Setting, longest_first
-from benchmarks.record import data_folder, installed, summary, write_result
-from benchmarks.settings import start_model
+from benchmarks.record import data_folder, installed, new_parser, start_model, summary, write_result
 from benchmarks.workloads import SIZES, Workload, measure_peaks, read_workload, share_of_peak
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 
@@ -305,14 +303,7 @@ def measure_latency(workload: Workload, contest: Contest, settings: Settings) ->
 def run(
     data: Path, folder: Path, start: PretrainedWeights, settings: Settings
 ) -> tuple[dict[str, Any], dict[str, Row]]:
-    """All tables by name, and the details that belong to each.
-
-    Args:
-        data: the folder of data sets.
-        folder: for models and exported files; what is there is used again.
-        start: the encoder.
-        settings: see `Settings`.
-    """
+    """All tables by name, and the details that belong to each."""
     tables: dict[str, Any] = {}
     details: dict[str, Row] = {}
     for name in settings.tables:
@@ -359,8 +350,7 @@ def write_table(name: str, table: Any, details: Row) -> None:
 
 def main() -> None:
     """Measure the workloads, the latency and the scores."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--work", type=Path, help="keeps models and exports for the next time")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workloads", nargs="+", choices=TABLES, default=list(TABLES))

@@ -12,8 +12,6 @@ accuracy is shown beside the speed, not as a result.
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import data_folder, installed, summary, write_result
+from benchmarks.record import data_folder, installed, new_parser, summary, timed, write_result
 from bertkit.checkpoints.huggingface import load_config
 from bertkit.checkpoints.pretrained import model_folder
 from bertkit.config import read_recipe
@@ -112,26 +110,19 @@ def minicons(model: Path, method: str) -> Callable[[int], Scorer]:
     return lambda size: lambda texts: score(texts, size)
 
 
-def timed(scorer: Scorer, texts: Sequence[str]) -> tuple[float, np.ndarray]:
-    """Seconds, and the scores."""
-    began = time.perf_counter()
-    scores = scorer(texts)
-    return time.perf_counter() - began, scores
-
-
 def compare(
     model: Path, method: str, texts: Sequence[str], settings: Settings
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the row of a method, and the seconds of minicons by batch size."""
     own, theirs = ours(model, method), minicons(model, method)
     own(texts[:40])
-    tried = {size: timed(theirs(size), texts[::8])[0] for size in settings.batches}
+    tried = {size: timed(theirs(size), texts[::8])[1] for size in settings.batches}
     best = min(tried, key=tried.__getitem__)
     seconds: dict[str, list[float]] = {"bertkit": [], "minicons": []}
     difference = 0.0
     for _ in range(settings.repeats):
-        taken, scores = timed(own, texts)
-        their_time, their_scores = timed(theirs(best), texts)
+        scores, taken = timed(own, texts)
+        their_scores, their_time = timed(theirs(best), texts)
         seconds["bertkit"].append(taken)
         seconds["minicons"].append(their_time)
         difference = max(difference, float(np.abs(scores - their_scores).max()))
@@ -160,13 +151,7 @@ def whole(found: MinimalPairEvaluation) -> dict[str, Any]:
 
 
 def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows by method, and the details that belong to them.
-
-    Args:
-        data: the folder of data sets.
-        model: a pre-trained masked language model.
-        settings: see `Settings`.
-    """
+    """The rows by method, and the details that belong to them."""
     network = load_config(model_folder(model))
     details: dict[str, Any] = {
         "precision": "fp32",
@@ -189,9 +174,7 @@ def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], di
 
 def main() -> None:
     """Measure, and write the results file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("runs/minimal-pairs"))
+    parser = new_parser(__doc__, work="runs/minimal-pairs")
     parser.add_argument("--model", type=Path, help="a pre-trained model; by default a small one")
     parser.add_argument("--repeats", type=int, default=Settings.repeats)
     parser.add_argument("--quick", action="store_true", help="a few pairs; writes no results")

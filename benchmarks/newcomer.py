@@ -5,23 +5,277 @@
 
 The first makes a virtual environment in an empty folder, installs a wheel of this repository with
 the versions of constraints.txt, and runs every command and Python block of the pages with small
-made-up data (`newcomer_data`). It stops at the first surprise, with page and line: a status that is
-not 0, a warning, or output unlike the page's. Then it writes results/newcomer.json. The second uses
-an environment and a demo that are there and writes nothing. `newcomer_pages` says what a page's
-steps are, `newcomer_visit` how they are taken.
+made-up data. It stops at the first surprise, with page and line: a status that is not 0, a warning,
+or output unlike the page's. Then it writes results/newcomer.json. The second uses an environment
+and a demo that are there and writes nothing. `newcomer_pages` says what a page's steps are, and
+makes the data.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from benchmarks.newcomer_visit import START, Newcomer, SurpriseError
+from benchmarks.newcomer_pages import STAND_INS, Step, missing_output, placeholders_of, steps_of
 from benchmarks.record import ROOT, write_result
+
+START = "docs/start.md"
+"""The page that makes the environment and the demo that the others use."""
+SKIPPED = {
+    "README.md": {
+        "python3 -m venv": "docs/start.md makes the environment",
+        ". .venv/": "docs/start.md makes the environment",
+        "pip install torch": "an option for another index",
+        "pip install -c": "docs/start.md installs bertkit",
+        "bertkit demo": "docs/start.md runs the same demo",
+    },
+    "docs/index.md": {
+        "bertkit push": "needs an account on the hub",
+        "bertkit launch": "asks for eight processes and BERT-base",
+        "bertkit submit": "wants the predictions for all of GLUE",
+        "bertkit reproduce all": "takes hours",
+        "bertkit reproduce table-2": "takes a large GPU",
+    },
+}
+"""Page → beginning of a command → why it is not run."""
+INSTALLING = ("python3 -m venv", ". .venv/", "pip install")
+STATUSES = {"bertkit doctor": (0, 1)}
+"""Beginning of a command → its statuses; 1 of the doctor means that it found something."""
+UNEXPECTED = re.compile(r"Traceback \(most recent|\w*Warning: ")
+PREDICTING = ("bertkit predict", "bertkit evaluate")
+PATIENCE = 120
+"""Seconds for a server to become ready, and to end."""
+
+
+class SurpriseError(Exception):
+    """Something is not as the page says."""
+
+
+@dataclass
+class Newcomer:
+    """Where the pages are followed, and with what."""
+
+    folder: Path
+    programs: Path
+    """The folder of the environment's programs; they come first in PATH."""
+    wheel: Path | None
+    """What BERTKIT stands for; None where the environment is given, and nothing is installed."""
+    demo: Path | None = None
+    """A finished demo; None while there is none."""
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+
+    def follow(self, name: str, text: str) -> dict[str, Any]:
+        """Take all steps of a page in a folder of its own.
+
+        Returns:
+            What was done, and the seconds that it took.
+
+        Raises:
+            SurpriseError: with page and line.
+        """
+        steps = steps_of(text)
+        visit = Visit(self, name, self.folder / Path(name).stem)
+        visit.furnish(placeholders_of(steps))
+        begun = time.monotonic()
+        try:
+            for step in steps:
+                visit.take(step)
+                if visit.predicted and "first_result_seconds" not in visit.row:
+                    visit.row["first_result_seconds"] = round(time.monotonic() - begun, 1)
+            visit.end_server()
+        finally:
+            visit.abandon_server()
+        visit.row["seconds"] = round(time.monotonic() - begun, 1)
+        return visit.row
+
+
+class Visit:
+    """One page being followed.
+
+    Args:
+        newcomer: who follows it.
+        page: its name, for surprises.
+        folder: the working folder; made here.
+    """
+
+    def __init__(self, newcomer: Newcomer, page: str, folder: Path) -> None:
+        self.newcomer, self.page, self.folder = newcomer, page, folder
+        self.row: dict[str, Any] = {"page": page, "commands": 0, "python_blocks": 0, "skipped": 0}
+        self.printed = ""
+        """By the commands since the last output that was compared."""
+        self.was_skipped = False
+        """Whether one of these commands was left out."""
+        self.predicted = False
+        self.server: subprocess.Popen[bytes] | None = None
+        self.place = page
+        folder.mkdir(parents=True)
+
+    def furnish(self, placeholders: set[str]) -> None:
+        """Put what a reader of the page is supposed to have into the folder."""
+        shutil.copy(ROOT / "constraints.txt", self.folder)
+        for name in placeholders & set(STAND_INS):
+            STAND_INS[name](self.folder / name)
+        if self.page != START and self.newcomer.demo is not None:
+            self.take_demo()
+        if "MODEL" in placeholders:
+            (self.folder / "MODEL").symlink_to("runs/demo/model")
+
+    def take_demo(self) -> None:
+        """Have the finished demo where `bertkit demo` would have put it."""
+        assert self.newcomer.demo is not None
+        (self.folder / "runs").mkdir(exist_ok=True)
+        if not (self.folder / "runs" / "demo").exists():
+            (self.folder / "runs" / "demo").symlink_to(self.newcomer.demo.resolve())
+
+    def take(self, step: Step) -> None:
+        """One step."""
+        self.place = f"{self.page}:{step.line}"
+        if step.kind == "file":
+            (self.folder / step.name).write_text(step.text, encoding="utf-8")
+        elif step.kind == "python":
+            self.row["python_blocks"] += 1
+            self.run(["python", "-c", step.text])
+            self.predicted = True
+        elif step.kind == "output":
+            missing = missing_output(step.text, self.printed)
+            if missing and not self.was_skipped:
+                raise SurpriseError(f"{self.place}: not printed: {missing[0]}\n{self.printed}")
+            self.printed, self.was_skipped = "", False
+        else:
+            self.command(step.text)
+
+    def command(self, text: str) -> None:
+        """Run a command, begin a server, or note why neither is done."""
+        reason = self.reason_to_skip(text)
+        if reason:
+            print(f"{self.place}: left out, {reason}: {text}", flush=True)
+            self.row["skipped"] += 1
+            self.was_skipped = True
+            left_out = {"place": self.place, "command": text, "reason": reason}
+            self.newcomer.left_out.append(left_out)
+            return
+        print(f"{self.place}: {text}", flush=True)
+        self.row["commands"] += 1
+        if self.newcomer.wheel is not None:
+            text = re.sub(r"BERTKIT|(?<=')bertkit(?=\[)", str(self.newcomer.wheel), text)
+        if text.startswith("bertkit serve"):
+            self.begin_server(text)
+            return
+        if not text.startswith("curl"):
+            self.end_server()
+        self.run(["bash", "-c", text], statuses=status_of(text))
+        if text.startswith("bertkit demo"):
+            self.newcomer.demo = self.folder / "runs" / "demo"
+        self.predicted |= text.startswith(PREDICTING)
+
+    def reason_to_skip(self, text: str) -> str:
+        """Why a command is not run here; empty where it is."""
+        for beginning, reason in SKIPPED.get(self.page, {}).items():
+            if text.startswith(beginning):
+                return reason
+        if self.newcomer.wheel is None and text.startswith(INSTALLING):
+            return "the environment is given"
+        if text.startswith("bertkit demo") and self.newcomer.demo is not None:
+            self.take_demo()
+            return "the demo is given"
+        return ""
+
+    def run(self, command: list[str], statuses: tuple[int, ...] = (0,)) -> None:
+        """Run a program to its end and keep what it prints.
+
+        Raises:
+            SurpriseError: it fails or warns.
+        """
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        self.printed += done.stdout + "\n"
+        if done.returncode not in statuses:
+            raise SurpriseError(f"{self.place}: status {done.returncode}:\n{done.stdout}")
+        if found := UNEXPECTED.search(done.stdout):
+            raise SurpriseError(f"{self.place}: {found[0]} in what is printed:\n{done.stdout}")
+
+    def environment(self) -> dict[str, str]:
+        """The variables of a fresh login: no environment is active, no network cache is asked."""
+        path = f"{self.newcomer.programs}{os.pathsep}{os.environ['PATH']}"
+        left_out = {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "COLUMNS"}
+        return {key: value for key, value in os.environ.items() if key not in left_out} | {
+            "PATH": path
+        }
+
+    def begin_server(self, text: str) -> None:
+        """Start a server and wait until it is ready.
+
+        Raises:
+            SurpriseError: its port is taken, or it does not come up.
+        """
+        port = int(re.search(r"--port (\d+)", f"{text} --port 8000")[1])  # type: ignore[index]
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                raise SurpriseError(f"{self.place}: port {port} is in use on this machine")
+        with (self.folder / "server.log").open("wb") as log:
+            self.server = subprocess.Popen(
+                shlex.split(text), cwd=self.folder, env=self.environment(), stdout=log, stderr=log
+            )
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until and self.server.poll() is None:
+            with suppress(urllib.error.URLError, ConnectionError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5)
+                return
+            time.sleep(0.2)
+        raise SurpriseError(f"{self.place}: no server:\n{(self.folder / 'server.log').read_text()}")
+
+    def abandon_server(self) -> None:
+        """Leave no process behind after a surprise."""
+        if self.server is not None:
+            self.server.kill()
+            self.server.wait()
+
+    def end_server(self) -> None:
+        """Ctrl-C for the server, if there is one.
+
+        Raises:
+            SurpriseError: it does not end well.
+        """
+        server, self.server = self.server, None
+        if server is None:
+            return
+        server.send_signal(signal.SIGINT)
+        try:
+            status = server.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            raise SurpriseError(f"{self.place}: the server did not end after Ctrl-C") from None
+        if status not in {0, 130, -signal.SIGINT}:
+            raise SurpriseError(f"{self.place}: the server ended with status {status}")
+
+
+def status_of(command: str) -> tuple[int, ...]:
+    """The statuses that a command may end with."""
+    return next((s for text, s in STATUSES.items() if command.startswith(text)), (0,))
+
 
 PAGES = (
     START,

@@ -32,7 +32,6 @@ The page docs/open-questions.md has the results.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import tempfile
@@ -52,8 +51,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
 from benchmarks.defaults import folder_name, task_data, tuned_scores
-from benchmarks.record import data_folder, summary, write_result
-from benchmarks.settings import start_model
+from benchmarks.record import data_folder, new_parser, start_model, summary, write_result
 from benchmarks.text_choices import text_choices
 from benchmarks.word_vectors import static_vectors
 from bertkit.checkpoints.pretrained import read_pretrained
@@ -398,8 +396,7 @@ QUESTIONS = {
 
 def main() -> None:
     """Answer the questions, and write a results file for each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--questions", nargs="+", choices=QUESTIONS, default=[*QUESTIONS])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--work", type=Path, default=Path("runs/speedrun"), help="of the speedrun")

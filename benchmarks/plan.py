@@ -9,7 +9,6 @@ process held.
 
 from __future__ import annotations
 
-import argparse
 import lzma
 import multiprocessing
 import tempfile
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import data_folder, summary, write_result
+from benchmarks.record import data_folder, new_parser, summary, write_result
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.planning import GIB
@@ -110,8 +109,7 @@ def compare(forecasts: list[dict[str, float]], runs: list[dict[str, float]]) -> 
 
 def main() -> None:
     """Two sizes; forecasts and runs alternate."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="few updates; writes no results file")
     arguments = parser.parse_args()

@@ -8,7 +8,6 @@ The models of bertkit's own table are those of `benchmarks.quality`, read from i
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from benchmarks.contestants import (
 )
 from benchmarks.quality import METRICS
 from benchmarks.quality_data import dataset, make_slices
-from benchmarks.record import data_folder, write_result
+from benchmarks.record import data_folder, new_parser, write_result
 from benchmarks.workloads import Workload, flat
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import save_model
@@ -127,8 +126,7 @@ def peer_scores(
         sequences = flat(task.items(inputs, start.tokenizer))
         known = Workload(f"{name}-training", "classification", calibration)
         entries, absent = make_field(
-            *(model, own / "exported", known, torch.get_num_threads()),
-            classes=len(task.labels),
+            *(model, own / "exported", known, torch.get_num_threads()), classes=len(task.labels)
         )
         skipped |= absent
         expected = reference_outputs(entries[0], sequences)
@@ -143,9 +141,7 @@ def peer_scores(
 
 def main() -> None:
     """Score every tuned model in every precision."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("runs/quality"))
+    parser = new_parser(__doc__, work="runs/quality")
     arguments = parser.parse_args()
     data, work = data_folder(arguments.data), arguments.work
     make_slices(data, work / "slices")

@@ -11,12 +11,10 @@ tenth of a second, of what a process and its workers held.
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.prepare import PARTS, watched
-from benchmarks.record import data_folder, summary, write_result
+from benchmarks.record import child_result, data_folder, new_parser, summary, write_result
 
 CHANGED = 0.02
 """Share of words that are replaced in each repetition."""
@@ -41,8 +39,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         work(*sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--quick", action="store_true")
@@ -126,11 +123,9 @@ def measure_all(
 
 def child(name: str, corpus: Path, vocabulary: Path, out: Path, processes: int) -> dict[str, Any]:
     """One measurement in a process of its own; what it made is removed."""
-    command = [sys.executable, "-m", "benchmarks.preparation_scale", "--child", name]
-    command += [str(corpus), str(vocabulary), str(out), str(processes)]
-    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found = child_result(name, corpus, vocabulary, out, processes)
     shutil.rmtree(out)
-    return json.loads(result.stdout.strip().splitlines()[-1])
+    return found
 
 
 def work(name: str, corpus: str, vocabulary: str, out: str, processes: str) -> None:

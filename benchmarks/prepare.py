@@ -10,11 +10,9 @@ cannot be left out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import data_folder, summary, write_result
+from benchmarks.record import child_result, data_folder, new_parser, summary, timed, write_result
 
 PARTS = ("wiki_AA.txt.xz", "wiki_AB.txt.xz")
 
@@ -81,10 +79,7 @@ def measure(processes: int, vocabulary: Path, texts: list[Path], repeats: int) -
     found = []
     for _ in range(repeats):
         folder = Path(tempfile.mkdtemp())
-        command = [sys.executable, "-m", "benchmarks.prepare", "--child", str(processes)]
-        command += [str(folder / "store"), str(vocabulary), *map(str, texts)]
-        result = subprocess.run(command, check=True, capture_output=True, text=True)
-        found.append(json.loads(result.stdout.strip().splitlines()[-1]))
+        found.append(child_result(processes, folder / "store", vocabulary, *texts))
         shutil.rmtree(folder)
     return {
         "processes": processes,
@@ -106,9 +101,8 @@ def bare_rate(vocabulary: Path, text: Path, repeats: int) -> list[float]:
     pipeline = bare_pipeline(Tokenizer.load(vocabulary))
     rates = []
     for _ in range(repeats):
-        started = time.perf_counter()
-        pipeline.encode_batch_fast(sentences, add_special_tokens=False)
-        rates.append(megabytes / (time.perf_counter() - started))
+        _, seconds = timed(lambda: pipeline.encode_batch_fast(sentences, add_special_tokens=False))
+        rates.append(megabytes / seconds)
     return rates
 
 
@@ -117,8 +111,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         prepare_once(sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -10,9 +10,7 @@ its default attention. Rounds alternate between all four; a rate counts real tok
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.batches import padded
-from benchmarks.record import data_folder, precisions, summary, write_result
+from benchmarks.record import data_folder, new_parser, precisions, summary, timed, write_result
 from bertkit.checkpoints.save import save_model
 from bertkit.corpus.build import prepare
 from bertkit.corpus.store import TokenStore
@@ -102,9 +100,7 @@ def measure(store: TokenStore, width: int, repeats: int) -> dict[str, dict[str, 
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for batch in batches[:-1]:
         for name, update in contestants.items():
-            started = time.perf_counter()
-            update(batch)
-            rates[name].append(len(batch.packed.ids) / (time.perf_counter() - started))
+            rates[name].append(len(batch.packed.ids) / timed(update, batch)[1])
     return {f"4x{width}, {name}": row(name, rates, config, batches[:-1]) for name in contestants}
 
 
@@ -142,8 +138,7 @@ def row(
 
 def main() -> None:
     """Measure widths 256 and 512 at length 128."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()
     data = data_folder(arguments.data)

@@ -12,7 +12,6 @@ one day. After a change that should show in the scores, or of settings, begin wi
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Mapping
@@ -22,9 +21,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.quality_data import dataset, grid_values, make_slices, start_folder
-from benchmarks.record import ROOT, data_folder, made, summary, write_result
-from benchmarks.settings import SETTINGS, Setting
+from benchmarks.quality_data import (
+    SETTINGS,
+    Setting,
+    dataset,
+    grid_values,
+    make_slices,
+    start_folder,
+)
+from benchmarks.record import ROOT, data_folder, made, new_parser, summary, write_result
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.console import Console
 from bertkit.files import read_json, write_json
@@ -168,9 +173,7 @@ def row(own: list[float], theirs: list[float]) -> dict[str, Any]:
 
 def main() -> None:
     """Make bertkit's runs that are missing, then write the table of all tasks with both sides."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("runs/quality"))
+    parser = new_parser(__doc__, work="runs/quality")
     parser.add_argument("--tasks", nargs="*", default=list(SETTINGS))
     parser.add_argument("--seeds", type=int, default=3, help="the last one; they count from 1")
     parser.add_argument("--first-seed", type=int, default=1, help="leave out those before it")

@@ -1,4 +1,4 @@
-"""The data and the starts of bertkit's runs in the quality benchmark.
+"""The settings, the data and the starts of the quality benchmark, the same for both sides.
 
 Sets that are not used as a whole are fixed slices in their official formats (`make_slices`), which
 both sides read: bertkit and the reference.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.settings import SETTINGS, Setting, start_model
+from benchmarks.record import start_model
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.datasets.benchmarks import DataFiles
 from bertkit.datasets.columns import ChoiceColumns, TextColumns
@@ -20,6 +20,33 @@ from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
 from bertkit.tasks.data import TaskData, load_dataset
 from bertkit.tasks.windows import WindowLengths, WordWindows
+
+
+class Setting(NamedTuple):
+    """What a run needs besides the seed: warm-up 10 %, linear decay, decay 0.01."""
+
+    batch: int
+    learning_rate: float
+    epochs: int
+    start: str = ""
+    """The task whose model, of bertkit's first seed, both sides begin with; "": the encoder."""
+
+
+SETTINGS = {
+    "mrpc": Setting(32, 1e-4, 3),
+    "cola": Setting(32, 1e-4, 3),
+    "rte": Setting(32, 1e-4, 3),
+    "sts-b": Setting(32, 1e-4, 3),
+    "arc-easy": Setting(16, 1e-4, 2),
+    "conll-2003": Setting(32, 1e-4, 2),
+    "conll-2003-documents": Setting(2, 1e-4, 2),
+    "sst-2": Setting(32, 1e-4, 1),
+    "mnli-10k": Setting(32, 1e-4, 2),
+    "qqp-10k": Setting(32, 1e-4, 2),
+    "squad-1.1": Setting(16, 1e-4, 1),
+    "squad-2.0": Setting(16, 1e-4, 1, "squad-1.1"),
+}
+
 
 ARC = ChoiceColumns(text="0", choices=("1", "2", "3", "4"), label="5", header=False)
 ARC_FILES = ("arc_easy_train2251.csv", "arc_easy_dev570.csv")

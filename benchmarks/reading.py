@@ -15,18 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.record import summary, write_result
+from benchmarks.record import child_result, summary, timed, write_result
 from bertkit.corpus.store import ARRAYS, ShardInfo, TokenStore
 from bertkit.corpus.writers import DocumentArrays, write_manifest, write_shard
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
@@ -112,11 +110,7 @@ def random_documents(tokens: int, rng: np.random.Generator) -> DocumentArrays:
 
 def repeated(folder: Path, repeats: int) -> dict[str, Any]:
     """Medians and spreads over processes that measure the same store."""
-    runs = []
-    for repeat in range(repeats):
-        command = [sys.executable, "-m", "benchmarks.reading", "--child", str(folder), str(repeat)]
-        result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        runs.append(json.loads(result.stdout.strip().splitlines()[-1]))
+    runs = [child_result(folder, repeat) for repeat in range(repeats)]
     return {key: summary([run[key] for run in runs]) for key in runs[0]}
 
 
@@ -157,13 +151,6 @@ def measure(folder: Path, seed: int) -> dict[str, float]:
         "random_rows_per_second": len(scattered) / reading,
         "own_megabytes": own_megabytes() - before,
     }
-
-
-def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What a function returns, and its seconds."""
-    started = time.perf_counter()
-    result = work()
-    return result, time.perf_counter() - started
 
 
 def batches(builder: Any, rows: np.ndarray) -> None:

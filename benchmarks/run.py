@@ -5,12 +5,10 @@ python -m benchmarks.run --data FOLDER
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
-from pathlib import Path
 
-from benchmarks.record import data_folder
+from benchmarks.record import data_folder, new_parser
 
 BENCHMARKS = (
     "tokenization",
@@ -31,8 +29,7 @@ BENCHMARKS = (
 
 def main() -> None:
     """Run all, then bring README's tables up to date."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     data = data_folder(parser.parse_args().data)
     for name in BENCHMARKS:
         command = [sys.executable, "-m", f"benchmarks.{name}", "--data", str(data)]

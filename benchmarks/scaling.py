@@ -13,7 +13,6 @@ the sequences per second that NVIDIA published for BERT-large on 8 and on 256 A1
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -27,7 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.plan import recipe_of, wikipedia_store
-from benchmarks.record import data_folder, summary, write_result
+from benchmarks.record import data_folder, new_parser, summary, write_result
 from bertkit.corpus.store import TokenStore
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters
@@ -230,8 +229,7 @@ def published(length: int) -> float:
 
 def main() -> None:
     """Measure, calculate, write both files."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--plan-only", action="store_true", help="the arithmetic alone")
     parser.add_argument("--quick", action="store_true", help="few updates; writes no results file")

@@ -15,7 +15,6 @@ different --seeds or --tasks may share a work folder.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import tempfile
@@ -25,10 +24,9 @@ from typing import Any
 
 from benchmarks import reference
 from benchmarks.quality import LaterSeeds, Runs, Scored, with_runs
-from benchmarks.quality_data import dataset, grid_values
-from benchmarks.record import ROOT, data_folder, made, write_result
-from benchmarks.settings import SETTINGS as QUALITY
-from benchmarks.settings import Setting, start_model
+from benchmarks.quality_data import SETTINGS as QUALITY
+from benchmarks.quality_data import Setting, dataset, grid_values
+from benchmarks.record import ROOT, data_folder, made, new_parser, start_model, write_result
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import read_json, write_json, write_text
 from bertkit.finetuning.finetune import finetune
@@ -142,9 +140,7 @@ def rows_of(runs: dict[str, dict[str, Runs]]) -> dict[str, Any]:
 
 def main() -> None:
     """Make the runs that are missing, and write the table after each seed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("runs/seeds"))
+    parser = new_parser(__doc__, work="runs/seeds")
     parser.add_argument("--tasks", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--seeds", nargs="*", type=int, default=list(range(1, 13)))
     parser.add_argument("--precision", default="bf16", help="of both sides: fp32 or bf16")

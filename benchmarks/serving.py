@@ -2,14 +2,13 @@
 
 Contestants are processes of their own, all of them up all the time, and take turns; the clients are
 one process more (`serving_clients.py`). Every contestant gets the same texts, one a request. Then
-`bertkit serve` gets many requests of every sort (`serving_mixed.py`).
+`bertkit serve` gets many requests of every sort.
 
     python -m benchmarks.serving --data FOLDER
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import socket
@@ -30,9 +29,15 @@ import numpy as np
 import torch
 
 from benchmarks.exports import silence, write_fused, write_plain
-from benchmarks.record import data_folder, precisions, summary, write_result
-from benchmarks.serving_mixed import stress
-from benchmarks.settings import start_model
+from benchmarks.record import (
+    data_folder,
+    new_parser,
+    precisions,
+    start_model,
+    summary,
+    write_result,
+)
+from benchmarks.serving_clients import stress
 from benchmarks.tokenization import read_sentences
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
@@ -272,8 +277,7 @@ def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Row], R
 
 def main() -> None:
     """Measure and write `results/serving.json` and `results/serving-requests.json`."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=Settings.repeats)
     parser.add_argument("--seconds", type=float, default=Settings.seconds)
     parser.add_argument("--quick", action="store_true", help="a second each; writes no results")

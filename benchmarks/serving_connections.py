@@ -8,7 +8,6 @@ a new connection for each probe, as a load balancer does. It takes about a minut
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import statistics
@@ -22,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import data_folder, write_result
+from benchmarks.record import data_folder, new_parser, start_model, write_result
 from benchmarks.serving import Contestant, load, read_texts, running, write_classifier
-from benchmarks.settings import start_model
 from bertkit.checkpoints.pretrained import read_pretrained
 
 CLIENTS = 200
@@ -94,8 +92,7 @@ def under_load(
 
 def main() -> None:
     """Measure and write `results/serving-connections.json`."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--quick", action="store_true", help="two seconds; writes no results")

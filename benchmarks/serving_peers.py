@@ -79,13 +79,7 @@ KINDS = {"transformers": with_transformers, "onnxruntime": with_onnxruntime}
 
 
 def make_app(kind: str, style: str, folder: Path) -> FastAPI:
-    """The application.
-
-    Args:
-        kind: one of `KINDS`.
-        style: "def" or "async def".
-        folder: the model directory.
-    """
+    """The application."""
     classify = KINDS[kind](folder)
     app = FastAPI()
 

@@ -5,15 +5,13 @@ It shows the commands at work in minutes. It says nothing about quality: that is
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import data_folder, write_result
-from benchmarks.settings import start_model
+from benchmarks.record import data_folder, new_parser, start_model, write_result
 from bertkit.datasets.benchmarks import DataFiles
 from bertkit.datasets.columns import ChoiceColumns
 from bertkit.files import write_json, write_text
@@ -68,8 +66,7 @@ def slices(data: Path, out: Path) -> dict[str, DataFiles]:
 
 def main() -> None:
     """Run all, and write what they printed for dev."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     data = data_folder(parser.parse_args().data)
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,6 @@ weights is kept: a replay on the same machine ends with the same bytes.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import ROOT, data_folder, made, write_result
+from benchmarks.record import ROOT, data_folder, made, new_parser, write_result
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.config import read_recipe
 from bertkit.corpus.from_text import TextOptions, store_from_text
@@ -167,9 +166,7 @@ def main() -> None:
     """Make the runs that are missing, and write the table after each."""
     known = sorted(path.stem for path in RECIPES.glob("*.toml"))
     known.sort(key=lambda name: name != BASELINE)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("runs/speedrun"))
+    parser = new_parser(__doc__, work="runs/speedrun")
     parser.add_argument("--recipes", nargs="+", choices=known, default=known)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     arguments = parser.parse_args()

@@ -5,7 +5,6 @@ python -m benchmarks.stream --data FOLDER
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import data_folder, summary, write_result
+from benchmarks.record import data_folder, new_parser, summary, timed, write_result
 from bertkit.corpus.build import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.pretraining_data.loader import BatchBuilder, stream_steps
@@ -31,9 +30,8 @@ def measure(
     examples_rates, token_rates, planning = [], [], []
     for repeat in range(repeats):
         table = ExampleSampler(store, PairOptions(max_length=length), seed=repeat)
-        started = time.perf_counter()
-        rows = table.window_rows(0, 0)
-        planning.append(len(rows) / (time.perf_counter() - started))
+        rows, seconds = timed(table.window_rows, 0, 0)
+        planning.append(len(rows) / seconds)
         builder = BatchBuilder(store, masking, predictions, seed=repeat)
         steps = stream_steps(table, builder, batch_size=256, steps=40)
         next(steps)
@@ -56,8 +54,7 @@ def measure(
 
 def main() -> None:
     """Prepare one Wikipedia part, then measure both lengths and whole-word masking."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     data = data_folder(arguments.data)

@@ -12,7 +12,6 @@ Repeats go through all of them in turn.
 
 from __future__ import annotations
 
-import argparse
 import lzma
 import os
 import re
@@ -24,7 +23,7 @@ from unittest import mock
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # before tokenizers is imported
 
-from benchmarks.record import data_folder, installed, summary, write_result
+from benchmarks.record import data_folder, installed, new_parser, summary, write_result
 from bertkit.tokenizer.compiled import wordpiece_library
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -136,8 +135,7 @@ def ratios(own: Sequence[float], other: Sequence[float]) -> list[float]:
 
 def main() -> None:
     """Measure both vocabularies, print the rates, write results/tokenization.json."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--megabytes", type=float, default=40.0)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()

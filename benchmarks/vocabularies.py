@@ -20,14 +20,13 @@ import argparse
 import math
 import multiprocessing
 import resource
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import data_folder, write_result
+from benchmarks.record import data_folder, new_parser, timed, write_result
 from bertkit.tokenizer.count import count_words
 from bertkit.tokenizer.train import CRITERIA, learn_from_counts, measure_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -54,13 +53,6 @@ def peak_megabytes() -> float:
         [line] = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
         return int(line.split()[1]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What some work gives, and the seconds it took."""
-    started = time.perf_counter()
-    found = work()
-    return found, time.perf_counter() - started
 
 
 def learn_one(
@@ -216,8 +208,7 @@ def train_all(
 
 def parse() -> argparse.Namespace:
     """The options; --quick shows the whole thing at work in about a minute."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser = new_parser(__doc__)
     parser.add_argument("--size", type=int, default=16_000)
     parser.add_argument("--megabytes", type=float, help="of wiki_AA to learn from; all of it")
     parser.add_argument("--documents", type=int, default=1_000, help="of wiki_AB to measure on")

@@ -30,8 +30,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.defaults import folder_name, task_data, tuned_scores
-from benchmarks.record import summary
-from benchmarks.settings import start_model
+from benchmarks.record import start_model, summary
 from benchmarks.text_choices import CHOICES, make_network
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model

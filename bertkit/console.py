@@ -129,12 +129,13 @@ class Console:
         if now - self.printed >= self.interval:
             self._print_pending(now)
 
-    def say(self, message: str) -> None:
-        """Print a line, above the bar if there is one."""
-        if self.bar is not None:
-            self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(message, file=self.stream, flush=True)
+    def say(self, *lines: str) -> None:
+        """Print lines, above the bar if there is one."""
+        for line in lines:
+            if self.bar is not None:
+                self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            else:
+                print(line, file=self.stream, flush=True)
 
     def close(self) -> None:
         """Remove the bar, or show the last state; calling this again does nothing."""

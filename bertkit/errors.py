@@ -80,12 +80,7 @@ def refuse_one(given: object, what: str) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint for a misspelt name: `; did you mean 'x'?`, or the list of known names.
-
-    Args:
-        name: the name that the user wrote.
-        known: the names that are accepted.
-    """
+    """Return a hint for a misspelt name: `; did you mean 'x'?`, or the list of known names."""
     candidates = sorted(known)
     close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     if close:

@@ -42,14 +42,19 @@ def usable_cores() -> int:
 
 
 def worker_count(processes: int) -> int:
-    """Return how many processes share the work, where 0 stands for one per usable core.
+    """Return the number of worker processes for a number of processes that share the work.
+
+    Args:
+        processes: the number of processes; 0 for one per usable core. One process does the work
+            itself, so it has 0 workers.
 
     Raises:
         BertkitError: the number is negative.
     """
     if processes < 0:
         raise BertkitError(f"--processes must be 0 or more, got {processes}", code="number")
-    return processes or usable_cores()
+    count = processes or usable_cores()
+    return count if count > 1 else 0
 
 
 def keep_freed_memory() -> None:

@@ -14,7 +14,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from benchmarks.settings import start_model
+from benchmarks.record import start_model
 
 PAGE = Path(__file__).with_name("notebook.ipynb")
 CELLS = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,13 +69,14 @@ def known_speed() -> Iterator[None]:
         yield
 
 
-def tiny_config(tokenizer: Tokenizer, **changes: Any) -> ModelConfig:
+def tiny_config(vocabulary: Tokenizer | int, **changes: Any) -> ModelConfig:
     """The sizes of a network that is made and run in milliseconds, with changes."""
     from bertkit.model.encoder import ModelConfig  # instrumented, so not before pytest has begun
 
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 64, "max_position_embeddings": 40}
-    return ModelConfig(vocab_size=tokenizer.size, **{**sizes, **changes})
+    size = vocabulary if isinstance(vocabulary, int) else vocabulary.size
+    return ModelConfig(vocab_size=size, **{**sizes, **changes})
 
 
 @pytest.fixture(scope="session")
@@ -147,3 +149,28 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
         return path
 
     return make
+
+
+def run(*words: object, status: int = 0) -> None:
+    """Run a command in this process; it must end with a status."""
+    from bertkit.cli.app import main
+
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    assert ended.value.code == status
+
+
+def python(*words: object, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, and keep what it prints."""
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=check, **options)
+
+
+class Bomb:
+    """Would make a file if a plain pickle loader met it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))

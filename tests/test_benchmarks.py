@@ -52,7 +52,7 @@ from benchmarks.contestants import (
 from benchmarks.exports import CLASSES, fused_operators, write_model
 from benchmarks.peers import INPUTS, LIBRARIES, Padded, Server, Setting, longest_first, padded
 from benchmarks.quality_data import dataset, make_slices
-from benchmarks.settings import start_model
+from benchmarks.record import start_model
 from benchmarks.workloads import Workload, forward_flops, read_workload, short_lengths
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model

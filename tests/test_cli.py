@@ -7,8 +7,6 @@ import io
 import json
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +26,7 @@ from bertkit.errors import BertkitError
 from bertkit.predict.files import predict_texts
 from bertkit.tasks.spec import SPECS
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import python, run
 
 TOY = """
 [model]
@@ -45,12 +44,6 @@ warmup_steps = 1
 [logging]
 held_out_sequences = 8
 """
-
-
-def run(*arguments: str, status: int = 0) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    assert exit_.value.code == status
 
 
 @pytest.fixture
@@ -477,9 +470,7 @@ def test_counted_losses_are_told_by_learn(
 def test_a_misspelt_command_is_answered_with_the_right_one(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
+    run(*words, status=2)
     assert message in capsys.readouterr().err
 
 
@@ -502,13 +493,7 @@ def main():
 cli.main = main
 cli.run_program()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "WORLD_SIZE": ranks},
-    )
+    done = python("-c", script, env={**os.environ, "WORLD_SIZE": ranks})
     assert done.returncode == 3
     assert done.stdout.splitlines() == ["written, but in a buffer", *["cleaned"] * cleaned]
 
@@ -539,16 +524,12 @@ def test_threads_are_set_for_every_command(
     threads = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     try:
-        with pytest.raises(SystemExit) as ended:
-            main(["info", str(tmp_path), "--threads", "3"])
-        assert ended.value.code == 2
+        run("info", tmp_path, "--threads", "3", status=2)
         assert "holds no model" in capsys.readouterr().err
         assert torch.get_num_threads() == 3
         assert os.environ["OMP_NUM_THREADS"] == "3"
         for wrong in (["--threads", "none"], ["--threads=0"], ["--threads"]):
-            with pytest.raises(SystemExit) as ended:
-                main(["info", "m", *wrong])
-            assert ended.value.code == 2
+            run("info", "m", *wrong, status=2)
             assert "--threads takes a whole number" in capsys.readouterr().err
     finally:
         torch.set_num_threads(threads)
@@ -575,9 +556,7 @@ def test_flags_that_a_command_lacks_are_not_suggested(
     assert "--epochs?" not in said
 
 
-def test_the_command_is_found_behind_the_number_of_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_command_is_found_behind_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert app.command_of(["--threads", "2", "serve", "m"]) == "serve"
     assert app.command_of(["--threads=2", "serve"]) == app.command_of(["serve"]) == "serve"
     assert app.command_of([]) == app.command_of(["--threads"]) == ""

@@ -23,9 +23,7 @@ def few_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     real = data.source_files
     monkeypatch.setattr(data, "TEXT_LIBRARIES", ())
     monkeypatch.setattr(
-        data,
-        "source_files",
-        lambda: (item for item in real() if item[0].partition(".")[0] in FEW),
+        data, "source_files", lambda: (item for item in real() if item[0].partition(".")[0] in FEW)
     )
     monkeypatch.setattr(data, "LABELLED", 60)
     monkeypatch.setattr(data, "TESTED", 40)

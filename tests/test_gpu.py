@@ -21,8 +21,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu.batches import make_batches
-from benchmarks.gpu.rounding import round_packed, shape_above
+from benchmarks.gpu.batches import make_batches, round_packed, shape_above
 from bertkit.corpus.store import TokenStore
 from bertkit.model import attention as attention_module
 from bertkit.model.encoder import Encoder, ModelConfig

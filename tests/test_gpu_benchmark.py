@@ -18,15 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.gpu import __main__ as benchmark
-from benchmarks.gpu.batches import draw_lengths, make_batches
-from benchmarks.gpu.contestants import chosen_kernel
-from benchmarks.gpu.rounding import (
+from benchmarks.gpu.batches import (
     Shape,
+    draw_lengths,
+    make_batches,
     on_rounded_batches,
     round_batch,
     round_packed,
     shape_above,
 )
+from benchmarks.gpu.contestants import chosen_kernel
 from benchmarks.gpu.setup import NO_TIME, Setup
 from benchmarks.gpu.train import Contestant, Race
 from bertkit.model.encoder import ModelConfig
@@ -34,6 +35,7 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
 from bertkit.pretraining_data.batch import pack
 from bertkit.pretraining_data.loader import PretrainingBatch
+from tests.conftest import python
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ModelConfig(
@@ -127,10 +129,7 @@ for command in benchmark.COMMANDS:
 def run(*arguments: str) -> None:
     """Run Python without the shape checks of the tests, which torch.compile does not follow."""
     environment = {k: v for k, v in os.environ.items() if k != "BERTKIT_CHECK_SHAPES"}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    done = python(*arguments, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -258,9 +257,7 @@ for name in ("bertkit.training.pretrain", "benchmarks.gpu.__main__", "tests.conf
     importlib.import_module(name)
 print("imported")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = python("-c", code, cwd=ROOT)
     assert done.stdout == "imported\n", done.stderr[-1500:]
     page = (ROOT / "docs/gpu.md").read_text()
     assert [name for name in CARRIED if name.replace("_", "-") not in page] == []

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import newcomer
-from benchmarks.newcomer_data import GIVEN, STAND_INS
-from benchmarks.newcomer_pages import missing_output, placeholders_of, steps_of
-from benchmarks.newcomer_visit import SKIPPED, START, Newcomer, SurpriseError, status_of
+from benchmarks.newcomer import SKIPPED, START, Newcomer, SurpriseError, status_of
+from benchmarks.newcomer_pages import GIVEN, STAND_INS, missing_output, placeholders_of, steps_of
 from bertkit.datasets.benchmarks import DataFiles
 from bertkit.datasets.columns import TextColumns
 from bertkit.tasks.data import load_dataset

@@ -21,6 +21,7 @@ from bertkit.objectives import (
 from bertkit.pretraining_data.batch import pack
 from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.training.recipe import Objectives
+from tests.conftest import tiny_config
 
 
 def batch_of(
@@ -47,8 +48,7 @@ class Fixed(PretrainingModel):
 
 def test_losses_by_hand() -> None:
     model = Fixed(
-        torch.tensor([[0.0, 0.0, 0.0], [math.log(2), 0.0, 0.0]]),
-        torch.tensor([[math.log(3), 0.0]]),
+        torch.tensor([[0.0, 0.0, 0.0], [math.log(2), 0.0, 0.0]]), torch.tensor([[math.log(3), 0.0]])
     )
     batch = batch_of([[5, 6, 7]], [0, 1], [2, 0], [0])
     sums = pretraining_objective(model, batch)
@@ -122,13 +122,8 @@ def test_right_counts_rows() -> None:
 
 def test_micro_batches_with_unequal_targets_give_the_gradient_of_the_whole() -> None:
     torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=30,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=8,
+    config = tiny_config(
+        30, hidden_size=8, num_hidden_layers=1, intermediate_size=16, max_position_embeddings=8
     )
     model = PretrainingModel(config).eval()
     sequences = [[1, 2, 3, 4, 5], [6, 7, 8], [9, 10, 11, 12]]

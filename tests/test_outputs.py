@@ -14,6 +14,7 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.outputs import OWN_FILES, Read, Written, matches, path_mark, types_in
 from docs.commands import every_command
+from tests.conftest import run
 from tests.test_cli import TOY
 
 INPUTS = {"--model", "--tokenizer", "--ensemble", "--init-from", "--path", "--store"}
@@ -247,9 +248,7 @@ def test_an_output_that_is_a_link_is_written_where_the_link_points(
         assert target.read_text().startswith("{")
     link.unlink()
     link.symlink_to(tmp_path / "other.txt")
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor", str(store.folder), "--json", str(link)])
-    assert ended.value.code == 2
+    run("doctor", store.folder, "--json", link, status=2)
     assert not (tmp_path / "other.txt").exists()
 
 
@@ -261,9 +260,7 @@ def test_a_folder_that_is_a_link_is_filled_where_the_link_points(
     target.mkdir(parents=True)
     link.symlink_to(target)
     for command in (["clean", str(text)], ["learn", str(text), "--size", "60"]):
-        with pytest.raises(SystemExit) as ended:
-            main([*command, "--out", str(link)])
-        assert ended.value.code == 0
+        run(*command, "--out", link)
         assert link.is_symlink()
     assert {"part-00000.jsonl.zst", "vocab.txt"} <= {path.name for path in target.iterdir()}
     assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "big", "out"}
@@ -286,9 +283,7 @@ def test_the_files_of_runs_models_and_stores_are_known(corpus_text: str, tmp_pat
         ["finetune", "classification", "--train", labelled, "--model", run, "--out", tuned],
     ]
     for words in commands:
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        assert ended.value.code == 0
+        run(*words)
     for folder in (run, tuned):
         for path in folder.rglob("*"):
             inside = path.relative_to(folder)

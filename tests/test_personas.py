@@ -20,7 +20,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from benchmarks.newcomer_data import STAND_INS
+from benchmarks.newcomer_pages import STAND_INS
 from bertkit.checkpoints.save import save_model
 from bertkit.model.heads import PretrainingModel
 from bertkit.tokenizer.wordpiece import Tokenizer

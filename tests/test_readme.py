@@ -12,11 +12,12 @@ import pytest
 
 import bertkit
 from benchmarks import charts, tables
-from bertkit import ModelConfig, Tokenizer
+from bertkit import Tokenizer
 from bertkit.checkpoints.save import save_model
 from bertkit.cli.app import COMMANDS, SUBCOMMANDS, application
 from bertkit.config import shipped_recipes
 from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
+from tests.conftest import tiny_config
 from tests.markdown import DOCUMENTS, ROOT, blocks, commands, section
 from tests.test_imports import RANK
 
@@ -135,11 +136,10 @@ def test_the_python_of_the_overview_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config = ModelConfig(
-        vocab_size=tokenizer.size,
+    config = tiny_config(
+        tokenizer,
         hidden_size=16,
         num_hidden_layers=1,
-        num_attention_heads=2,
         intermediate_size=32,
         max_position_embeddings=128,
     )

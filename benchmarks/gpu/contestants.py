@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.gpu.batches import Both, Padded
-from benchmarks.gpu.rounding import on_rounded_batches
+from benchmarks.gpu.batches import Both, Padded, on_rounded_batches
 from benchmarks.gpu.setup import Setup
 from bertkit.model import attention
 from bertkit.model.encoder import Encoder, ModelConfig

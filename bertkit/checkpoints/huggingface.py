@@ -40,11 +40,7 @@ from bertkit.model.heads import PretrainingModel
 
 Model = TypeVar("Model", bound=nn.Module)
 
-ACTIVATION_NAMES = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
+ACTIVATION_NAMES = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 """transformers' activation names → bertkit's."""
 
 SUPPORTED = {

@@ -205,7 +205,8 @@ def read_bundle_index(data: bytes, path: Path) -> tuple[int, dict[str, Entry]]:
 def read_entry(data: bytes) -> Entry:
     """Decode a BundleEntryProto."""
     fields = decode_fields(data)
-    dimensions = [decode_fields(raw) for raw in decode_fields(nested_message(fields, 2)).get(2, [])]
+    shape = decode_fields(fields.get(2, [b""])[-1])
+    dimensions = [decode_fields(raw) for raw in shape.get(2, [])]
     return Entry(
         dtype=decode_number(fields, 1),
         shape=tuple(decode_number(dimension, 1) for dimension in dimensions),
@@ -222,14 +223,6 @@ def decode_number(fields: ProtoFields, field: int) -> int:
     value = fields.get(field, [0])[-1]
     if not isinstance(value, int):
         raise ValueError(f"field {field} is not a number")
-    return value
-
-
-def nested_message(fields: ProtoFields, field: int) -> bytes:
-    """Return a nested message without decoding it; empty if it is absent."""
-    value = fields.get(field, [b""])[-1]
-    if not isinstance(value, bytes):
-        raise ValueError(f"field {field} is not a message")
     return value
 
 

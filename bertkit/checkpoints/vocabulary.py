@@ -20,7 +20,7 @@ from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
 from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped, plain_lines
-from bertkit.text.sources import find_sources
+from bertkit.text.sources import one_source
 from bertkit.tokenizer.learn import LEARN_DEFAULTS, LearnOptions, count_sources
 from bertkit.tokenizer.train import choose_domain_words
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -89,17 +89,14 @@ def extend_vocabulary(
             wanted = [(word, f"words[{index}]") for index, word in enumerate(words)]
         extension = extend_tokenizer(start.tokenizer, wanted, counts, place=place)
         write_extended(start, extension, out, place=place, init=init)
-        for line in describe_skipped(counts.skipped, counts.examples):
-            shown.say(line)
+        shown.say(*describe_skipped(counts.skipped, counts.examples))
         shown.say(describe_words(extension, out))
     return extension
 
 
 def listed_words(file: str, counts: TextCounts) -> Iterator[tuple[str, str]]:
     """Yield the words of a file, each with its location ("file:line")."""
-    source, *more = find_sources([file], format="text")
-    if more:
-        raise BertkitError(f"--words {file} names {1 + len(more)} files; choose one")
+    source = one_source(file)
     lines = list(plain_lines(source, counts))
     if lines and not lines[-1][1]:
         lines.pop()  # the empty text after the last newline
@@ -108,17 +105,12 @@ def listed_words(file: str, counts: TextCounts) -> Iterator[tuple[str, str]]:
 
 
 def words_from_text(
-    paths: Sequence[str],
-    number: int,
-    tokenizer: Tokenizer,
-    options: LearnOptions,
-    console: Console,
+    paths: Sequence[str], number: int, tokenizer: Tokenizer, options: LearnOptions, console: Console
 ) -> list[tuple[str, str]]:
     """Return the words of a text that the vocabulary splits, most saved tokens first."""
     skipped = TextCounts().skipped
     counts, _ = count_sources(paths, console, options, skipped, tokenizer.strip_accents)
-    for line in describe_skipped(skipped, {}):
-        console.say(line)
+    console.say(*describe_skipped(skipped, {}))
     frequent = {word: times for word, times in counts.items() if times >= MIN_OCCURRENCES}
     chosen = choose_domain_words(tokenizer, frequent, number)
     encoded = zip(counts.items(), tokenizer.encode_batch(list(counts)), strict=True)

@@ -38,9 +38,7 @@ LIBRARY = re.compile(r"\.(so|dll|dylib)\b|undefined symbol|DLL load failed")
 """What the system says when it cannot load a library that torch or another package needs."""
 MIXED = "packages of different builds may be mixed: install torch anew, in a new environment"
 COMMAND_GROUPS = {
-    "Start": {
-        "demo": "Pre-train and fine-tune a small BERT on text that comes with Python.",
-    },
+    "Start": {"demo": "Pre-train and fine-tune a small BERT on text that comes with Python."},
     "Text": {
         "clean": "Remove duplicates and low-quality documents from text.",
         "learn": "Learn a WordPiece vocabulary from text.",
@@ -68,9 +66,7 @@ COMMAND_GROUPS = {
         "push": "Publish a model on the Hugging Face hub.",
         "explain": "Follow one example through a model, from characters to losses.",
     },
-    "The paper": {
-        "reproduce": "Reproduce the paper's tables and figure at a chosen scale.",
-    },
+    "The paper": {"reproduce": "Reproduce the paper's tables and figure at a chosen scale."},
 }
 COMMANDS = {name: text for group in COMMAND_GROUPS.values() for name, text in group.items()}
 SUBCOMMANDS = {

@@ -32,9 +32,7 @@ class Launch(NamedTuple):
     """The processes per host, as torchrun accepts them: a number, auto, cpu or gpu."""
 
 
-def launch_command(
-    *words: Annotated[str, Parameter(allow_leading_hyphen=True)],
-) -> None:
+def launch_command(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
     """Run a command in several processes that work together, on one host or on several.
 
     Everything before the command is passed to torchrun: --nproc-per-node, --nnodes,
@@ -81,11 +79,7 @@ def parse_words(words: Sequence[str]) -> Launch:
 
 
 def why_unsupported(options: Namespace) -> str:
-    """Return the error in its options that torchrun would only find while it starts, or "".
-
-    Args:
-        options: the options as parsed by torchrun's parser.
-    """
+    """Return the error in its options that torchrun would only find while it starts, or ""."""
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
     from torch.distributed.run import config_from_args
 

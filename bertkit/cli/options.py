@@ -15,8 +15,7 @@ from cyclopts import Parameter
 from bertkit.outputs import TEXT, Written
 
 AnyModel = Annotated[
-    Path,
-    Parameter(help="A model directory, a run, a model of the hub, or a Google checkpoint."),
+    Path, Parameter(help="A model directory, a run, a model of the hub, or a Google checkpoint.")
 ]
 PretrainedModel = Annotated[
     Path, Parameter(help="A pre-trained model: a model directory, a run, or a model of the hub.")

@@ -42,11 +42,6 @@ def reproduce_command(
         Only render the results that exist.
     """
     stopped_by = bertkit.reproduce_tables(
-        *(tables, out),
-        scale=scale,
-        sources=sources,
-        device=device,
-        plan=plan,
-        render=render,
+        *(tables, out), scale=scale, sources=sources, device=device, plan=plan, render=render
     )
     return 128 + stopped_by if stopped_by else 0

@@ -29,11 +29,7 @@ CHECK_SECONDS = 0.5
 
 
 class EndedError(KeyboardInterrupt):
-    """A signal has asked the process to end; code that does not catch Ctrl-C does not catch it.
-
-    Args:
-        number: the number of the signal.
-    """
+    """A signal has asked the process to end; code that does not catch Ctrl-C does not catch it."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -97,11 +93,7 @@ ESCAPED = "bertkit-escaped"
 
 
 def escape(error: UnicodeError) -> tuple[str, int]:
-    """Escape characters that a stream cannot encode as in JSON, so that JSON lines stay valid.
-
-    Args:
-        error: the error that the encoder raised.
-    """
+    """Escape characters that a stream cannot encode as in JSON, so that JSON lines stay valid."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")

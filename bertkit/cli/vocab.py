@@ -106,8 +106,7 @@ def measure_command(
 
         report = measure_vocabulary(loaded, islice(told(), max_documents)).as_dict()
         console.close()
-        for line in describe_skipped(counts.skipped, counts.examples):
-            console.say(line)
+        console.say(*describe_skipped(counts.skipped, counts.examples))
     report = {"documents": counts.documents, "vocabulary": loaded.size, **report}
     if json is not None:
         write_json(json, {"tokenizer": str(tokenizer), "paths": list(paths), **report})

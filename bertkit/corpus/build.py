@@ -89,8 +89,7 @@ def prepare(
         results = prepare_parts(parts, tokenizer, folder, options, workers, shown)
         store = finish_store(folder, tokenizer, options, sources, results)
         shown.close()
-        for line in describe_store(store):
-            shown.say(line)
+        shown.say(*describe_store(store))
     return store
 
 
@@ -149,8 +148,7 @@ def prepare_share(
         except HeldError:
             shown.say(f"{folder}: all parts are complete; another process writes the manifest")
             return None
-        for line in describe_store(store):
-            shown.say(line)
+        shown.say(*describe_store(store))
     return store
 
 
@@ -206,8 +204,8 @@ def prepare_parts(
     work = partial(
         tokenize_block, tokenizer=tokenizer, language=options.language, held_out=options.held_out
     )
-    results, others = [], processes if processes > 1 else 0
-    with Workers(work, others, command="prepare", flag="--processes") as workers:
+    results = []
+    with Workers(work, processes, command="prepare", flag="--processes") as workers:
         for part in parts:
             made = prepare_part(
                 *(part, folder, workers),

@@ -141,8 +141,8 @@ def judge_blocks(
     blocks: Iterable[list[str]], options: CleanOptions, processes: int
 ) -> Iterator[tuple[list[str], list[Verdict]]]:
     """Yield (documents, verdicts) in the order of the blocks."""
-    work, others = partial(judge_block, options=options), processes if processes > 1 else 0
-    with Workers(work, others, command="clean", flag="--processes") as workers:
+    work = partial(judge_block, options=options)
+    with Workers(work, processes, command="clean", flag="--processes") as workers:
         yield from workers.run(blocks)
 
 
@@ -218,8 +218,7 @@ def clean(
         with open_writer(out) as write:
             cleaned = clean_documents(reader, write, options, workers, shown)
         shown.close()
-        for line in describe_clean(cleaned, out):
-            shown.say(line)
+        shown.say(*describe_clean(cleaned, out))
     return cleaned
 
 

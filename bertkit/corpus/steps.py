@@ -10,8 +10,9 @@ bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -178,7 +179,9 @@ def prepare_part(
         progress(earlier.text)
         return earlier
     counts = TextCounts()
-    documents = _part_documents(part, counts, column)
+    documents = chain.from_iterable(
+        read_documents(source, counts, column=column) for source in part.sources
+    )
     for _ in range(writer.documents_done):
         if next(documents, None) is None:
             raise BertkitError(
@@ -189,8 +192,3 @@ def prepare_part(
         writer.append(len(texts), block)
         progress(counts)
     return writer.finish(counts)
-
-
-def _part_documents(part: CorpusPart, counts: TextCounts, column: str) -> Iterator[str]:
-    for source in part.sources:
-        yield from read_documents(source, counts, column=column)

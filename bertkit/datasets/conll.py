@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertkit.datasets.examples import WordsExample
-from bertkit.datasets.tabular import one_source
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
 from bertkit.text.lines import TextCounts, text_lines
-from bertkit.text.sources import DAMAGE, Source, one_line
+from bertkit.text.sources import DAMAGE, Source, one_line, one_source
 
 CONLL_SITE = "https://www.clips.uantwerpen.be/conll2003/ner/"
 REUTERS = "https://trec.nist.gov/data/reuters/reuters.html"
@@ -196,11 +195,7 @@ class WordRow(NamedTuple):
 
 
 def sentence_rows(
-    source: Source,
-    counts: TextCounts,
-    word_column: int,
-    tag_column: int | None,
-    untagged_ok: bool,
+    source: Source, counts: TextCounts, word_column: int, tag_column: int | None, untagged_ok: bool
 ) -> Iterator[tuple[int, list[WordRow]]]:
     """Yield (first line, rows) of every sentence; a line that starts a document has no rows."""
     rows: list[WordRow] = []
@@ -344,10 +339,6 @@ def entity_scores(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> dict[str, float]:
     """Compute precision, recall and F1 of entities, which must match in boundaries and type.
-
-    Args:
-        gold: the gold tags of every sentence.
-        predicted: the predicted tags, as many per sentence.
 
     Returns:
         "precision", "recall" and "f1" over all entities, and "f1/PER" and so on for every gold or

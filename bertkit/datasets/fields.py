@@ -14,13 +14,7 @@ from typing import Any
 
 from bertkit.datasets.conll import SPACES, TAG
 from bertkit.datasets.squad import with_text
-from bertkit.datasets.tabular import (
-    Fields,
-    label_name,
-    refuse_python_list,
-    valid_text,
-    value_name,
-)
+from bertkit.datasets.tabular import Fields, label_name, refuse_python_list, valid_text, value_name
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.lines import TextCounts
 

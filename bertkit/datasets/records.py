@@ -11,12 +11,7 @@ from bertkit.text.lines import TextCounts
 
 
 class MissingColumnError(BertkitError):
-    """No row of a file or of data in memory has a column that is needed.
-
-    Args:
-        message: the error message, one line.
-        column: the name of the column.
-    """
+    """No row of a file or of data in memory has a column that is needed."""
 
     code = "column"
 

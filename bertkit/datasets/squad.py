@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from bertkit.datasets.examples import GoldAnswer, QuestionExample
-from bertkit.datasets.tabular import first_left_out, one_source, valid_text
+from bertkit.datasets.tabular import first_left_out, valid_text
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.lines import TextCounts
-from bertkit.text.sources import DAMAGE, DECOMPRESSORS, one_line, open_binary
+from bertkit.text.sources import DAMAGE, DECOMPRESSORS, one_line, one_source, open_binary
 
 SQUAD_SITE = "https://rajpurkar.github.io/SQuAD-explorer/"
 SQUAD_FILES = {
@@ -223,10 +223,7 @@ def make_question(
             counts.note(f"empty {name}, kept" if scoring else f"empty {name}", place)
             if not scoring:
                 return None
-    question, context = (
-        valid_text(question, place, counts),
-        valid_text(context, place, counts),
-    )
+    question, context = (valid_text(question, place, counts), valid_text(context, place, counts))
     if not answers:
         return QuestionExample(
             question_id, question, context, None if answers is None else (), place

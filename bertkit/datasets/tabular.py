@@ -17,9 +17,9 @@ from typing import Any
 
 from bertkit.datasets.records import MissingColumnError, Records
 from bertkit.errors import BertkitError, nearest
-from bertkit.text.documents import LONE_SURROGATE, PARQUET_ROWS, optional_library
+from bertkit.text.documents import LONE_SURROGATE, open_data_set, open_parquet, parquet_rows
 from bertkit.text.lines import TextCounts, split_rows, text_lines
-from bertkit.text.sources import DAMAGE, Source, find_sources, one_line, open_binary
+from bertkit.text.sources import DAMAGE, Source, find_sources, one_line
 
 PYTHON_LIST = re.compile(r"""\[['"].*['"]\]|\{['"](text|answer_start)['"]:.*\}""", re.DOTALL)
 """A list or object in Python's notation, as pandas writes it to CSV; it cannot be parsed safely."""
@@ -84,18 +84,6 @@ def numbered_rows(
                 yield number, f"{source.path}:{line}", row
 
 
-def one_source(path: str | Path) -> Source:
-    """Return the only file at a path, folder, glob or URL, whatever its extension.
-
-    Raises:
-        BertkitError: there is no file, or there are several.
-    """
-    [source, *more] = find_sources([str(path)], format="text")
-    if more:
-        raise BertkitError(f"{path} is {1 + len(more)} files; name one of them")
-    return source
-
-
 def file_rows(
     source: Source,
     counts: TextCounts,
@@ -111,7 +99,7 @@ def file_rows(
         "csv": lambda: separated_rows(source, counts, header, columns, whole=whole),
         "tsv": lambda: separated_rows(source, counts, header, columns, whole=whole),
         "jsonl": lambda: jsonl_records(source, counts),
-        "parquet": lambda: parquet_rows(source, columns, whole=whole),
+        "parquet": lambda: parquet_records(source, columns, whole=whole),
         "huggingface": lambda: huggingface_records(source, columns, whole=whole),
     }
     if source.format not in readers:
@@ -235,46 +223,30 @@ def jsonl_records(source: Source, counts: TextCounts) -> Iterator[FileRow]:
         )
 
 
-def parquet_rows(
+def parquet_records(
     source: Source, columns: Sequence[str], *, whole: bool = False
 ) -> Iterator[FileRow]:
-    """Yield the rows of a Parquet file in batches, with the class names that `datasets` stored."""
-    parquet = optional_library("pyarrow.parquet", "Parquet files")
-    arrow_error = optional_library("pyarrow", "Parquet files").ArrowException
-    with open_binary(source.path, decompress=False) as stream:
-        try:
-            file = parquet.ParquetFile(stream)
-            require_columns(source.path, columns, file.schema_arrow.names)
-            named = named_columns(features_in(file.schema_arrow.metadata))
-            wanted = None if whole or not columns else list(columns)
-            batches = file.iter_batches(batch_size=PARQUET_ROWS, columns=wanted)
-            rows = (row for batch in batches for row in batch.to_pylist())
-            for number, row in enumerate(rows, 1):
-                yield number, row | names_in(row, named, f"{source.path}:{number}")
-        except arrow_error as error:
-            raise OSError(one_line(error)) from error
+    """Yield the rows of a Parquet file, with the class names that `datasets` stored."""
+    with open_parquet(source) as file:
+        require_columns(source.path, columns, file.schema_arrow.names)
+        named = named_columns(features_in(file.schema_arrow.metadata))
+        wanted = None if whole or not columns else list(columns)
+        for number, row in parquet_rows(file, wanted):
+            yield number, {**row, **names_in(row, named, f"{source.path}:{number}")}
 
 
 def huggingface_records(
     source: Source, columns: Sequence[str], *, whole: bool = False
 ) -> Iterator[FileRow]:
     """Yield the rows of a data set, with class numbers replaced by its class names."""
-    datasets = optional_library("datasets", "Hugging Face data sets")
-    _, name, config, split = source.path.split(":")
-    try:
-        rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
-        if rows.column_names:
-            require_columns(source.path, columns, rows.column_names)
-            rows = rows.select_columns(list(columns)) if columns and not whole else rows
+    with open_data_set(source) as found:
+        if found.column_names:
+            require_columns(source.path, columns, found.column_names)
+        only = found.column_names and columns and not whole
+        rows = found.select_columns(list(columns)) if only else found
         named = named_columns(rows.features.to_dict() if rows.features else {})
         for number, row in enumerate(rows, 1):
             yield number, row | names_in(row, named, f"{source.path}:{number}")
-    except BertkitError:
-        raise
-    except Exception as error:  # the library raises the errors of many others
-        raise BertkitError(
-            f"cannot load {source.path} ({one_line(error)}); check name, config, split and network"
-        ) from error
 
 
 def features_in(metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:

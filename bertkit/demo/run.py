@@ -130,8 +130,7 @@ def run_demo(out: Path, console: Console, recipe: PretrainRecipe | None = None) 
     accuracies = compare_starts(model, tokenizer, task, console)
     parts = sections(accuracies, task, Predictor(model, tokenizer, choose_device("cpu")))
     write_json(out / "demo.json", {"sections": parts, "accuracies": accuracies})
-    for line in demo_summary(out, parts):
-        console.say(line)
+    console.say(*demo_summary(out, parts))
     console.say(f"report: {write_report(out)}")
     return None
 

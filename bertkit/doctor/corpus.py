@@ -240,8 +240,9 @@ def check_vocabulary_use(store: TokenStore, tokenizer: Tokenizer | None) -> list
     unknown = float(counts[tokenizer.unk_id] / total)
     words = int(counts[~tokenizer.continuation].sum())
     fertility = total / max(1, words)
-    spare = {index for index, token in enumerate(tokenizer.vocabulary) if is_spare(token)}
-    ordinary = np.array([index not in spare for index in range(tokenizer.size)])
+    ordinary = np.array(  # text contains neither special nor [unused...] tokens
+        [not (t in SPECIAL_TOKENS or t.startswith("[unused")) for t in tokenizer.vocabulary]
+    )
     unused = float((counts[ordinary] == 0).mean()) if ordinary.any() else 0.0
     learn = "learn a vocabulary from this text (`bertkit learn`), or use one of its language"
     return [
@@ -281,8 +282,3 @@ def check_pairs(store: TokenStore, shards: list[int], pair: str) -> list[Finding
     where = f"{measured.examples:,} examples of length {PAIR_LENGTH}"
     where += "" if len(chosen) == len(store.shards) else " (from the start of the corpus)"
     return pair_findings(measured.random_share, measured.cut_share, where, pair)
-
-
-def is_spare(token: str) -> bool:
-    """Return whether a token is a special or an `[unused...]` one, which text does not contain."""
-    return token in SPECIAL_TOKENS or token.startswith("[unused")

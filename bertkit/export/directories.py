@@ -53,7 +53,7 @@ IN_GOOGLE = {
         "pretraining",
         "words",
         "encoder",
-    ),
+    )
 }
 OTHER_OUTPUT_NAMES = {"sop_logits": "seq_relationship_logits"}
 """The name of an output in transformers' ALBERT class → its name in `OUTPUTS`."""

@@ -163,11 +163,9 @@ def export_model(
             check = replace(check, parts=parts, examples=inputs)
         if dev:
             check = replace(check, labelled=labelled_inputs(source, dev, given, counts), dev=dev)
-        for line in describe_skipped(counts.skipped, counts.examples):
-            shown.say(line)
+        shown.say(*describe_skipped(counts.skipped, counts.examples))
         manifest = write_export(source, to, Path(out), check)
-        for line in describe_export(Path(out), manifest):
-            shown.say(line)
+        shown.say(*describe_export(Path(out), manifest))
         if kept := kept_card(Path(out)):
             shown.say(kept)
     return manifest

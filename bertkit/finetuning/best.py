@@ -52,11 +52,7 @@ def read_written(out: Path) -> dict[str, Any]:
 
 
 def write_best(
-    out: Path,
-    scorer: Scorer,
-    cards: TunedCards,
-    results: Sequence[RunResult],
-    latest: LatestRun,
+    out: Path, scorer: Scorer, cards: TunedCards, results: Sequence[RunResult], latest: LatestRun
 ) -> None:
     """Write predictions on dev and test, the best model with its card, and `results.json`."""
     best = best_run(results)

@@ -57,15 +57,7 @@ MAX_CARD_LABELS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class TunedCards:
-    """What the cards of all runs of a folder have in common.
-
-    Args:
-        start: the weights that the runs are initialised from.
-        scorer: the data, the task and its baselines.
-        train: the encoded training inputs.
-        training: the settings that all runs share.
-        head: the head on the encoder.
-    """
+    """What the cards of all runs of a folder have in common."""
 
     start: PretrainedWeights
     scorer: Scorer

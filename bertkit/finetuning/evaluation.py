@@ -104,11 +104,6 @@ class Scorer:
     ) -> dict[str, float]:
         """Return the scores of labelled inputs, with those of the user's metrics.
 
-        Args:
-            task: the task with its thresholds.
-            inputs: labelled examples.
-            predictions: one for each input.
-
         Raises:
             BertkitError: a metric of the user does not return a finite number.
         """

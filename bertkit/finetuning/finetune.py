@@ -163,8 +163,7 @@ class FinetuningRun:
             start = start.with_dropout(settings.training.dropout)
         self.data, self.start, self.out, self.console = data, start, out, console
         fit = start.config.hidden_size, len(data.train), data.task.task_type
-        for line in settings.grid.reasons(*fit):
-            console.say(line)
+        console.say(*settings.grid.reasons(*fit))
         grid = settings.grid.chosen(*fit)
         settings = dataclasses.replace(settings, grid=grid)
         self.settings, self.metrics, self.on_record = settings, metrics, on_record
@@ -212,8 +211,7 @@ class FinetuningRun:
 
     def _encode(self) -> None:
         """Tokenise every split once, and print a description of it."""
-        for line in describe_skipped(self.data.counts.skipped, self.data.counts.examples):
-            self.console.say(line)
+        self.console.say(*describe_skipped(self.data.counts.skipped, self.data.counts.examples))
         for name, inputs in (("train", self.data.train), *self.data.dev):
             check_labelled(name, inputs)
         tokenizer = self.start.tokenizer
@@ -258,8 +256,7 @@ class FinetuningRun:
                 "there is no dropout, as in the checkpoint; BERT has 0.1 (--dropout 0.1)"
             )
         notes = device_notes(self.device, self.precision, self.start.config)
-        for line in (*notes, *busy_note()):
-            self.console.say(line)
+        self.console.say(*notes, *busy_note())
 
     def run(self) -> RunResult:
         """Train all missing runs, then write the model and results of the best one.
@@ -393,12 +390,7 @@ class FinetuningRun:
         return RunLog(Journal(folder, resume_step=done, track=track, on_record=tell), self.console)
 
     def save(
-        self,
-        folder: Path,
-        model: TaskModel,
-        task: Task,
-        run: RunSettings,
-        scores: Scores,
+        self, folder: Path, model: TaskModel, task: Task, run: RunSettings, scores: Scores
     ) -> None:
         """Save the model of a run with everything needed to use it."""
         details = tuned_details(

@@ -42,12 +42,7 @@ if TYPE_CHECKING:
 
 
 class CompactEmbeddings:
-    """A small word embedding matrix of the used rows, which replaces that of an encoder.
-
-    Args:
-        encoder: the encoder, which is changed until `restore` is called.
-        items: all items that it will be fine-tuned on.
-    """
+    """A small word embedding matrix of the used rows, which replaces that of an encoder."""
 
     def __init__(self, encoder: Encoder, items: Items) -> None:
         self.encoder = encoder
@@ -125,13 +120,7 @@ def updates_per_epoch(run: RunSettings, items: Items) -> int:
 
 
 class Schedule:
-    """The updates of a run and their learning rates.
-
-    Args:
-        run: batch size, peak learning rate and epochs.
-        tuning: the warm-up and the weight decay.
-        items: the training items.
-    """
+    """The updates of a run and their learning rates."""
 
     def __init__(self, run: RunSettings, tuning: TrainingSettings, items: Items) -> None:
         self.run, self.weight_decay = run, tuning.weight_decay
@@ -143,10 +132,7 @@ class Schedule:
     def rate(self, step: int) -> float:
         """Return the learning rate of the update after `step` updates."""
         return learning_rate(
-            step,
-            peak=self.run.learning_rate,
-            warmup_steps=self.warmup,
-            total_steps=self.total,
+            step, peak=self.run.learning_rate, warmup_steps=self.warmup, total_steps=self.total
         )
 
     def shrinkage(self, step: int) -> float:
@@ -228,8 +214,7 @@ def train_task(
             stack.callback(writer.close)
             made = restore_run(writer, evaluation, notes.append)
         log = stack.enter_context(open_log(made))
-        for line in notes:
-            log.console.say(line)
+        log.console.say(*notes)
         known = {"inputs": items.inputs, "steps_total": schedule.total, "precision": precision}
         log.write({"kind": "start", "step": made, **asdict(run), "tuning": asdict(tuning), **known})
         log.console.start(schedule.total, made, title=title)

@@ -277,13 +277,7 @@ def bilstm_units(tensors: Mapping[str, Tensor]) -> int:
 
 
 def take_head(model: nn.Module, tensors: dict[str, Tensor], what: str, directory: Path) -> None:
-    """Load the tensors of a head file into a model.
-
-    Args:
-        model: the model, whose encoders stay as they are.
-        tensors: the content of the head file.
-        what: a name for the head, for the error message.
-        directory: the model directory, for error messages.
+    """Load the tensors of a head file into a model; `what` names the head in messages.
 
     Raises:
         BertkitError: names, shapes or dtypes differ from the head's, or a value is not finite.

@@ -181,9 +181,6 @@ class SingleQuery:
     A score is q (W_k x + b_k) = (q W_k) x + q b_k, whose last term is the same for all tokens, and
     the result is W_v (sum of weights * x) + b_v. So keys and values are computed for no token, only
     two products for each query: a fifteenth of the work for a sentence of fifteen tokens.
-
-    Args:
-        layer: the layer whose weights are used.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -258,11 +255,7 @@ class Int8Product:
     """
 
     def __init__(
-        self,
-        linear: nn.Linear,
-        dtype: torch.dtype = torch.float32,
-        *,
-        after_gelu: bool = False,
+        self, linear: nn.Linear, dtype: torch.dtype = torch.float32, *, after_gelu: bool = False
     ) -> None:
         assert linear.bias is not None
         weight = linear.weight.detach().float()

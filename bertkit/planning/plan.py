@@ -93,8 +93,7 @@ def plan(
     with console_or_new(console) as shown:
         size = measure_corpus(corpus, recipe.phases.lengths, recipe.objectives.pair)
         if where is not None:
-            for line in busy_note():
-                shown.say(line)
+            shown.say(*busy_note())
             shown.say(f"calibrating for about {seconds:g} s; do not use the machine meanwhile")
             named = this_machine(where, recipe)
         assert named is not None

@@ -309,8 +309,4 @@ def feature_columns(group: list[tuple[int, TextFeatures]]) -> tuple[dict[str, An
 
 FEATURE_WRITERS: dict[
     str, Callable[[Path, Iterable[TextFeatures], TextFeatures, dict[str, Any]], None]
-] = {
-    "safetensors": write_safetensors,
-    "parquet": write_parquet,
-    "npy": write_npy,
-}
+] = {"safetensors": write_safetensors, "parquet": write_parquet, "npy": write_npy}

@@ -35,7 +35,7 @@ from bertkit.tasks.task import NOTHING_UNKNOWN, Items
 from bertkit.tasks.token_classification import are_all_unique
 from bertkit.text.documents import optional_library
 from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
-from bertkit.text.sources import DECOMPRESSORS, extension, find_sources, source_format
+from bertkit.text.sources import DECOMPRESSORS, extension, one_source, source_format
 
 Given = Mapping[str, Any]
 """The column options that a caller gave; the others are those saved with the model."""
@@ -100,8 +100,7 @@ def predict_file(
                 write(predicted_rows(parts, taken, flat=is_flat(out)))
                 lost.add(items)
             progress.finish()
-        for line in describe_skipped(counts.skipped, counts.examples):
-            shown.say(line)
+        shown.say(*describe_skipped(counts.skipped, counts.examples))
         if alone:
             shown.say(f"{file}: {LONE_SENTENCES}")
         shown.say(f"{progress.inputs:,} inputs, {lost.described()}")
@@ -286,9 +285,7 @@ def plain_inputs(spec: TaskSpec, file: str, columns: Columns, counts: TextCounts
     if isinstance(columns, TextColumns) and columns.pair:
         raise BertkitError(f"{file}: plain text has no columns; give CSV or JSONL for pairs")
     example = LINE_EXAMPLES[spec.example]
-    [source, *more] = find_sources([file], format="text")
-    if more:
-        raise BertkitError(f"{file} is {1 + len(more)} files; predict them one by one")
+    source = one_source(file)
     used = document = 0
     for number, line in plain_lines(source, counts):
         place = f"{source.path}:{number}"
@@ -362,7 +359,8 @@ class FileProgress:
         """Start the next chunk."""
         self.inputs += len(chunk)
         self.size, self.before = len(chunk), self.after
-        self.after = line_number(chunk[-1]) if self.by_lines else self.inputs
+        line = chunk[-1].place.rpartition(":")[2]
+        self.after = int(line) if self.by_lines else self.inputs
         if self.whole is not None:
             self.after = min(self.after, self.whole)
 
@@ -384,8 +382,3 @@ class FileProgress:
         if self.by_lines:
             record["inputs"] = self.inputs - self.size + int(share * self.size)
         self.console.update(record)
-
-
-def line_number(given: Any) -> int:
-    """Return the line number of an input from its location, "file:line"."""
-    return int(given.place.rpartition(":")[2])

@@ -208,7 +208,11 @@ class SentenceScorer:
         index: dict[bytes, int] = {}
         places = [index.setdefault(ids.tobytes(), len(index)) for ids in sentences]
         unique = [np.frombuffer(key, dtype=np.int32) for key in index]
-        cost = tokens_once if method == "causal" else tokens_of_copies
+
+        def cost(length: int) -> int:
+            """Return the tokens that are read for a sentence: once, or once for each token."""
+            return (1 if method == "causal" else length) * (length + 2)
+
         total, done = sum(cost(len(ids)) for ids in unique), 0
         found: list[np.ndarray] = [np.zeros(0)] * len(unique)
         with batch_map(total, self.threads) as (each, tokens):
@@ -306,16 +310,6 @@ class SentenceScorer:
         chances = self.decode(states[first : last + 1]).float().log_softmax(dim=-1)
         at, wanted = torch.from_numpy(rows - first), torch.from_numpy(targets.astype(np.int64))
         return chances[at.to(self.device), wanted.to(self.device)].double().cpu().numpy()
-
-
-def tokens_once(length: int) -> int:
-    """Return the number of tokens that are read to score a sentence in one pass."""
-    return length + 2
-
-
-def tokens_of_copies(length: int) -> int:
-    """Return the number of tokens in the masked copies of a sentence."""
-    return length * (length + 2)
 
 
 def row_blocks(rows: np.ndarray) -> Iterator[slice]:

@@ -7,7 +7,6 @@ sets, so every phenomenon has the same weight.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 from bertkit.console import Console, console_or_new
 from bertkit.datasets.minimal_pairs import BAD, GOOD, MinimalPair, read_minimal_pairs
 from bertkit.errors import BertkitError
-from bertkit.files import write_json, write_text
+from bertkit.files import write_json, write_json_lines
 from bertkit.predict.engine import count_bar
 from bertkit.predict.likelihood import SentenceScorer, choose_method
 from bertkit.predict.pretrained import load_pretrained
@@ -136,14 +135,11 @@ class MinimalPairEvaluation:
             BertkitError: the folder cannot be written.
         """
         out = Path(out)
-        lines = (
-            json.dumps(
-                {**one.pair._asdict(), "good_score": one.good, "bad_score": one.bad},
-                ensure_ascii=False,
-            )
+        rows = (
+            {**one.pair._asdict(), "good_score": one.good, "bad_score": one.bad}
             for one in self.scored
         )
-        write_text(out / SCORES_FILE, "".join(f"{line}\n" for line in lines))
+        write_json_lines(out / SCORES_FILE, rows)
         write_json(out / RECORD_FILE, self.to_dict())
         return [out / RECORD_FILE, out / SCORES_FILE]
 
@@ -192,8 +188,7 @@ def evaluate_minimal_pairs(
         scorer = predictor.scorer
         method = choose_method(method, predictor.model.config)
         pairs, ids = scorable_pairs(pairs, scorer, counts)
-        for line in describe_skipped(counts.skipped, counts.examples):
-            shown.say(line)
+        shown.say(*describe_skipped(counts.skipped, counts.examples))
         began = perf_counter()
         bar = count_bar(shown, "scoring", "tokens")
         sums = [numbers.sum() for numbers in scorer.score(ids, method, bar)]

@@ -404,9 +404,7 @@ class ChoicePredictor(TaskPredictor):
         if len(choices) > 1:  # a column for each, of which the last may be empty, as in a file
             choices = choices[: count_choices(choices)]
         if len(choices) == 1:
-            choices = [
-                *require_list(from_json(choices[0], str, place), f"{place}: choices"),
-            ]
+            choices = [*require_list(from_json(choices[0], str, place), f"{place}: choices")]
         require_texts(place, text, *choices)
         if not choices:
             raise BertkitError(f"{place} has no choice to choose from")

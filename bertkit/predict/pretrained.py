@@ -265,9 +265,6 @@ class Predictor:
     def hidden(self, texts: Iterable[str]) -> list[torch.Tensor]:
         """Return each text's last hidden states, (tokens, width), including [CLS] and [SEP].
 
-        Args:
-            texts: a list of texts.
-
         Raises:
             InputTypeError: the argument is one text, or an item is not a text.
             BertkitError: a text is longer than `max_length`.

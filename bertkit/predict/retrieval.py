@@ -8,7 +8,6 @@ against the model, so that one that tells nothing apart finds nothing.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ from bertkit.console import Console, console_or_new
 from bertkit.datasets.examples import TextExample
 from bertkit.datasets.records import as_source
 from bertkit.errors import BertkitError
-from bertkit.files import write_json, write_text
+from bertkit.files import write_json, write_json_lines
 from bertkit.predict.engine import check_outputs, count_bar
 from bertkit.predict.load import load_predictor
 from bertkit.predict.predictors import TaskPredictor
@@ -89,8 +88,7 @@ class RetrievalEvaluation:
             BertkitError: the folder cannot be written.
         """
         out = Path(out)
-        lines = (json.dumps(one._asdict(), ensure_ascii=False) for one in self.ranks)
-        write_text(out / "retrieval.jsonl", "".join(f"{line}\n" for line in lines))
+        write_json_lines(out / "retrieval.jsonl", (one._asdict() for one in self.ranks))
         write_json(out / "retrieval.json", self.to_dict())
         return [out / "retrieval.json", out / "retrieval.jsonl"]
 
@@ -139,8 +137,7 @@ def evaluate_retrieval(
         counts, spec = TextCounts(), SPECS[predictor.task.task_type]
         named = spec.merged_columns(columns or {}, predictor.loaded[0].details)
         inputs = list(named.read(as_source(file, "inputs"), counts, labelled=False))
-        for line in describe_skipped(counts.skipped, counts.examples):
-            shown.say(line)
+        shown.say(*describe_skipped(counts.skipped, counts.examples))
         items = with_unknown(predictor.items(inputs), predictor.tokenizer.unk_id)
         shown.say(describe_items("retrieval", items))
         began, bar = perf_counter(), count_bar(shown, "ranking", "texts")

@@ -164,8 +164,7 @@ class VectorProgress:
     def report(self, counts: TextCounts) -> None:
         """Close the progress bar and print what was noted about the texts."""
         self.console.close()
-        for line in describe_skipped(counts.skipped, counts.examples):
-            self.console.say(line)
+        self.console.say(*describe_skipped(counts.skipped, counts.examples))
 
 
 def learned_layer_mix(start: PretrainedWeights, layers: str) -> Tensor | None:

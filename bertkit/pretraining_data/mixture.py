@@ -134,10 +134,7 @@ def whole_parts(shares: Sequence[float]) -> np.ndarray:
 
 
 def mix_stores(
-    stores: Sequence[TokenStore],
-    *,
-    smoothing: float | None = None,
-    weights: Sequence[float] = (),
+    stores: Sequence[TokenStore], *, smoothing: float | None = None, weights: Sequence[float] = ()
 ) -> MixedStore:
     """Build a mixture of training stores.
 

@@ -388,11 +388,11 @@ def drawings(tuned: FinetuningResults) -> list[tuple[str, str]]:
             values, flags = [run.metric for run in own], [bool(run.degenerate) for run in own]
             rows.append(DotRow(names[row["setting"]], values, flags, tuned.median(row)))
     metric, split = field_title(tuned.metric), tuned.splits[0]
-    dots = draw_dots(metric, rows, tuned.baseline(split, tuned.metric), prefix="dots-")
+    dots = draw_dots(metric, rows, tuned.baseline(split, tuned.metric))
     drawn = [(f"{metric} on {split}: every run", dots)]
     setting = tuned.settings[0]["setting"]
     if lines := losses(tuned, tuned.best, setting):
-        svg = draw_losses([(name, loss) for name, loss, _ in lines], prefix="loss-")
+        svg = draw_losses([(name, loss) for name, loss, _ in lines])
         drawn.append((f"Training loss: {tuned.named(setting)}", svg))
         plot = Plot("Learning rate", "learning_rate", "power")
         svg = draw_plot(plot, lines[-1][2], EMPTY_CURVE, prefix="rate-")

@@ -210,7 +210,7 @@ class DotRow(NamedTuple):
     median: float
 
 
-def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None, *, prefix: str) -> str:
+def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None) -> str:
     """Draw an SVG element with a row for each setting, a dot for each run and a bar at the median.
 
     Runs that did not learn may have very different scores. They are drawn at the edge, labelled
@@ -253,7 +253,7 @@ def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None, *, pr
         for row in rows
     )
     height = 1.1 + 0.42 * max(2, len(rows))
-    return render_svg(paint, prefix, f"{metric} of every run. {described}.", height)
+    return render_svg(paint, "dots-", f"{metric} of every run. {described}.", height)
 
 
 def shown_range(rows: Sequence[DotRow]) -> tuple[float, float]:
@@ -273,7 +273,7 @@ def beside_each_other(row: DotRow) -> list[float]:
     return [0.22 * (2 * i / last - 1) for i in range(last + 1)] if last else [0.0]
 
 
-def draw_losses(lines: Sequence[tuple[str, Curve]], *, prefix: str) -> str:
+def draw_losses(lines: Sequence[tuple[str, Curve]]) -> str:
     """Draw the training losses of some runs against the update, as an SVG element."""
     from matplotlib.ticker import FuncFormatter
 
@@ -289,7 +289,7 @@ def draw_losses(lines: Sequence[tuple[str, Curve]], *, prefix: str) -> str:
         f"{role} from {format_number(line.values[0])} to {format_number(line.values[-1])}"
         for role, line in lines
     )
-    return render_svg(paint, prefix, f"Training loss: {described}.")
+    return render_svg(paint, "loss-", f"Training loss: {described}.")
 
 
 def legend(axes: Any) -> None:

@@ -74,8 +74,7 @@ def reproduce_tables(
             work.begin()  # refuses another scale than the folder's
         else:
             steps = work.steps(experiments)
-            for line in (describe_work(work, steps), *missing(work, experiments)):
-                shown.say(line)
+            shown.say(describe_work(work, steps), *missing(work, experiments))
             pretrains = any(step.job is None for step in steps)
             if pretrains and not sources.text:
                 raise BertkitError("there is no text to pre-train on; give --text PATHS")

@@ -24,24 +24,12 @@ from bertkit.serve.operations import (
     text_examples,
     words_examples,
 )
-from bertkit.serve.schemas import (
-    AttentionMaps,
-    EmbeddingAnswer,
-    EmbeddingRequest,
-    ErrorAnswer,
-    ModelCard,
-    ModelList,
-    PredictionRequest,
-    Predictions,
-    State,
-    TokenizeRequest,
-    Tokens,
-)
+from bertkit.serve.schemas import PredictionRequest, Predictions
 from bertkit.serve.service import Predicted, Service, request_size
 from bertkit.tasks.predictions import tagged_text
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": text}
+    status: {"model": answers.ErrorAnswer, "description": text}
     for status, text in {
         400: "The body is not valid JSON.",
         401: "The token is missing or wrong.",
@@ -54,12 +42,6 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 """The error responses that every route may return."""
-
-
-def texts_size(inputs: Sequence[bodies.Text]) -> int:
-    """Return a lower bound on the characters of texts and the vectors of their images."""
-    size = request_size(text for given in inputs for text in (given.text, given.pair))
-    return size + sum(vectors_size(given) for given in inputs)
 
 
 def choices_size(inputs: Sequence[bodies.Choices]) -> int:
@@ -85,10 +67,10 @@ async def text_predictions(
     serving: Service, route: str, asked: PredictionRequest[bodies.Text]
 ) -> Predicted:
     """Return the predictions for texts, pairs of texts, or images with texts."""
-    size, pictures = texts_size(asked.inputs), count_pictures(asked.inputs)
-    return await serving.predict(
-        route, asked.model, asked.inputs, size, text_examples, pictures=pictures
-    )
+    inputs, pictures = asked.inputs, count_pictures(asked.inputs)
+    size = request_size(text for given in inputs for text in (given.text, given.pair))
+    size += sum(vectors_size(given) for given in inputs)
+    return await serving.predict(route, asked.model, inputs, size, text_examples, pictures=pictures)
 
 
 def words_size(inputs: Sequence[bodies.Words]) -> int:
@@ -100,11 +82,7 @@ def words_size(inputs: Sequence[bodies.Words]) -> int:
 
 def run_route(found: Predicted, rows: list[Any]) -> dict[str, Any]:
     """Return the body of a response with predictions."""
-    return {
-        "model": found.model.name,
-        "predictions": rows,
-        "usage": found.usage.model_dump(),
-    }
+    return {"model": found.model.name, "predictions": rows, "usage": found.usage.model_dump()}
 
 
 def plain_response(found: Predicted) -> dict[str, Any]:
@@ -226,10 +204,13 @@ def embedding_routes(serving: Service) -> APIRouter:
     routes = APIRouter(prefix="/v1", tags=["embeddings"], responses=REFUSALS)
 
     @routes.post(
-        "/embeddings", summary="Embed texts, as in OpenAI's API", response_model=EmbeddingAnswer
+        "/embeddings",
+        summary="Embed texts, as in OpenAI's API",
+        response_model=answers.EmbeddingAnswer,
     )
-    async def embeddings(asked: EmbeddingRequest) -> Response:
-        texts = embedding_texts(asked.input)
+    async def embeddings(asked: bodies.EmbeddingRequest) -> Response:
+        given: Any = asked.input  # one text or one list of ids is a list of one
+        texts = [given] if isinstance(given, str) or isinstance(given[0], int) else given
         size = sum(len(one) * (1 if isinstance(one, str) else CHARACTERS_OF_TOKEN) for one in texts)
         model = serving.find(asked.model, "embeddings")
         width = model.operations["embeddings"].embedder.width
@@ -252,12 +233,6 @@ def embedding_routes(serving: Service) -> APIRouter:
     return routes
 
 
-def embedding_texts(given: Any) -> list[Any]:
-    """Return `input` as a list: a single text or a single list of ids becomes a list of one."""
-    alone = isinstance(given, str) or isinstance(given[0], int)
-    return [given] if alone else given
-
-
 def embedding_body(model: str, vectors: np.ndarray, tokens: int, as_base64: bool) -> dict[str, Any]:
     """Return the body of a response with embeddings."""
     coded: list[Any]
@@ -276,8 +251,8 @@ def inspection_routes(serving: Service) -> APIRouter:
     """Return the routes for tokens and attention."""
     routes = APIRouter(prefix="/v1", tags=["inspection"], responses=REFUSALS)
 
-    @routes.post("/tokens", summary="Tokenize a text or a pair", response_model=Tokens)
-    async def tokens(asked: TokenizeRequest) -> Response:
+    @routes.post("/tokens", summary="Tokenize a text or a pair", response_model=answers.Tokens)
+    async def tokens(asked: bodies.TokenizeRequest) -> Response:
         model = serving.find(asked.model, "tokens")
         size = request_size((asked.text, asked.pair))
         if size > CHARACTERS_OF_TOKEN * MAX_TOKEN_ROWS:
@@ -293,9 +268,9 @@ def inspection_routes(serving: Service) -> APIRouter:
     @routes.post(
         "/attention-maps",
         summary="Compute the attention weights of all heads, one byte each",
-        response_model=AttentionMaps,
+        response_model=answers.AttentionMaps,
     )
-    async def attention_maps(asked: TokenizeRequest) -> Response:
+    async def attention_maps(asked: bodies.TokenizeRequest) -> Response:
         size = request_size((asked.text, asked.pair))
         found = await serving.predict("attention-maps", asked.model, asked, size)
 
@@ -318,7 +293,7 @@ def model_routes(serving: Service, *, reloading: bool) -> APIRouter:
     """Return the routes that list models and reload them."""
     routes = APIRouter(prefix="/v1", tags=["models"], responses={401: REFUSALS[401]})
 
-    @routes.get("/models", summary="List the models", response_model=ModelList)
+    @routes.get("/models", summary="List the models", response_model=answers.ModelList)
     async def models() -> Response:
         data = [model.card for model in serving.models.values()]
         return await serving.respond(len(data), dict, {"object": "list", "data": data})
@@ -326,7 +301,7 @@ def model_routes(serving: Service, *, reloading: bool) -> APIRouter:
     @routes.get(
         "/models/{name}",
         summary="Describe one model",
-        response_model=ModelCard,
+        response_model=answers.ModelCard,
         responses={404: REFUSALS[404]},
     )
     async def model(name: str) -> Response:
@@ -335,11 +310,14 @@ def model_routes(serving: Service, *, reloading: bool) -> APIRouter:
     @routes.post(
         "/models/{name}/reload",
         summary="Reload a model from its folder; the old one answers until then",
-        response_model=ModelCard,
+        response_model=answers.ModelCard,
         responses={
-            403: {"model": ErrorAnswer, "description": "The server was started without a token."},
+            403: {
+                "model": answers.ErrorAnswer,
+                "description": "The server was started without a token.",
+            },
             404: REFUSALS[404],
-            409: {"model": ErrorAnswer, "description": "The old model stays in use."},
+            409: {"model": answers.ErrorAnswer, "description": "The old model stays in use."},
         },
     )
     async def reload(name: str) -> Response:
@@ -357,18 +335,20 @@ def state_routes(serving: Service) -> APIRouter:
     routes = APIRouter(tags=["server"])
 
     @routes.get("/health", summary="Check that the process responds")
-    async def health() -> State:
-        return State(status="ok")
+    async def health() -> answers.State:
+        return answers.State(status="ok")
 
     @routes.get(
         "/ready",
         summary="Check that requests are accepted",
-        responses={503: {"model": ErrorAnswer, "description": "Requests are not accepted."}},
+        responses={
+            503: {"model": answers.ErrorAnswer, "description": "Requests are not accepted."}
+        },
     )
-    async def ready() -> State:
+    async def ready() -> answers.State:
         if not serving.ready:
             raise RefusedError(503, "the server accepts no requests", retry_after=1)
-        return State(status="ready")
+        return answers.State(status="ready")
 
     @routes.get(
         "/metrics",

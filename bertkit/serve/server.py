@@ -91,9 +91,9 @@ def write_log(*, requests: bool = True) -> None:
         logger.setLevel(logging.INFO if requests else logging.WARNING)
 
 
-def finish_log(seconds: float = 2.0) -> None:
-    """Wait until all lines are written, at most for the given number of seconds."""
-    end = time.monotonic() + seconds
+def finish_log() -> None:
+    """Wait until all lines are written, at most two seconds."""
+    end = time.monotonic() + 2.0
     for handler in logging.getLogger(LOGGERS[0]).handlers:
         assert isinstance(handler, DroppingHandler)
         while handler.queue.unfinished_tasks and time.monotonic() < end:

@@ -56,12 +56,7 @@ class Predicted(NamedTuple):
 
 
 class Preparation:
-    """Threads that convert requests to sequences, and the jobs that they have.
-
-    Args:
-        threads: the number of threads.
-        name: the prefix of their names.
-    """
+    """Threads that convert requests to sequences, and the jobs that they have."""
 
     def __init__(self, threads: int, name: str) -> None:
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
@@ -282,9 +277,9 @@ def offers(model: ServedModel, route: str) -> bool:
     return route == "tokens" or route in model.operations
 
 
-def shorten_client_text(text: str, maximum: int = 60) -> str:
+def shorten_client_text(text: str) -> str:
     """Return a client's text shortened and escaped to one line, for use in a message."""
-    return text[:maximum].encode("unicode_escape").decode()
+    return text[:60].encode("unicode_escape").decode()
 
 
 def request_size(texts: Iterable[str | None]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from bertkit.datasets.glue import GLUE, find_file, read_glue
 from bertkit.datasets.image_columns import IMAGE_OPTIONS, LABELS_GIVEN
 from bertkit.datasets.readers import Columns
 from bertkit.errors import BertkitError
-from bertkit.files import write_text
+from bertkit.files import write_json_lines
 from bertkit.pretraining_data.rng import DATA_SPLIT, keyed_rng
 from bertkit.tasks.classification import label_counts
 from bertkit.tasks.question_answering import QuestionAnswering
@@ -244,8 +243,7 @@ def write_results(task: Task, folder: Path, done: PredictedSplit) -> list[Path]:
     """
     path = folder / f"{done.split}.jsonl"
     pairs = zip(done.inputs, done.predictions, strict=True)
-    rows = ({**task.row(*pair), **given_text(pair[0])} for pair in pairs)
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_json_lines(path, ({**task.row(*pair), **given_text(pair[0])} for pair in pairs))
     return [path, *task.official_files(folder, done)]
 
 

@@ -226,11 +226,7 @@ class ImageTextTask(ImageTask, TextTask):
     """A task on an image with one text."""
 
     def encode_windows(
-        self,
-        given: TextExample,
-        text: list[int],
-        pair: list[int] | None,
-        tokenizer: Tokenizer,
+        self, given: TextExample, text: list[int], pair: list[int] | None, tokenizer: Tokenizer
     ) -> tuple[list[Encoded], np.ndarray | Regions]:
         """See `TextTask`; every window is read with the whole image.
 

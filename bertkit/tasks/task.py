@@ -136,12 +136,7 @@ class Items:
 
 
 def unknown_of_text(parts: Sequence[ItemPart], unknown: int) -> Unknown:
-    """Count the unknown tokens of one text, `[CLS] text [SEP]` in one or more windows.
-
-    Args:
-        parts: the windows of the text.
-        unknown: the id of [UNK].
-    """
+    """Count the tokens with the id `unknown` in the windows `[CLS] text [SEP]` of one text."""
     ids = [part.sequences[0].ids[1:-1] for part in parts]
     lost = sum(int(np.count_nonzero(one == unknown)) for one in ids)
     total = sum(map(len, ids))
@@ -288,11 +283,7 @@ class Task(ABC):
         return self
 
     def scored_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Return the inputs on which the task is scored; most tasks add nothing to labelled ones.
-
-        Args:
-            inputs: labelled inputs.
-        """
+        """Return the inputs on which the task is scored: mostly the labelled ones as they are."""
         return inputs
 
     def calibrated(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> Self:
@@ -309,9 +300,6 @@ class Task(ABC):
 
     def balanced_weights(self, items: Items) -> np.ndarray:
         """Return a weight for each class, (classes,), such that rare classes count as much.
-
-        Args:
-            items: the labelled training items.
 
         Raises:
             BertkitError: the task has no classes.
@@ -461,11 +449,7 @@ def run_model(
 
 
 class HostCopy:
-    """A tensor on its way from its device to the host, which need not wait for it.
-
-    Args:
-        tensor: the tensor, on any device.
-    """
+    """A tensor on its way from its device to the host, which need not wait for it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.host = tensor.to("cpu", non_blocking=tensor.is_cuda)  # into page-locked memory

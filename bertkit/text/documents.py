@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from bertkit.errors import BertkitError, nearest
@@ -156,37 +157,50 @@ def separated_documents(source: Source, counts: TextCounts, column: str) -> Iter
 
 def parquet_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
     """Yield one column of a Parquet file; only that column is read, in batches of rows."""
+    with open_parquet(source) as file:
+        names = file.schema_arrow.names
+        if column not in names:
+            raise missing_column(source, column, names)
+        yield from text_column(parquet_rows(file, [column]), source, counts, column)
+
+
+@contextmanager
+def open_parquet(source: Source) -> Iterator[Any]:
+    """Open a Parquet file; damage that shows in the block raises an OSError."""
     parquet = optional_library("pyarrow.parquet", "Parquet files")
     arrow_error = optional_library("pyarrow", "Parquet files").ArrowException
     with open_binary(source.path, decompress=False) as stream:
         try:
-            file = parquet.ParquetFile(stream)
-            names = file.schema_arrow.names
-            if column not in names:
-                raise missing_column(source, column, names)
-            batches = file.iter_batches(batch_size=PARQUET_ROWS, columns=[column])
-            rows = (row for batch in batches for row in batch.to_pylist())
-            yield from text_column(enumerate(rows, 1), source, counts, column)
+            yield parquet.ParquetFile(stream)
         except arrow_error as error:
             raise OSError(one_line(error)) from error
 
 
+def parquet_rows(
+    file: Any, columns: Sequence[str] | None
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the numbered rows of an open Parquet file; only some columns are read, or all."""
+    batches = file.iter_batches(batch_size=PARQUET_ROWS, columns=columns)
+    return enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+
+
 def huggingface_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
     """Yield one column of a streamed Hugging Face data set."""
-    return text_column(open_huggingface_rows(source, column), source, counts, column)
+    with open_data_set(source) as whole:
+        known = column in (whole.column_names or ())
+        rows = whole.select_columns([column]) if known else whole  # decodes no images and the like
+        yield from text_column(enumerate(rows, 1), source, counts, column)
 
 
-def open_huggingface_rows(
-    source: Source, column: str
-) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Yield the numbered rows of a data set as they arrive."""
+@contextmanager
+def open_data_set(source: Source) -> Iterator[Any]:
+    """Open a Hugging Face data set as a stream; every failure in the block is a BertkitError."""
     datasets = optional_library("datasets", "Hugging Face data sets")
     _, name, config, split = source.path.split(":")
     try:
-        rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
-        if column in (rows.column_names or ()):
-            rows = rows.select_columns([column])  # avoids decoding images and the like
-        yield from enumerate(rows, 1)
+        yield datasets.load_dataset(name, config or None, split=split, streaming=True)
+    except BertkitError:
+        raise
     except Exception as error:  # the library passes on the errors of a dozen other libraries
         raise BertkitError(
             f"cannot load {source.path} ({one_line(error)}); check name, config, split and network"

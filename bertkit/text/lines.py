@@ -291,14 +291,12 @@ def detect_divider(
 
 def field_divider(header: str, columns: Sequence[str]) -> str:
     """Return "," unless it leaves the header one unknown name and another delimiter splits it."""
-    names = {divider: header_names(header, divider) for divider in (",", *DIVIDERS)}
+    names = {}
+    for divider in (",", *DIVIDERS):
+        split = next(csv.reader([header], delimiter=divider), [])
+        names[divider] = [name.strip() for name in split]
     if len(names[","]) != 1 or names[","] == [*columns]:
         return ","
     others = [divider for divider in DIVIDERS if len(names[divider]) > 1]
     known = [divider for divider in others if set(columns).intersection(names[divider])]
     return next(iter(known or others), ",")
-
-
-def header_names(header: str, divider: str) -> list[str]:
-    """Return the names in a header that is split at a delimiter."""
-    return [name.strip() for name in next(csv.reader([header], delimiter=divider), [])]

@@ -113,6 +113,18 @@ def find_sources(
     return sources
 
 
+def one_source(path: str | Path) -> Source:
+    """Return the only file at a path, folder, glob or URL, whatever its extension.
+
+    Raises:
+        BertkitError: there is no file, or there are several.
+    """
+    [source, *more] = find_sources([str(path)], format="text")
+    if more:
+        raise BertkitError(f"{path} is {1 + len(more)} files; name one of them")
+    return source
+
+
 def check_outside(folder: Path, paths: Sequence[str]) -> None:
     """Check that the output folder is not inside one of the inputs."""
     for path in paths:

@@ -14,7 +14,7 @@ from itertools import chain, islice
 from math import fsum
 
 from bertkit.errors import BertkitError, refuse_one
-from bertkit.processes import Workers
+from bertkit.processes import Workers, worker_count
 from bertkit.text.lines import cut_blocks
 from bertkit.tokenizer.files import MAX_WORD_CHARACTERS
 from bertkit.tokenizer.normalize import IDEOGRAPHS, WHITESPACE, split_words
@@ -49,8 +49,8 @@ def count_words(
         strip_accents: whether to count words without accents; by default as `lowercase`, as in
             BERT.
         progress: called with the number of texts read so far, every 1,000 texts and at the end.
-        processes: the number of counting processes; the result is the same for any number. Text of
-            a single block (a million characters) is counted in the calling process.
+        processes: the number of counting processes, 0 for one per core; the result is the same for
+            any number. Text of a single block (a million characters) is counted in this process.
         max_distinct_words: the limit that bounds memory. Whenever the table has more distinct words
             after a block, the rarest are dropped (of equals the later in the alphabet) until three
             quarters of the limit remain. A dropped word that occurs again is counted from 0, so the
@@ -58,19 +58,17 @@ def count_words(
         skipped: the counter to which is added what was left out, by reason.
 
     Raises:
-        BertkitError: an argument is below 1, or a counting process died.
+        BertkitError: an argument is too low, or a counting process died.
     """
-    if processes < 1 or (max_distinct_words is not None and max_distinct_words < 1):
-        raise BertkitError(
-            f"counting needs at least 1 process and a word_limit of at least 1; got {processes} "
-            f"and {max_distinct_words}"
-        )
+    if max_distinct_words is not None and max_distinct_words < 1:
+        raise BertkitError(f"counting needs a word_limit of at least 1; got {max_distinct_words}")
+    workers = worker_count(processes)
     lost: Counter[str] = Counter() if skipped is None else skipped
     counts: Counter[str] = Counter()
     parts = (cut_text(text, BLOCK_CHARACTERS) for text in watched(texts, progress))
     blocks = cut_blocks(chain.from_iterable(parts), BLOCK_CHARACTERS)
     accents_off = lowercase if strip_accents is None else strip_accents
-    for found, long_words in counted_blocks(blocks, lowercase, accents_off, processes):
+    for found, long_words in counted_blocks(blocks, lowercase, accents_off, workers):
         counts.update(found)
         if long_words:
             lost[TOO_LONG] += long_words
@@ -112,15 +110,15 @@ def count_block(
 
 
 def counted_blocks(
-    blocks: Iterable[list[str]], lowercase: bool, strip_accents: bool, processes: int
+    blocks: Iterable[list[str]], lowercase: bool, strip_accents: bool, workers: int
 ) -> Iterator[tuple[Counter[str], int]]:
     """Yield `count_block` of each block, in order, on worker processes if there is enough to do."""
     rest = iter(blocks)
     first = list(islice(rest, 2))
-    others = processes if processes > 1 and len(first) > 1 else 0
+    count = workers if len(first) > 1 else 0
     work = partial(count_block, lowercase=lowercase, strip_accents=strip_accents)
-    with Workers(work, others, command="learn", flag="--processes") as workers:
-        for _, found in workers.run(chain(first, rest)):
+    with Workers(work, count, command="learn", flag="--processes") as pool:
+        for _, found in pool.run(chain(first, rest)):
             yield found
 
 

@@ -130,8 +130,7 @@ def learn_from_files(
         progress=show,
     )
     console.close()
-    for line in describe_skipped(skipped, {}):
-        console.say(line)
+    console.say(*describe_skipped(skipped, {}))
     if len(vocabulary) < size:
         console.say(
             f"the text yields only {len(vocabulary):,} of the {size:,} tokens requested; "
@@ -197,13 +196,12 @@ def count_paths(
         lowercase=not options.cased,
         strip_accents=strip_accents,
         progress=show,
-        processes=worker_count(options.processes),
+        processes=options.processes,
         max_distinct_words=options.max_distinct_words,
         skipped=skipped,
     )
     console.close()
-    for line in describe_skipped(counts.skipped, counts.examples):
-        console.say(line)
+    console.say(*describe_skipped(counts.skipped, counts.examples))
     return words
 
 

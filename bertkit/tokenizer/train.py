@@ -86,11 +86,7 @@ def learn_vocabulary(
     check_settings(size, min_frequency, max_alphabet, criterion)
     counts = count_words(texts, lowercase=lowercase, progress=progress, processes=processes)
     return learn_from_counts(
-        counts,
-        size,
-        min_frequency=min_frequency,
-        max_alphabet=max_alphabet,
-        criterion=criterion,
+        counts, size, min_frequency=min_frequency, max_alphabet=max_alphabet, criterion=criterion
     )
 
 

@@ -21,7 +21,7 @@ from bertkit.checkpoints.card import (
 from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
 from bertkit.training.journal import JOURNAL, read_journal
-from bertkit.training.recipe import Objectives, mixed_stores
+from bertkit.training.recipe import mixed_stores
 from bertkit.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def card_of_run(run: Run, state: TrainState) -> Card:
     evaluation = evaluations[-1] if evaluations else {}
     recipe, store, steps = run.recipe, run.store, state.step
     title, pipeline = f"BERT pre-trained with the recipe {run.recipe_name}", "fill-mask"
-    learned = objectives_text(recipe.objectives)
+    learned = TOKEN_TEXTS[recipe.objectives.token] + PAIR_TEXTS.get(recipe.objectives.pair, "")
     planned = recipe.phases.total_steps
     network = network_text(state.model.config, store.tokenizer)
     unfinished = f" The recipe has {planned:,} updates, so training was not finished."
@@ -80,11 +80,6 @@ def card_of_run(run: Run, state: TrainState) -> Card:
     if index:
         metadata["model-index"] = index
     return Card(title=title, summary=summary, metadata=metadata, sections=sections)
-
-
-def objectives_text(objectives: Objectives) -> str:
-    """Describe what a model was trained to do."""
-    return TOKEN_TEXTS[objectives.token] + PAIR_TEXTS.get(objectives.pair, "")
 
 
 def corpus_metadata(stores: Sequence[TokenStore]) -> dict[str, Any]:

@@ -50,12 +50,7 @@ def training_examples(recipe: PretrainRecipe, store: TokenStore, phase: int) -> 
 
 
 class TrainingData:
-    """The training examples of a run, one phase at a time.
-
-    Args:
-        recipe: the recipe of the run.
-        store: the training split.
-    """
+    """The training examples of a run, one phase at a time."""
 
     def __init__(self, recipe: PretrainRecipe, store: TokenStore) -> None:
         self.recipe, self.store = recipe, store

@@ -221,8 +221,9 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
         distributed.init_process_group(backend, timeout=waiting, device_id=own)
     except (distributed.DistError, ValueError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        cause = str(error).strip().rpartition("\n")[2]  # the last line of NCCL's errors
         raise BertkitError(
-            f"cannot reach the other processes through {place} ({last_line(error)}); check that "
+            f"cannot reach the other processes through {place} ({cause}); check that "
             "rank 0 runs there, that --timeout is long enough and that each process has its own GPU"
         ) from None
     try:
@@ -238,11 +239,6 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
         ) from error
     finally:
         distributed.destroy_process_group()
-
-
-def last_line(error: Exception) -> str:
-    """Return the last line of an error's text, which in NCCL's errors is the cause."""
-    return str(error).strip().rpartition("\n")[2]
 
 
 class GracefulStop:

@@ -85,7 +85,9 @@ class Muon(AdamW):
             weights, gradients, momenta = ([part[i] for part in parts] for i in range(3))
             torch._foreach_lerp_(momenta, gradients, 1 - MUON_MOMENTUM)
             ahead = torch.stack(torch._foreach_lerp(gradients, momenta, MUON_MOMENTUM))
-            moves = orthogonalize(ahead.to(product_dtype(ahead))).to(ahead.dtype).unbind()
+            # In bf16 where that is fast, because rounding matters little.
+            dtype = torch.bfloat16 if ahead.is_cuda or has_bf16() else ahead.dtype
+            moves = orthogonalize(ahead.to(dtype)).to(ahead.dtype).unbind()
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             rate = group["lr"] * MUON_SCALE * math.sqrt(max(shape))
             torch._foreach_add_(weights, moves, alpha=-rate)
@@ -94,11 +96,6 @@ class Muon(AdamW):
 def is_layer_matrix(name: str, parameter: Tensor) -> bool:
     """Whether a parameter is a weight matrix between hidden states, which Muon updates."""
     return parameter.ndim == 2 and (".layers." in name or name.endswith("mlm.dense.weight"))
-
-
-def product_dtype(matrices: Tensor) -> torch.dtype:
-    """Return the dtype to orthogonalize in: bf16 where that is fast, as rounding matters little."""
-    return torch.bfloat16 if matrices.is_cuda or has_bf16() else matrices.dtype
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
 
+EPSILON = 1e-6
+"""The constant added to the square root of the second average."""
 PAST_BIAS_CORRECTION = 2.0**40
 """A step at which 1 - beta ** step is exactly 1; in float32, adding 1 does not change it."""
 
@@ -39,7 +41,6 @@ class AdamW:
         groups: dictionaries with `params`, the parameters, and their `weight_decay`.
         learning_rate: the learning rate of the first update; see `set_learning_rate`.
         betas: the decay rates of the two running averages.
-        epsilon: the constant added to the square root of the second average.
         bias_correction: whether to correct the averages.
     """
 
@@ -49,11 +50,10 @@ class AdamW:
         *,
         learning_rate: float,
         betas: tuple[float, float],
-        epsilon: float,
         bias_correction: bool,
     ) -> None:
         self.param_groups = [{**group, "lr": learning_rate} for group in groups]
-        self.betas, self.epsilon, self.bias_correction = betas, epsilon, bias_correction
+        self.betas, self.bias_correction = betas, bias_correction
         self.state: dict[Tensor, dict[str, Tensor]] = {}
 
     @torch.no_grad()
@@ -80,7 +80,7 @@ class AdamW:
             beta1=self.betas[0],
             beta2=self.betas[1],
             weight_decay=group["weight_decay"],
-            eps=self.epsilon,
+            eps=EPSILON,
             amsgrad=False,
             maximize=False,
         )
@@ -146,7 +146,6 @@ def build_optimizer(
     learning_rate: float,
     weight_decay: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.999),
-    epsilon: float = 1e-6,
     bias_correction: bool = True,
     optimizer: str = "adamw",
 ) -> AdamW:
@@ -157,7 +156,6 @@ def build_optimizer(
         learning_rate: the learning rate of the first update; see `set_learning_rate`.
         weight_decay: each update subtracts this times the learning rate times the parameter.
         betas: the decay rates of the two running averages.
-        epsilon: the constant added to the square root of the second average.
         bias_correction: whether to correct the averages; see `AdamW`.
         optimizer: "adamw" or "muon".
 
@@ -177,7 +175,6 @@ def build_optimizer(
         groups,
         learning_rate=learning_rate,
         betas=betas,
-        epsilon=epsilon,
         bias_correction=bias_correction,
     )
 

@@ -44,13 +44,7 @@ from bertkit.objectives import CrossEntropy, cross_entropy_sums
 
 
 def apply_fsdp(model: nn.Module, device: torch.device, precision: str) -> None:
-    """Shard a model in place with FSDP2; call this before the optimizer is built.
-
-    Args:
-        model: the full model, on the device.
-        device: the device of this process.
-        precision: the precision of training, for `layer_policy`.
-    """
+    """Shard a model in place with FSDP2; call this before the optimizer is built."""
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     policy = layer_policy(device, precision)
     for layer in [module for module in model.modules() if isinstance(module, Layer)]:
@@ -195,10 +189,6 @@ def compile_training(model: nn.Module, device: torch.device) -> CrossEntropy:
     and targets (`dynamic=True`), because every packed batch differs in them: one code for all
     layers but the last, which computes selected rows, one for the head and one for each loss. The
     first update waits for the compiler.
-
-    Args:
-        model: the network that will be trained.
-        device: the device of the network.
 
     Returns:
         The compiled `cross_entropy_sums`, an argument of the pre-training objectives.

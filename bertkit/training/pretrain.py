@@ -243,11 +243,6 @@ def build_network(run: Run, init_from: Path | None) -> InitialNetwork:
 def claim_folder(run: Run, digest: str, held: ExitStack) -> list[str]:
     """Lock the run directory, check that all ranks agree, and write the recipe down.
 
-    Args:
-        run: see `Run`.
-        digest: the SHA-256 of the initial weights.
-        held: the stack that holds the lock.
-
     Returns:
         The changes since the run was started; [] on ranks other than rank 0.
     """
@@ -379,8 +374,7 @@ def announce(
         "parameters": sum(weights.numel() for _, weights in trainable_parameters(state.model)),
     }
     log.write(start)
-    for line in (*opening_lines(start, run.recipe, run.store), *busy_note()):
-        run.console.say(line)
+    run.console.say(*opening_lines(start, run.recipe, run.store), *busy_note())
     if changes:
         log.note(state.step, f"resumed with changes: {'; '.join(changes)}")
     for line in device_notes(run.device, run.precision, state.model.config):

@@ -9,12 +9,11 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import python
 from tests.tools.crashes.__main__ import stop
 from tests.tools.crashes.bench import Bench
 from tests.tools.crashes.damage import damage_checkpoints, damage_runs, remove_in_use
@@ -32,14 +31,8 @@ COMMANDS = (
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_every_kind_of_crash_ends_with_the_same_bytes() -> None:
     """Kills, signals and full disks for every command; damage to checkpoints, shards and runs."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tools.crashes", "--quick"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "BERTKIT_CHECK_SHAPES": "0"},
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BERTKIT_CHECK_SHAPES": "0"}
+    done = python("-m", "tests.tools.crashes", "--quick", cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     for command in COMMANDS:
         for row in ("killed", "stopped"):

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from bertkit.checkpoints.save import save_model
 from bertkit.checkpoints.tensorflow import read_checkpoint
-from bertkit.cli.app import main
 from bertkit.cli.export import export_command
 from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
@@ -30,6 +29,7 @@ from bertkit.predict.load import load
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import run
 from tests.export.conftest import sizes
 
 EVERY = {
@@ -231,9 +231,7 @@ def test_an_export_does_not_replace_what_it_is_made_of(models: Path, tmp_path: P
         write_export(read_export_source(out), "tensorflow", out)
     (out / "dev.csv").write_text("text\nriver\n")
     words = ["--to", "tensorflow", "--out", str(out), "--inputs", str(out / "dev.csv")]
-    with pytest.raises(SystemExit) as ended:
-        main(["export", str(models / "encoder"), *words])
-    assert ended.value.code == 2
+    run("export", models / "encoder", *words, status=2)
     assert before.items() <= {path: path.read_bytes() for path in out.iterdir()}.items()
 
 

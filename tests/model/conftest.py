@@ -13,14 +13,15 @@ import torch
 from bertkit.checkpoints.save import foreign_tensors
 from bertkit.model.encoder import ModelConfig
 from bertkit.pretraining_data.batch import Packed, pack
+from tests.conftest import tiny_config
 
 Batch = Callable[..., Packed]
 
 
 @pytest.fixture
 def config() -> ModelConfig:
-    return ModelConfig(
-        vocab_size=50,
+    return tiny_config(
+        50,
         hidden_size=24,
         num_hidden_layers=3,
         num_attention_heads=3,

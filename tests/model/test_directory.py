@@ -25,6 +25,7 @@ from bertkit.model.encoder import Encoder, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+from tests.conftest import Bomb
 
 
 class FakeTokenizer:
@@ -285,16 +286,6 @@ def test_damaged_files_are_named(saved: Path, tmp_path: Path) -> None:
     (saved / "config.json").write_text("{}")
     with pytest.raises(BertkitError, match="has no vocab_size"):
         load_encoder(saved)
-
-
-class Bomb:
-    """Would make a file when a plain pickle loader meets it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.path,))
 
 
 def test_a_pickle_with_code_is_refused_and_not_run(saved: Path, tmp_path: Path) -> None:

@@ -15,24 +15,18 @@ from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig, check_batch
 from bertkit.pretraining_data.batch import Packed, pack
+from tests.conftest import tiny_config
 
-TINY = ModelConfig(
-    vocab_size=30,
-    hidden_size=8,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=16,
-    max_position_embeddings=16,
-)
+TINY = tiny_config(30, hidden_size=8, intermediate_size=16, max_position_embeddings=16)
 
 
-def spread(encoder: torch.nn.Module) -> torch.nn.Module:
+def spread(model: Any) -> Any:
     """Weights large enough that a wrong term shows, biases and norms away from 0 and 1."""
     torch.manual_seed(1)
     with torch.no_grad():
-        for parameter in encoder.parameters():
+        for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    return encoder.eval()
+    return model.eval()
 
 
 @pytest.mark.parametrize(
@@ -47,14 +41,14 @@ def spread(encoder: torch.nn.Module) -> torch.nn.Module:
 def test_every_layer_equals_transformers(
     width: int, heads: int, layers: int, inner: int, act: str, batch: Any, twin: Any, padded: Any
 ) -> None:
-    config = ModelConfig(
-        vocab_size=50,
+    config = tiny_config(
+        50,
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         intermediate_size=inner,
-        hidden_act=act,
         max_position_embeddings=32,
+        hidden_act=act,
     )
     encoder = spread(Encoder(config))
     packed = batch(9, 1, 32, 9, 9, 4)

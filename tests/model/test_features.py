@@ -29,6 +29,7 @@ from bertkit.model.features import (
 from bertkit.model.inference import MODES, check_mode, prepare_encoder
 from bertkit.pretraining_data.batch import pack
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import tiny_config
 
 
 @pytest.fixture
@@ -158,11 +159,10 @@ def test_a_head_learns(config: ModelConfig, batch: Any) -> None:
 def saved(tokenizer: Tokenizer, tmp_path: Path) -> tuple[Path, FeatureModel]:
     """A model of the paper's kind, on disk."""
     torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=tokenizer.size,
+    config = tiny_config(
+        tokenizer,
         hidden_size=16,
         num_hidden_layers=4,
-        num_attention_heads=2,
         intermediate_size=20,
         max_position_embeddings=32,
         initializer_range=0.2,

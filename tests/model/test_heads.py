@@ -17,6 +17,7 @@ from bertkit.model.task_heads import (
     TokenClassificationModel,
     add_bilstm,
 )
+from tests.model.test_encoder import spread
 
 BASE = ModelConfig(vocab_size=30522)
 LARGE = ModelConfig(
@@ -26,15 +27,6 @@ LARGE = ModelConfig(
     num_attention_heads=16,
     intermediate_size=4096,
 )
-
-
-def spread(model: Any) -> Any:
-    """Weights large enough that a wrong term shows."""
-    torch.manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model.eval()
 
 
 @pytest.mark.parametrize("act", ["gelu", "gelu_tanh"])

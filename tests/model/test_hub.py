@@ -18,7 +18,7 @@ from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.model.heads import PretrainingModel
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import tiny_config
+from tests.conftest import python, tiny_config
 from tests.hub_server import Hub, Repository, running_hub
 
 DRIVER = """
@@ -215,14 +215,7 @@ def test_commands_take_names_of_the_hub(hub: Hub, model: dict[str, bytes], tmp_p
         ("predict", "embed", "hf:org/bert@main", "texts.txt", "--out", "vectors.npy"),
         ("explain", "org/bert", "a text"),
     )
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
-        check=False,
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = python("-c", COMMANDS, json.dumps(commands), cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ended with 0") == len(commands)
     assert (tmp_path / "vectors.npy").is_file()

@@ -14,11 +14,12 @@ from bertkit.model.encoder import Encoder, Layer, ModelConfig
 from bertkit.model.inference import InferenceLayer, SingleQuery, possible_modes, prepare_encoder
 from bertkit.model.native import NativeLayer, is_supported
 from bertkit.pretraining_data.batch import Packed, from_arrays
+from tests.conftest import tiny_config
 
 LENGTHS = (1, 2, 5, 64, 65, 130, 7, 384, 63)
 TOLERANCES = {"fp32": 2e-5, "bf16": 0.03, "int8": 0.12}
-CONFIG = ModelConfig(
-    vocab_size=50,
+CONFIG = tiny_config(
+    50,
     hidden_size=96,
     num_hidden_layers=1,
     num_attention_heads=3,

@@ -129,7 +129,7 @@ def test_a_pushed_model_comes_back(hub: Hub, pushed: Push, run: Path) -> None:
     assert len(repository.files["model.safetensors"]) > LARGE, "an LFS file"
     assert not [name for name, content in repository.files.items() if content == b"private"]
     assert set(found["left_out"]) == {
-        *("train.csv", "optimizer.safetensors", "pytorch_model.bin", "special_tokens_map.json"),
+        *("train.csv", "optimizer.safetensors", "pytorch_model.bin", "special_tokens_map.json")
     }
     card = ModelCard(repository.files[CARD].decode())
     assert card.data.license == "mit"

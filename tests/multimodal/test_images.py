@@ -216,8 +216,7 @@ def test_bad_pictures_name_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Image.fromarray(deep).save(tmp_path / "deep.png")
     for name in ("absent.png", "torn.png", "text.png", "a.gif", ".", "deep.png"):
         message = refused(
-            "image-file",
-            lambda name=name: read_image(name, "t.csv:2", GRID, folder=tmp_path),
+            "image-file", lambda name=name: read_image(name, "t.csv:2", GRID, folder=tmp_path)
         )
         assert message.startswith("t.csv:2: ")
     refused("image-file", lambda: read_image(b"", "t:1", GRID))

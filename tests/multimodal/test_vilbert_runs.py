@@ -15,7 +15,6 @@ from starlette.testclient import TestClient
 
 import bertkit
 from bertkit.checkpoints.save import save_model
-from bertkit.cli.app import main
 from bertkit.datasets.columns import ChoiceColumns, NumberColumns, TextColumns
 from bertkit.datasets.examples import ChoiceExample
 from bertkit.errors import BertkitError
@@ -24,7 +23,7 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.serve.app import serving_app
 from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import WORDS, tiny_config
+from tests.conftest import WORDS, run, tiny_config
 from tests.export.test_card import run_snippets
 
 ONE_EPOCH = FinetuneSettings(grid=Grid(batch_size=(8,), epochs=(1,)), device="cpu")
@@ -66,12 +65,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(*given: object) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([str(one) for one in given])
-    assert ended.value.code == 0
-
-
 TUNE = ("finetune", "classification", "--device", "cpu", "--batch-size", 8, "--learning-rate", 2e-3)
 
 
@@ -86,7 +79,7 @@ def pretrained(bert: Path, files: Path, tmp_path_factory: pytest.TempPathFactory
     """A ViLBERT that was pre-trained on the captions by the command line."""
     out = tmp_path_factory.mktemp("runs") / "run"
     network = ("--image-network", "vilbert", "--co-layers", 0, 1, "--image-task", "pretraining")
-    command(*TUNE, "--model", bert, "--out", out, *on_captions(files), *network, "--epochs", 20)
+    run(*TUNE, "--model", bert, "--out", out, *on_captions(files), *network, "--epochs", 20)
     return out
 
 
@@ -108,13 +101,13 @@ def test_pretraining_and_retrieval_tuning_learn(
 
     out, file, features = tmp_path / "run", str(files / "captions.csv"), files / "f.npy"
     flags = ("--image-task", "alignment", "--epochs", 15)
-    command(*TUNE, "--model", pretrained, "--out", out, *on_captions(files), *flags)
+    run(*TUNE, "--model", pretrained, "--out", out, *on_captions(files), *flags)
     columns = {"image_features": str(features)}
     found = bertkit.evaluate(out, file, columns=columns, device="cpu")
     assert found.items.inputs == 120
     assert found.scores["accuracy"] > 0.8
 
-    command(
+    run(
         *("evaluate", "retrieval", out, file, "--image-features", features),
         *("--candidates", 20, "--out", tmp_path / "found", "--device", "cpu"),
     )

@@ -15,7 +15,7 @@ from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.checkpoints.save import save_model
 from bertkit.cli.predict import embed_command, similar_command
 from bertkit.errors import BertkitError
-from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.encoder import Encoder
 from bertkit.model.pooling import TextPooling, read_pooling, write_pooling
 from bertkit.predict import embeddings as embedding
 from bertkit.predict import engine
@@ -134,11 +134,10 @@ def test_vectors_have_length_one_unless_asked(directory: Path) -> None:
 def test_a_left_to_right_model_is_read_at_its_last_token(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    config = ModelConfig(
-        vocab_size=tokenizer.size,
+    config = tiny_config(
+        tokenizer,
         hidden_size=16,
         num_hidden_layers=1,
-        num_attention_heads=2,
         intermediate_size=16,
         max_position_embeddings=16,
         initializer_range=0.3,

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from bertkit import load
-from bertkit.cli.app import main
 from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
 from bertkit.errors import BertkitError
 from bertkit.predict import engine
 from bertkit.predict.engine import check_change, choose_mode, one_thread_each
 from bertkit.predict.load import load_predictor
 from bertkit.tasks.classification import Classification
+from tests.conftest import run
 from tests.predict.conftest import TASKS
 
 CPU = torch.device("cpu")
@@ -197,13 +197,9 @@ def test_evaluate_shows_int8_beside_fp32_and_keeps_the_bound(
         return real(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Classification, "items", counted)
-    with pytest.raises(SystemExit) as ended:
-        main([*command, "--bound", "100"])
-    assert ended.value.code == 0
+    run(*command, "--bound", "100")
     assert len(tokenized) == 1, "both precisions take the same sequences"
     shown = capsys.readouterr().out
     assert "classification dev in fp32: accuracy 100.0%" in shown
-    with pytest.raises(SystemExit) as ended:
-        main([*command, "--bound", "-1"])  # not even an equal score would do
-    assert ended.value.code == 2
+    run(*command, "--bound", "-1", status=2)  # not even an equal score would do
     assert "int8 lowers accuracy from 100.00" in capsys.readouterr().err

@@ -9,19 +9,17 @@ from pathlib import Path
 import pytest
 
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.cli.app import main
 from bertkit.explain.steps import recorded_masking
 from bertkit.predict.load import model_info
 from bertkit.pretraining_data.masking import MaskingOptions
+from tests.conftest import run
 
 
 def test_a_tuned_model_names_its_task_and_labels(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "facts.json"
-    with pytest.raises(SystemExit) as end:
-        main(["info", str(models / "classify"), "--json", str(file)])
-    assert end.value.code == 0
+    run("info", models / "classify", "--json", file)
     facts = json.loads(file.read_text())
     assert facts == json.loads(json.dumps(model_info(models / "classify")))
     saved = json.loads((models / "classify" / "bertkit.json").read_text())
@@ -37,9 +35,7 @@ def test_other_models_are_known(minilm: Path, tmp_path: Path) -> None:
     facts = model_info(minilm)
     assert (facts["network"]["hidden_size"], facts["vocabulary"]["tokens"]) == (384, 30522)
     assert facts["task"] == ("embedding" if (minilm / "modules.json").is_file() else "encoder")
-    with pytest.raises(SystemExit) as end:
-        main(["info", str(tmp_path / "nothing")])
-    assert end.value.code == 2
+    run("info", tmp_path / "nothing", status=2)
 
 
 @pytest.mark.parametrize("recipe", ["base", {"objectives": "nsp"}, [1], None])

@@ -152,11 +152,7 @@ def test_files_are_predicted_and_scored_from_python(models: Path, tmp_path: Path
     predict_file(predictor, str(file), columns={"text": "said"}, out=out)
     found = [json.loads(line)["predicted_label"] for line in out.read_text().splitlines()]
     scored = evaluate(
-        models / "classify",
-        file,
-        columns={"text": "said"},
-        precision="fp32",
-        device="cpu",
+        models / "classify", file, columns={"text": "said"}, precision="fp32", device="cpu"
     )
     right = [label == gold for label, gold in zip(found, ("dry", "wet"), strict=True)]
     assert scored.scores["accuracy"] == sum(right) / 2

@@ -17,7 +17,6 @@ import torch
 import bertkit
 from benchmarks import minimal_pairs as benchmark
 from bertkit.checkpoints.save import save_model
-from bertkit.cli.app import main
 from bertkit.console import Console
 from bertkit.datasets.minimal_pairs import BLIMP_DEV, MinimalPair, read_minimal_pairs
 from bertkit.errors import BertkitError
@@ -28,7 +27,7 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.predict.minimal_pairs import MinimalPairEvaluation, ScoredPair
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import tiny_config
+from tests.conftest import run, tiny_config
 
 PAIRS = [
     ("The river stone bridge.", "The rivers stone bridge."),
@@ -68,12 +67,6 @@ def blimp(tmp_path: Path) -> Path:
         rows = [blimp_row(*pair, uid, field) for pair in PAIRS[:count]]
         (folder / f"{uid}.jsonl").write_text("\n".join(rows) + "\n")
     return folder
-
-
-def run(*words: str, status: int = 0) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    assert end.value.code == status
 
 
 def evaluate(model: Path, data: object, **options: str) -> MinimalPairEvaluation:

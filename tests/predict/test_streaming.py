@@ -456,7 +456,7 @@ def test_plain_text_that_is_no_file(tmp_path: Path) -> None:
         next(read_inputs("classification", str(tmp_path / "no.txt")))
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("river\n")
-    with pytest.raises(BertkitError, match="is 2 files; predict them one by one"):
+    with pytest.raises(BertkitError, match="is 2 files; name one of them"):
         next(read_inputs("classification", str(tmp_path), ColumnFlags(format="text")))
     (tmp_path / "a.txt").write_text("\n \n")
     with pytest.raises(BertkitError, match="holds no text; give one input per line"):

@@ -21,6 +21,7 @@ from bertkit.cli.app import main
 from bertkit.errors import BertkitError
 from bertkit.predict.files import predict_file
 from bertkit.predict.tables import new_rows
+from tests.conftest import run
 
 ROWS = [
     {"ticket": "7", "text": 'river "stone", bridge', "label": "wet"},
@@ -272,9 +273,7 @@ def test_only_predict_reads_the_standard_input(
     """Elsewhere a lone hyphen stays an error instead of becoming the text "/dev/stdin"."""
     model = str(models / "classify")
     for words in (["predict", "next-sentence", model, "-", "a"], ["explain", model, "-"]):
-        with pytest.raises(SystemExit) as end:
-            main(words)
-        assert end.value.code == 2
+        run(*words, status=2)
         said = capsys.readouterr()
         assert "-" in said.err
         assert "/dev/stdin" not in said.err + said.out

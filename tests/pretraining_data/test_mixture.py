@@ -347,10 +347,7 @@ def test_run_over_a_mixture_is_recorded(
 
 
 def test_stopped_run_ends_with_the_same_bytes(
-    finished: Path,
-    mixture: MixedStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    finished: Path, mixture: MixedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "train_steps", stopped_after(7))  # between checkpoints
     assert pretrain(TOY, mixture, tmp_path) == signal.SIGTERM

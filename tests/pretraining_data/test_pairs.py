@@ -249,8 +249,7 @@ def test_every_table_keeps_the_length_and_the_documents(store: TokenStore, pair:
     lengths = example_lengths(rows)
     assert lengths.max() == 40
     np.testing.assert_array_equal(
-        lengths,
-        rows["a_length"] + rows["b_length"] + np.where(rows["b_length"] > 0, 3, 2),
+        lengths, rows["a_length"] + rows["b_length"] + np.where(rows["b_length"] > 0, 3, 2)
     )
     for side in ("a", "b"):
         start, end = spans(store, rows, side)

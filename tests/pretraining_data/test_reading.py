@@ -205,13 +205,7 @@ def rank_steps(store: TokenStore, rank: int, world: int, steps: int) -> list[Str
     builder = BatchBuilder(store, MaskingOptions(), 5, 0)
     return list(
         stream_steps(
-            table,
-            builder,
-            batch_size=64,
-            steps=steps,
-            rank=rank,
-            world=world,
-            micro_batches=4,
+            table, builder, batch_size=64, steps=steps, rank=rank, world=world, micro_batches=4
         )
     )
 

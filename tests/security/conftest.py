@@ -15,6 +15,7 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import tiny_config
 
 ROOM = 1 << 31
 """Bytes that a test may take at most; hostile files ask for thousands of times as much."""
@@ -47,14 +48,7 @@ def no_shape_checks() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def config(tokenizer: Tokenizer) -> ModelConfig:
-    return ModelConfig(
-        vocab_size=tokenizer.size,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=40,
-    )
+    return tiny_config(tokenizer, hidden_size=16, intermediate_size=32)
 
 
 @pytest.fixture(scope="session")

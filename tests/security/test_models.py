@@ -44,22 +44,13 @@ from bertkit.tasks.classification import Classification
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.saved import load_task_model
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import Bomb
 from tests.google import save_google_checkpoint
 
 CPU = torch.device("cpu")
 FEW = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-
-class Bomb:
-    """Makes a file when a plain pickle loader meets it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.path,))
 
 
 def reconfigure(folder: Path, **changes: Any) -> None:

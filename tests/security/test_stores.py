@@ -32,6 +32,7 @@ from bertkit.training.checkpoint import (
     save_checkpoint,
     seal_checkpoint,
 )
+from tests.conftest import Bomb
 from tests.google import load_google_checkpoint, save_google_checkpoint
 
 
@@ -147,16 +148,6 @@ def test_arrays_are_what_the_manifest_says(copy: Path, store: TokenStore) -> Non
             use(copy)
         replace_array(copy, kind, {"tokens": tokens, "sentences": sentences}[kind])
         use(copy)
-
-
-class Bomb:
-    """Makes a file when a pickle loader meets it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.path,))
 
 
 def test_arrays_of_objects_and_of_terabytes_are_refused(copy: Path, tmp_path: Path) -> None:

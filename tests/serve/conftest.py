@@ -11,22 +11,15 @@ import torch
 from starlette.testclient import TestClient
 
 from bertkit.checkpoints.save import save_model
-from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.encoder import Encoder
 from bertkit.model.heads import PretrainingModel
 from bertkit.serve.app import serving_app
 from bertkit.serve.limits import Limits
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import tiny_config
 from tests.predict.conftest import TASKS
 
-CONFIG = ModelConfig(
-    vocab_size=80,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=40,
-    initializer_range=0.2,
-)
+CONFIG = tiny_config(80, initializer_range=0.2)
 LIMITS = Limits(grace=0.2)
 
 

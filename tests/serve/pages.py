@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.browser import CHROMIUM, browser, served
+from benchmarks.screenshots import CHROMIUM, browser, served
 from tests.serve.conftest import NAMES
 
 Open = Callable[..., Any]

@@ -17,7 +17,7 @@ import uvicorn
 from pydantic import TypeAdapter, ValidationError
 from starlette.testclient import TestClient
 
-from benchmarks.browser import served
+from benchmarks.screenshots import served
 from bertkit.serve import schemas as bodies
 from bertkit.serve.limits import CHARACTERS_OF_TOKEN, Limits
 from bertkit.serve.server import Server

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.browser import served
+from benchmarks.screenshots import served
 from bertkit.serve.app import WEB
 from tests.serve.pages import (
     FORMS,

@@ -35,10 +35,7 @@ SENTENCES = (
     + row("1", "#", "SYM")
     + row("2", "1-2", "NUM")
 )
-WORDS = [
-    (("Vamos", "a", "el"), ("VERB", "ADP", "DET")),
-    (("#", "1-2"), ("SYM", "NUM")),
-]
+WORDS = [(("Vamos", "a", "el"), ("VERB", "ADP", "DET")), (("#", "1-2"), ("SYM", "NUM"))]
 LEFT_OUT = {"range of words (CoNLL-U), its words kept": 1, "empty node (CoNLL-U)": 1}
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from bertkit.checkpoints.save import save_model
-from bertkit.cli.app import main
 from bertkit.cli.evaluate import evaluate_command
 from bertkit.datasets.columns import NumberColumns
 from bertkit.datasets.examples import GoldAnswer as Gold
@@ -36,6 +35,7 @@ from bertkit.tasks.task import TaskInputs
 from bertkit.tasks.windows import WindowLengths
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import run
 
 
 def question(number: int, *answers: Gold) -> QuestionExample:
@@ -176,13 +176,8 @@ def test_outputs_that_overflow_are_no_predictions(
     data = tmp_path / "data.csv"
     data.write_text("text,label\nriver,1\nstone,2\n")
     name, out = str(tmp_path / "model"), tmp_path / "out"
-    arguments = {
-        "predict": [name, str(data)],
-        "evaluate": [name, str(data)],
-    }
-    with pytest.raises(SystemExit) as end:
-        main([verb, *arguments[verb], "--out", str(out), "--device", "cpu"])
-    assert end.value.code == 2
+    arguments = {"predict": [name, str(data)], "evaluate": [name, str(data)]}
+    run(verb, *arguments[verb], "--out", out, "--device", "cpu", status=2)
     said = capsys.readouterr()
     assert "output is NaN or infinite" in said.err
     assert not said.out

@@ -17,12 +17,13 @@ from safetensors.numpy import load_file
 from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.cli.app import main
 from bertkit.errors import NOT_FINITE, BertkitError
-from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.encoder import Encoder
 from bertkit.model.features import FeatureModel, save_feature_model
 from bertkit.predict.features import Extraction, extract
 from bertkit.predict.text_vectors import read_lines
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import run, tiny_config
 
 Write = Callable[[str, str], Path]
 TEXTS = ["River stone, meadow.", "", "walking zebra", "x" * 30, "lantern\t\u200b"]
@@ -152,9 +153,7 @@ def test_command(
 ) -> None:
     text = write("some.txt", f"river stone\n\n{LONG}\n")
     out = text.with_name("f.npy")
-    with pytest.raises(SystemExit) as end:
-        main(["features", str(pretrained), str(text), "--out", str(out), "--layers", "sum"])
-    assert end.value.code == 0
+    run("features", pretrained, text, "--out", out, "--layers", "sum")
     said = capsys.readouterr().err
     assert "3 texts" in said
     assert "1 in several windows, 0 cut, inputs without a known token: 1" in said
@@ -198,9 +197,7 @@ def test_damaged_text_is_named(pretrained: Path, tmp_path: Path, capsys: Any, na
     text.write_bytes(whole[:-9] if name == "a.txt.gz" else wrong)
     out = tmp_path / "f.npy"
     for verb in (["features"], ["predict", "embed"]):
-        with pytest.raises(SystemExit) as end:
-            main([*verb, str(pretrained), str(text), "--out", str(out), "--pooling", "mean"])
-        assert end.value.code == 2
+        run(*verb, pretrained, text, "--out", out, "--pooling", "mean", status=2)
         assert f"{text} cannot be read after line" in capsys.readouterr().err
         assert not out.exists()
 
@@ -218,13 +215,7 @@ def test_files_of_unknown_type_are_counted(tmp_path: Path, other: str) -> None:
 
 def test_weights_of_a_tuned_model(tokenizer: Tokenizer, write: Write, capsys: Any) -> None:
     torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=tokenizer.size,
-        hidden_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=8,
-    )
+    config = tiny_config(tokenizer, hidden_size=8, intermediate_size=8, max_position_embeddings=512)
     model = FeatureModel(config, 2, "weighted-sum", "linear").eval()
     assert model.mix is not None
     torch.nn.init.normal_(model.mix)
@@ -234,9 +225,7 @@ def test_weights_of_a_tuned_model(tokenizer: Tokenizer, write: Write, capsys: An
         folder, model, tokenizer, {"task": "token-classification", "labels": ["O", "B-X"]}
     )
     out = text.with_name("f.npy")
-    with pytest.raises(SystemExit) as end:
-        main(["features", str(folder), str(text), "--out", str(out), "--layers", "weighted-sum"])
-    assert end.value.code == 0
+    run("features", folder, text, "--out", out, "--layers", "weighted-sum")
     [wanted] = extract(
         model.encoder,
         tokenizer,

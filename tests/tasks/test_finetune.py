@@ -13,7 +13,6 @@ import torch
 
 from bertkit import DataFiles, FinetuneSettings, TrainingSettings, finetune, load
 from bertkit.checkpoints.huggingface import load_config
-from bertkit.cli.app import main
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.finetuning import finetune as finetuning
@@ -21,21 +20,14 @@ from bertkit.finetuning.grid import best_run, read_results
 from bertkit.finetuning.settings import Grid
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import run
 
 Write = Callable[[str, str], Path]
 
 
-def run(*arguments: object) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([str(argument) for argument in arguments])
-    assert end.value.code == 0
-
-
 def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        main([str(argument) for argument in arguments])
-    assert end.value.code == 2
+    run(*arguments, status=2)
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1].startswith("error: ")
     return lines[-1]
@@ -329,12 +321,7 @@ def test_what_the_review_found(
         capsys, "finetune", "classification", *common, "--out", tmp_path / "one", "--seeds", "2"
     )
     assert "tuned for classification, not for multi-label-classification" in fails(
-        capsys,
-        "evaluate",
-        tmp_path / "one",
-        weather,
-        "--task",
-        "multi-label-classification",
+        capsys, "evaluate", tmp_path / "one", weather, "--task", "multi-label-classification"
     )
     assert "choose classification" in fails(
         capsys, "finetune", "sst-2", *common, "--data", tmp_path, "--out", tmp_path / "x"
@@ -463,9 +450,7 @@ def test_a_grid_resumes_where_it_was(
         return real(*arguments, **options)
 
     monkeypatch.setattr(finetuning, "train_task", interrupted)
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in (*command, out)])
-    assert end.value.code == 130
+    run(*command, out, status=130)
     run(*command, out)
     assert len(made) == 3 + 4  # the interrupted one again, and the three others
     assert "2 of 6 runs are done already" in capsys.readouterr().err

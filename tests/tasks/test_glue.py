@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.cli.app import main
 from bertkit.cli.submit import submit_command
 from bertkit.datasets.benchmarks import DataFiles, glue_columns
 from bertkit.datasets.columns import TextColumns
@@ -20,6 +19,7 @@ from bertkit.errors import BertkitError
 from bertkit.tasks.data import glue_dataset
 from bertkit.tasks.windows import WindowLengths
 from bertkit.text.lines import TextCounts
+from tests.conftest import run
 
 OFFICIAL = {
     "cola": (8551, 1043, 1063),
@@ -359,12 +359,6 @@ def write_slices(folder: Path, name: str) -> Path:
             text = text.replace("\tqid1\tqid2", "").replace("\t3\t4", "")
         write(folder / GLUE[name].folder, files[0], text)
     return folder
-
-
-def run(*arguments: object) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([str(argument) for argument in arguments])
-    assert end.value.code == 0
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,7 @@ from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
 CONTEXT = "The river froze in 1895."
-QUESTION = {
-    "id": "a",
-    "question": "When?",
-    "answers": [{"text": "1895", "answer_start": 19}],
-}
+QUESTION = {"id": "a", "question": "When?", "answers": [{"text": "1895", "answer_start": 19}]}
 SQUAD = json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": [QUESTION]}]}]})
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from bertkit import load
-from bertkit.cli.app import main
 from bertkit.datasets.squad import read_squad
 from bertkit.datasets.submissions import HEADER
 from bertkit.tasks.metrics import squad_scores
 from bertkit.text.lines import TextCounts
 from bertkit.training.journal import read_journal
+from tests.conftest import run
 
 pytestmark = pytest.mark.slow
 FAST = ("--epochs", "1", "--learning-rate", "1e-4", "--batch-size", "16")
@@ -28,12 +28,6 @@ def encoder() -> Path:
     assert found is not None
     assert found.origin is not None
     return Path(found.origin).parent / "model"
-
-
-def run(*arguments: object) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([str(argument) for argument in arguments])
-    assert end.value.code == 0
 
 
 def head(source: Path, target: Path, lines: int) -> None:

@@ -10,32 +10,18 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.datasets.columns import LabelSetColumns, TextColumns
-from bertkit.datasets.examples import TextExample
+from bertkit.datasets.columns import LabelSetColumns
 from bertkit.datasets.tabular import has_columns, read_rows
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
+from tests.tasks.test_tables import texts
 
 Write = Callable[[str, str], Path]
-
-
-def texts(
-    path: Path | str,
-    columns: type[TextColumns] = TextColumns,
-    *,
-    labelled: bool = True,
-    keep_unlabelled: bool = False,
-    **options: Any,
-) -> tuple[list[TextExample], TextCounts]:
-    counts = TextCounts()
-    kept = {"labelled": labelled, "keep_unlabelled": keep_unlabelled}
-    return list(columns(**options).read(path, counts, **kept)), counts
 
 
 def test_csv_is_quoted_and_places_are_first_lines(write: Write) -> None:
@@ -218,10 +204,7 @@ def test_parquet(tmp_path: Path) -> None:
     inputs, counts = texts(path)
     assert [(i.text, i.label, i.place) for i in inputs] == [("one", "1", f"{path}:1")]
     assert counts.skipped == {"row without label": 1, "empty 'text'": 1}
-    assert [i.label for i in texts(path, label="n", columns=LabelSetColumns)[0]] == [
-        ("a",),
-        (),
-    ]
+    assert [i.label for i in texts(path, label="n", columns=LabelSetColumns)[0]] == [("a",), ()]
     with pytest.raises(BertkitError, match="no column 'body'"):
         texts(path, text="body")
     path.write_text("no parquet, but long enough for a footer")

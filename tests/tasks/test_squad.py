@@ -420,11 +420,7 @@ def test_a_named_set_is_scored_by_its_own_rules(write: Callable[..., Path], task
 
 
 ROWS = st.lists(
-    st.tuples(
-        st.booleans(),
-        st.sampled_from(["black cat", "cat", "dog", ""]),
-        st.integers(-3, 3),
-    ),
+    st.tuples(st.booleans(), st.sampled_from(["black cat", "cat", "dog", ""]), st.integers(-3, 3)),
     min_size=1,
     max_size=12,
 )

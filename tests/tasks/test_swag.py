@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.cli.app import main
 from bertkit.cli.options import ColumnFlags
 from bertkit.cli.predict import predict_command
 from bertkit.datasets.examples import ChoiceExample
@@ -15,6 +14,7 @@ from bertkit.datasets.swag import read_swag, write_swag_predictions
 from bertkit.errors import BertkitError
 from bertkit.predict.evaluate import evaluate
 from bertkit.text.lines import TextCounts
+from tests.conftest import run
 
 HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
 ROW = 'v-1,7,He sits. He,He sits.,He,gold,"stands, then runs",b,c,d'
@@ -103,9 +103,7 @@ def test_a_model_of_swag_reads_swags_rows_alike_everywhere(
         ["evaluate", model, "--data", tmp_path, "--out", tmp_path / "s"],
         ["predict", model, val, "--out", out],
     ):  # fmt: skip
-        with pytest.raises(SystemExit) as end:
-            main([str(part) for part in command])
-        assert end.value.code == 0
+        run(*command)
     assert out.read_text() == (tmp_path / "s/dev.jsonl").read_text()
     assert json.loads(out.read_text().splitlines()[0])["text"].startswith("The stone ")
     columns = ColumnFlags(text="sent1", choices=("ending0", "ending1"))

@@ -49,11 +49,7 @@ def test_rows_without_label_may_be_kept(write: Write) -> None:
     assert counts.skipped == {"row without label, kept": 2, "empty 'text'": 1}
     assert counts.examples["row without label, kept"] == f"{path}:3"
     path = write("b.jsonl", '{"text": "a", "label": null}\n{"text": "b", "label": 2}\n')
-    for columns, label in (
-        (TextColumns, "2"),
-        (NumberColumns, 2.0),
-        (LabelSetColumns, ("2",)),
-    ):
+    for columns, label in ((TextColumns, "2"), (NumberColumns, 2.0), (LabelSetColumns, ("2",))):
         inputs, _ = texts(path, keep_unlabelled=True, columns=columns)
         assert [i.label for i in inputs] == [None, label]
 
@@ -143,10 +139,7 @@ def test_labels_that_are_no_names_are_refused(write: Write, label: object) -> No
 
 def test_numbers_may_be_names_of_labels(write: Write) -> None:
     path = write("a.jsonl", '{"text": "a", "label": [1, 0]}\n{"text": "b", "label": [7, 7]}\n')
-    assert [i.label for i in texts(path, columns=LabelSetColumns)[0]] == [
-        ("1", "0"),
-        ("7",),
-    ]
+    assert [i.label for i in texts(path, columns=LabelSetColumns)[0]] == [("1", "0"), ("7",)]
     with pytest.raises(BertkitError, match="--separator is empty"):
         LabelSetColumns(separator="")
 

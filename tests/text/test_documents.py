@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import json
 import lzma
@@ -13,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +19,7 @@ from bertkit.errors import BertkitError
 from bertkit.text import lines
 from bertkit.text.documents import Source, TextCounts, find_sources, read_documents, text_documents
 from bertkit.text.lines import READ_BYTES, line_blocks, unix_lines
+from tests.text.test_sources import COMPRESSORS
 
 
 def read(path: Path, *, column: str = "text") -> tuple[list[str], TextCounts]:
@@ -338,13 +337,6 @@ def test_hugging_face_data_sets_are_streamed(
 
 
 # Damage ------------------------------------------------------------------------------------------
-
-COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
-    "gz": gzip.compress,
-    "bz2": bz2.compress,
-    "xz": lambda content: lzma.compress(content, preset=0),
-    "zst": zstandard.compress,
-}
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.cli.app import main
 from bertkit.corpus.store import TokenStore
 from bertkit.text.lines import describe_skipped
+from tests.conftest import run
 
 NAME = os.fsdecode(b"caf\xe9")
 
@@ -27,12 +27,6 @@ def folder(tmp_path: Path, corpus_text: str) -> Path:
     (folder / f"{NAME}.bin").write_bytes(b"x")
     (folder / f"empty{NAME}.txt").write_bytes(b"")
     return folder
-
-
-def run(*arguments: str | Path) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main([*map(str, arguments)])
-    assert exit_.value.code == 0
 
 
 def test_every_verb_of_text_takes_any_name(
@@ -75,9 +69,7 @@ def test_every_verb_of_text_takes_any_name(
     vectors = tmp_path / "e.npy"
     run("predict", "embed", trained, folder / "rows.jsonl", "--out", vectors)
     refused = ["features", trained, folder / "rows.jsonl", "--out", folder / "f.parquet"]
-    with pytest.raises(SystemExit) as exit_:
-        main([*map(str, refused)])
-    assert exit_.value.code == 2
+    run(*refused, status=2)
 
     run("clean", folder, "--out", tmp_path / f"{NAME}.jsonl", "--json", tmp_path / "clean.json")
     assert (tmp_path / f"{NAME}.jsonl").is_file()

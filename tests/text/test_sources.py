@@ -204,7 +204,7 @@ def test_remote_files_folders_and_globs() -> None:
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
     "bz2": bz2.compress,
-    "xz": lzma.compress,
+    "xz": lambda content: lzma.compress(content, preset=0),
     "zst": zstandard.compress,
 }
 

@@ -284,10 +284,7 @@ def test_only_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
 
 def test_resuming_removes_what_a_kill_after_a_save_left(tmp_path: Path) -> None:
     model, optimizer = start()
-    tensors = {
-        "model": model_tensors(model),
-        "optimizer": optimizer_tensors(model, optimizer),
-    }
+    tensors = {"model": model_tensors(model), "optimizer": optimizer_tensors(model, optimizer)}
     for step in range(1, 5):
         save_checkpoint(tmp_path, step, tensors, {"position": {}}, keep=9)
     writer = CheckpointWriter(tmp_path, model, optimizer, ALONE)

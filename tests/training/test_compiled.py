@@ -40,16 +40,12 @@ from bertkit.training.parallel import compile_in_training
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training
 from bertkit.training.step import LoopSettings, train_steps
+from tests.conftest import tiny_config
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(
-    vocab_size=500,
-    hidden_size=64,
-    num_hidden_layers=3,
-    num_attention_heads=2,
-    intermediate_size=256,
-    max_position_embeddings=128,
+CONFIG = tiny_config(
+    500, hidden_size=64, num_hidden_layers=3, intermediate_size=256, max_position_embeddings=128
 )
 NO_DROPOUT = replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 

@@ -24,6 +24,7 @@ from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Objectives, Phases, PretrainRecipe, Training
 from bertkit.training.state import pretrained_network
+from tests.conftest import run, tiny_config
 
 RECIPE = PretrainRecipe(
     model=ModelSize(
@@ -39,14 +40,8 @@ RECIPE = PretrainRecipe(
 def start(store: TokenStore, tmp_path: Path) -> Path:
     """A model of other sizes than the recipe's, with weights of its own."""
     torch.manual_seed(7)
-    config = ModelConfig(
-        vocab_size=store.tokenizer.size,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=64,
-        hidden_act="gelu_tanh",
+    config = tiny_config(
+        store.tokenizer, intermediate_size=48, max_position_embeddings=64, hidden_act="gelu_tanh"
     )
     save_model(tmp_path / "start", PretrainingModel(config), store.tokenizer, {})
     return tmp_path / "start"
@@ -188,24 +183,18 @@ def test_the_recipe_adapt_reads_text_as_the_model_does(
         *("--training.warmup-steps", "1", "--logging.held-out-sequences", "8"),
         *("--training.learning-rate", "1e-9", "--device", "cpu"),
     ]
-    with pytest.raises(SystemExit) as ended:
-        main([*command, "--out", str(tmp_path / "run")])
-    assert ended.value.code == 0
+    run(*command, "--out", tmp_path / "run")
     before, after = load_pretraining_model(start), load_pretraining_model(tmp_path / "run/model")
     assert after.config.hidden_size == before.config.hidden_size
     name = "encoder.word_embeddings.weight"
     torch.testing.assert_close(before.state_dict()[name], after.state_dict()[name])
     own = Tokenizer.load(tmp_path / "run" / "model")
     assert own.content_hash == Tokenizer.load(start).content_hash
-    with pytest.raises(SystemExit) as ended:
-        main([*command, "--out", str(tmp_path / "learned"), "--vocabulary-size", "99"])
-    assert ended.value.code == 2
+    run(*command, "--out", tmp_path / "learned", "--vocabulary-size", "99", status=2)
 
 
 def start_error(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(command)
-    assert ended.value.code == 2
+    run(*command, status=2)
     return capsys.readouterr().err
 
 

@@ -232,9 +232,7 @@ def test_the_rate_is_that_of_the_last_minute_and_of_this_run_only(
     assert "10.0 s each, 1:20:00 left" in lines[-1]
 
 
-def test_a_number_of_steps_that_takes_longer_than_dates_go(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_number_of_steps_that_takes_longer_than_dates_go(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stream = Clock(monkeypatch), io.StringIO()
     with Console(interval=0, stream=stream) as console:
         console.start(10**30, 0)

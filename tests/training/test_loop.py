@@ -9,7 +9,6 @@ import torch
 
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import LossSum, pretraining_objective, total_loss
 from bertkit.pretraining_data.loader import BatchBuilder, stream_steps
@@ -26,6 +25,7 @@ from bertkit.training.step import (
     merge_sums,
     train_steps,
 )
+from tests.conftest import tiny_config
 
 SETTINGS = LoopSettings(
     device=torch.device("cpu"),
@@ -39,15 +39,11 @@ SETTINGS = LoopSettings(
 @pytest.fixture
 def model(store: TokenStore) -> PretrainingModel:
     torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=store.vocabulary_size,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
+    config = tiny_config(
+        store.tokenizer,
+        max_position_embeddings=64,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        max_position_embeddings=64,
     )
     return PretrainingModel(config).train()
 

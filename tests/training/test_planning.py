@@ -324,9 +324,7 @@ def test_machines_and_their_errors() -> None:
             find_machine("h100", "bf16", share)
 
 
-def test_calibration_extrapolates_a_known_law(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_calibration_extrapolates_a_known_law(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times are replaced by a known law, which must come back at another depth and batch."""
     made: list[int] = []
 
