@@ -29,13 +29,15 @@ class Records:
     """Rows in memory, which take the place of a file.
 
     Args:
-        rows: mappings from column to value, or tuples of the same length. Their arrays and numbers
-            of NumPy or torch become lists and numbers of Python, as a file would hold them.
+        rows: mappings from column to value, or tuples of the same length; named tuples, such as
+            those of pandas' `itertuples`, are mappings. Arrays and numbers of NumPy or torch become
+            lists and numbers of Python, as a file would hold them.
         name: how messages name the data, such as "train"; row 3 is `train[3]`.
     """
 
     def __init__(self, rows: Iterable[Any], name: str) -> None:
-        self.rows, self.name = [plain_value(row) for row in rows], name
+        named = (row._asdict() if hasattr(row, "_asdict") else row for row in rows)
+        self.rows, self.name = [plain_value(row) for row in named], name
 
     def __str__(self) -> str:
         """Describe the data in a line, as `finetune.json` records it."""
@@ -112,8 +114,8 @@ def as_source(data: Any, name: str) -> str | Records:
     """Return what can be read like a file: a path as it is, anything else as `Records`.
 
     Args:
-        data: a path, a pandas or polars DataFrame, a `datasets.Dataset`, or an iterable of dicts or
-            tuples.
+        data: a path, `Records`, a pandas or polars DataFrame, a `datasets.Dataset`, or an iterable
+            of dicts or tuples.
         name: how messages name the data.
 
     Raises:
@@ -121,6 +123,8 @@ def as_source(data: Any, name: str) -> str | Records:
     """
     if isinstance(data, str | Path):
         return str(data)
+    if isinstance(data, Records):
+        return data
     if hasattr(data, "iloc") and hasattr(data, "columns"):  # pandas; a Series is an iterable
         names = [str(column) for column in data.columns]
         if len(set(names)) < len(names):
