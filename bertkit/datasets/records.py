@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError, short_repr
 from bertkit.text.lines import TextCounts
+
+NULL_TYPES = {"NAType", "NaTType"}
+"""The types of pandas' NA and NaT, which is not imported here."""
 
 
 class MissingColumnError(BertkitError):
@@ -97,10 +101,13 @@ class Records:
 def plain_value(value: Any) -> Any:
     """Return a value with NumPy's and torch's numbers and lists, at any depth, as Python's own.
 
-    Arrays of more dimensions, such as pictures, stay as they are.
+    What data frames have for null (NaN, and pandas' NA and NaT) becomes None. Arrays of more
+    dimensions, such as pictures, stay as they are.
     """
     if isinstance(value, str):
         return value
+    if (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in NULL_TYPES:
+        return None
     if isinstance(value, Mapping):
         return {key: plain_value(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

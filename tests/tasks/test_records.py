@@ -143,6 +143,27 @@ def test_values_of_numpy_and_torch_are_those_of_python(
     assert found[0]
 
 
+@pytest.mark.parametrize("columns", [TextColumns(), LabelSetColumns(), NumberColumns()])
+def test_what_stands_for_null_is_null(columns: Columns, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    row = {"text": "a", "label": "1"}
+    for null in (float("nan"), np.float32("nan"), pandas.NA, pandas.NaT):
+        expected = read(columns, as_source([row, {**row, "label": None}], "train"))
+        assert read(columns, as_source([row, {**row, "label": null}], "train")) == expected
+        texts, skipped = read(columns, as_source([(null, "1"), ("a", "1")], "train"))
+        assert (len(texts), skipped) == (1, {"empty 'text'": 1})
+
+
+def test_starts_with_null_among_them_are_those_of_a_file(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    answers = [{"text": ["river", "A"], "answer_start": [2, None]}]
+    rows = {"question": ["What?"], "context": ["A river."], "answers": answers}
+    pandas.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
+    frame = pandas.read_parquet(tmp_path / "a.parquet")  # as an array of floats
+    found = read(QuestionColumns(), as_source(frame, "train"))
+    assert found == read(QuestionColumns(), str(tmp_path / "a.parquet"))
+
+
 @pytest.mark.parametrize("value", [b"x", ("a",), {"a"}])
 def test_labels_that_are_no_names_are_refused(value: Any) -> None:
     with pytest.raises(BertkitError, match="not one name"):
