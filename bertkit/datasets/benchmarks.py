@@ -16,7 +16,7 @@ from bertkit.datasets.columns import TextColumns
 from bertkit.datasets.conll import CONLL_SITE, REUTERS, conll_sentences
 from bertkit.datasets.glue import GLUE, read_glue
 from bertkit.datasets.readers import Columns
-from bertkit.datasets.records import as_source
+from bertkit.datasets.records import Records, as_source
 from bertkit.datasets.squad import SQUAD_FILES, SQUAD_SITE, read_squad
 from bertkit.datasets.swag import SWAG_SITE, read_swag
 from bertkit.datasets.tabular import has_columns
@@ -212,12 +212,20 @@ def split_path(files: DataFiles, split: str) -> str:
     return given[split]
 
 
-def read_official(name: str, path: str, counts: TextCounts, *, scoring: bool) -> Sequence[Any]:
+def read_official(
+    name: str, path: str | Records, counts: TextCounts, *, scoring: bool
+) -> Sequence[Any]:
     """Read the examples of a file of SQuAD, SWAG or CoNLL-2003.
 
     Raises:
-        BertkitError: the file is missing (the message says where to get it) or damaged.
+        BertkitError: the file is missing (the message says where to get it) or damaged; or the data
+            is in memory.
     """
+    if isinstance(path, Records):
+        raise BertkitError(
+            f"{name} is read from its official files; data in memory goes with the task type "
+            f"{BENCHMARKS[name].task_type}"
+        )
     if "://" not in path and not Path(from_home(path)).exists():
         raise BertkitError(f"{path} does not exist; {BENCHMARKS[name].where}")
     return BENCHMARKS[name].read(path, counts, scoring=scoring)

@@ -44,12 +44,12 @@ def single_label(value: object, column: str, place: str) -> str | None:
 
 
 def label_names(value: object, separator: str, place: str) -> tuple[str, ...] | None:
-    """Return the distinct label names in a field, in order, or None for null.
+    """Return the distinct label names in a field, in order, or None for null or NaN.
 
     Raises:
         BertkitError: the field holds objects or nested lists, or looks like a 0 or 1 per label.
     """
-    if value is None:
+    if value is None or value != value:  # noqa: PLR0124 - NaN
         return None
     if isinstance(value, str):
         try:

@@ -56,8 +56,9 @@ class ImageColumns(Columns):
 
         Raises:
             BertkitError: patches do not tile pictures (code "image-size"), or there is no such
-                network or task (codes "image-network" and "image-task").
+                network or task (codes "image-network" and "image-task"); see also `Columns`.
         """
+        super().__post_init__()
         if not self.image_column:
             return
         from bertkit.multimodal.images import PatchGrid, check_network

@@ -62,6 +62,23 @@ class Columns(ABC):
     target_option: ClassVar[str] = "label"
     """The option that names the column of the labels, tags or answers."""
 
+    def __post_init__(self) -> None:
+        """Check the names of columns.
+
+        Raises:
+            BertkitError: a name is not text, or is empty although its column is needed.
+        """
+        for option in (*self.input_options, self.target_option, "id"):
+            value = getattr(self, option)
+            empty = getattr(type(self), option) == ""
+            for name in value if isinstance(value, tuple | list) else [value]:
+                if not (isinstance(name, str) or name is None) or not (name or empty):
+                    raise BertkitError(
+                        f"--{option.replace('_', '-')} is {name!r}, not the name of a column; "
+                        "give its name as text",
+                        code="column",
+                    )
+
     @property
     def inputs(self) -> tuple[str, ...]:
         """The columns that every row must have, except labels and IDs."""

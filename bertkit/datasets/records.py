@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError, short_repr
 from bertkit.text.lines import TextCounts
+
+NULL_TYPES = {"NAType", "NaTType"}
+"""The types of pandas' NA and NaT, which is not imported here."""
 
 
 class MissingColumnError(BertkitError):
@@ -24,13 +28,15 @@ class Records:
     """Rows in memory, which take the place of a file.
 
     Args:
-        rows: mappings from column to value, or tuples of the same length. Their arrays and numbers
-            of NumPy or torch become lists and numbers of Python, as a file would hold them.
+        rows: mappings from column to value, or tuples of the same length; named tuples, such as
+            those of pandas' `itertuples`, are mappings. Arrays and numbers of NumPy or torch become
+            lists and numbers of Python, as a file would hold them.
         name: how messages name the data, such as "train"; row 3 is `train[3]`.
     """
 
     def __init__(self, rows: Iterable[Any], name: str) -> None:
-        self.rows, self.name = [plain_value(row) for row in rows], name
+        named = (row._asdict() if hasattr(row, "_asdict") else row for row in rows)
+        self.rows, self.name = [plain_value(row) for row in named], name
 
     def __str__(self) -> str:
         """Describe the data in a line, as `finetune.json` records it."""
@@ -90,10 +96,13 @@ class Records:
 def plain_value(value: Any) -> Any:
     """Return a value with NumPy's and torch's numbers and lists, at any depth, as Python's own.
 
-    Arrays of more dimensions, such as pictures, stay as they are.
+    What data frames have for null (NaN, and pandas' NA and NaT) becomes None. Arrays of more
+    dimensions, such as pictures, stay as they are.
     """
     if isinstance(value, str):
         return value
+    if (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in NULL_TYPES:
+        return None
     if isinstance(value, Mapping):
         return {key: plain_value(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -107,8 +116,8 @@ def as_source(data: Any, name: str) -> str | Records:
     """Return what can be read like a file: a path as it is, anything else as `Records`.
 
     Args:
-        data: a path, a pandas or polars DataFrame, a `datasets.Dataset`, or an iterable of dicts or
-            tuples.
+        data: a path, `Records`, a pandas or polars DataFrame, a `datasets.Dataset`, or an iterable
+            of dicts or tuples.
         name: how messages name the data.
 
     Raises:
@@ -116,6 +125,8 @@ def as_source(data: Any, name: str) -> str | Records:
     """
     if isinstance(data, str | Path):
         return str(data)
+    if isinstance(data, Records):
+        return data
     if hasattr(data, "iloc") and hasattr(data, "columns"):  # pandas; a Series is an iterable
         names = [str(column) for column in data.columns]
         if len(set(names)) < len(names):

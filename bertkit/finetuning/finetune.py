@@ -15,9 +15,9 @@ from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import known_elsewhere
 from bertkit.config import SIGNS, as_json, claim_settings
 from bertkit.console import Console
-from bertkit.datasets.benchmarks import FILES, OFFICIAL, DataFiles
+from bertkit.datasets.benchmarks import FILES, DataFiles
 from bertkit.datasets.readers import Columns
-from bertkit.errors import BertkitError, DivergedError
+from bertkit.errors import DivergedError
 from bertkit.files import exclusive_lock, write_json
 from bertkit.finetuning.best import LatestRun, is_complete, write_best
 from bertkit.finetuning.card import TunedCards
@@ -117,13 +117,6 @@ def finetune(
     given = {"train": train, "dev": dev, "test": test}
     files = dataclasses.replace(files, **{k: v for k, v in given.items() if v is not None})
     if isinstance(task, str):
-        if task.lower() in OFFICIAL and any(
-            not isinstance(v, str | Path | None) for v in given.values()
-        ):
-            raise BertkitError(
-                f"{task} reads its official files; data in memory goes with a task type, such as "
-                "classification"
-            )
         positions = start.config.max_position_embeddings
         task = load_dataset(task, files, columns, windows, positions)
     check_trackers(settings.track)

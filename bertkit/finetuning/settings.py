@@ -87,8 +87,7 @@ def weight_settings(given: ClassWeights) -> tuple[str, ...]:
     Raises:
         BertkitError: a weight is not a finite number above 0.
     """
-    if isinstance(given, str):
-        given = (given,)
+    given = (given,) if isinstance(given, str) else given or ()
     if isinstance(given, Mapping):
         given = tuple(f"{label}={weight}" for label, weight in given.items())
     for one in () if tuple(given) == (BALANCED,) else given:
@@ -180,8 +179,8 @@ class Grid:
             if not all(value == kind(value) for value in values):
                 raise BertkitError(f"{name} takes whole numbers, got {values}")
             object.__setattr__(self, name, tuple(kind(value) for value in values))
-        if self.seeds < 1:
-            raise BertkitError(f"seeds must be at least 1, got {self.seeds}")
+        if not isinstance(self.seeds, int) or self.seeds < 1:
+            raise BertkitError(f"seeds is a number of runs, at least 1, got {self.seeds}")
         sizes = (self.batch_size, self.learning_rate, self.epochs)
         if self.seeds * math.prod(len(values) or 1 for values in sizes) > MAX_RUNS:
             raise BertkitError(f"a grid has at most {MAX_RUNS:,} runs; give fewer values or seeds")

@@ -25,7 +25,7 @@ from bertkit.datasets.swag import SWAG_COLUMNS, read_swag
 from bertkit.datasets.tabular import Fields, has_columns
 from bertkit.errors import BertkitError
 from bertkit.files import BLOCK_BYTES, from_home
-from bertkit.predict.predictors import TaskPredictor, input_chunks
+from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, input_chunks
 from bertkit.predict.tables import check_ending, is_flat, new_rows
 from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.tasks.data import describe_losses
@@ -69,7 +69,8 @@ def predict_file(
         console: the console for progress and what was skipped; None for a new one.
 
     Raises:
-        BertkitError: the file is missing, damaged or lacks a column, or `out` cannot be written.
+        BertkitError: the file is missing, damaged or lacks a column, a later input has a column
+            that the predictions have taken, or `out` cannot be written.
     """
     file, out = os.fspath(file), None if out is None else Path(out)
     with console_or_new(console) as shown:
@@ -88,7 +89,7 @@ def predict_file(
         with new_rows(out) as write:
             visible = out is not None or not sys.stdout.isatty()  # lines would break the bar
             progress = FileProgress(shown, *file_length(file, named, inputs), visible=visible)
-            lost, alone, taken = LostInputs(), predictor.reads_documents, set[str]()
+            lost, alone, names = LostInputs(), predictor.reads_documents, dict[str, str]()
             for chunk in input_chunks(inputs, whole=predictor.reads_documents):
                 progress.begin(chunk)
                 alone = alone and are_all_unique(chunk)
@@ -97,7 +98,7 @@ def predict_file(
                     row_parts(predictor, given, found, rows)
                     for given, found in zip(chunk, predictions, strict=True)
                 ]
-                write(predicted_rows(parts, taken, flat=is_flat(out)))
+                write(predicted_rows(parts, names, flat=is_flat(out)))
                 lost.add(items)
             progress.finish()
         shown.say(*describe_skipped(counts.skipped, counts.examples))
@@ -127,7 +128,7 @@ def predict_texts(
     [found] = predictor.many([example])
     with new_rows(out) as write:
         parts = [row_parts(predictor, example, found, None)]
-        write(predicted_rows(parts, set(), flat=is_flat(out)))
+        write(predicted_rows(parts, {}, flat=is_flat(out)))
 
 
 class LostInputs:
@@ -176,23 +177,35 @@ def row_parts(
 
 
 def predicted_rows(
-    parts: Sequence[tuple[Fields, Fields]], taken: set[str], *, flat: bool
+    parts: Sequence[tuple[Fields, Fields]], names: dict[str, str], *, flat: bool
 ) -> list[dict[str, Any]]:
     """Return the rows of a chunk of predictions.
 
     Args:
         parts: for each row what it has of its input, and the fields of its prediction.
-        taken: the columns of all inputs so far, to which those of this chunk are added. A column
-            has a prediction in all rows or in none, also if only some inputs have one of its name.
+        names: field of predictions -> its column, which the first chunk fills. A column has a
+            prediction in all rows or in none, also if only some inputs have one of its name.
         flat: whether each label's probability gets a column.
+
+    Raises:
+        BertkitError: an input has a column that the predictions of earlier chunks have.
     """
-    taken.update(name for kept, _ in parts for name in kept)
+    taken = {name for kept, _ in parts for name in kept}
+    if late := sorted(taken.intersection(names.values())):
+        raise BertkitError(
+            f"an input has the column '{late[0]}', which the first {CHUNK_INPUTS:,} inputs lack "
+            "and the predictions have taken; rename it, or give it to the first input, too",
+            code="column",
+        )
 
     def free(name: str) -> str:
         return free(f"predicted_{name}") if name in taken else name
 
+    def column(name: str) -> str:
+        return names.setdefault(name, free(name))
+
     return [
-        {**kept, **{free(name): one for name, one in (flat_row(row) if flat else row).items()}}
+        {**kept, **{column(name): one for name, one in (flat_row(row) if flat else row).items()}}
         for kept, row in parts
     ]
 

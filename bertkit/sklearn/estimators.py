@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -131,14 +132,14 @@ class TunedEstimator(BaseEstimator):
         self, spec: TaskSpec, examples: Sequence[Example]
     ) -> tuple[Sequence[Example], Sequence[Example]]:
         """Return the examples to train on, and the share to validate on."""
-        share = float(self.validation_fraction)
-        try:
-            return set_apart(spec, examples, share, TextCounts())
-        except BertkitError:
-            raise InputValueError(
-                f"early_stopping cannot set rows apart to validate on: the {len(examples)} rows "
-                "are too few for their labels; give more rows, or turn early_stopping off"
-            ) from None
+        with suppress(BertkitError):
+            sides = set_apart(spec, examples, float(self.validation_fraction), TextCounts())
+            if spec.has_labels or len({given.gold for given in sides[1]}) > 1:  # else uncorrelated
+                return sides
+        raise InputValueError(
+            f"early_stopping cannot set rows apart to validate on: the {len(examples)} rows are "
+            "too few for their labels; give more rows, or turn early_stopping off"
+        )
 
     def _predictor(self) -> TaskPredictor:
         def load(folder: Path, device: str, precision: str) -> TaskPredictor:

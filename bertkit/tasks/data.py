@@ -86,8 +86,7 @@ def load_dataset(
     key, spec = name.lower(), spec_for(name)
     check_sources(key, files, columns)
     columns, windows = columns or spec.columns(), windows or spec.windows()
-    spec.check_options(columns)
-    spec.check_options(windows)
+    spec.check_options(columns, windows)
     if key in GLUE:
         return glue_dataset(key, files, windows, positions)
     if key in OFFICIAL:

@@ -76,6 +76,12 @@ class Regression(TextTask):
         mean = float(np.mean([given.label for given in inputs]))
         return self.score(inputs, [ValuePrediction(mean)] * len(inputs))
 
+    def remarks(self, inputs: Sequence[TextExample], *, choosing: bool = False) -> list[str]:
+        """See `Task`; a note on numbers by which runs cannot be compared."""
+        if choosing and len({given.label for given in inputs}) == 1:
+            return ["all numbers are equal, so every model has the correlation 0; give other rows"]
+        return []
+
     def degenerate(
         self, inputs: Sequence[TextExample], predictions: Sequence[ValuePrediction]
     ) -> str:

@@ -94,19 +94,21 @@ class TaskSpec:
         """Make the options for its windows; see `make_columns`."""
         return self._options(self.windows, given)
 
-    def check_options(self, options: Columns | WindowLengths) -> None:
+    def check_options(self, columns: Columns, windows: WindowLengths) -> None:
         """Check that options belong to this task type.
 
         Raises:
             BertkitError: they belong to another one.
         """
-        own = self.columns if isinstance(options, Columns) else self.windows
-        if type(options) is not own:
-            raise BertkitError(
-                f"{self.name} takes {own.__name__}, not {type(options).__name__}; give it those"
-            )
+        for own, options in ((self.columns, columns), (self.windows, windows)):
+            if type(options) is not own:
+                raise BertkitError(
+                    f"{self.name} takes {own.__name__}, not {type(options).__name__}; give it those"
+                )
 
     def _options(self, made: type[Options], given: Mapping[str, Any]) -> Options:
+        if not isinstance(given, Mapping):
+            raise BertkitError(f"options go by name, as in {{'NAME': VALUE}}, not as {given!r:.60}")
         known = [field.name for field in fields(made)]
         strange = [name for name in given if name not in known]
         if strange:

@@ -10,6 +10,7 @@ import ctypes
 import os
 import secrets
 import threading
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
@@ -120,7 +121,7 @@ class CompiledTokenizer:
         continues = [piece.startswith(CONTINUATION) for piece in vocabulary]
         pieces = [piece.removeprefix(CONTINUATION) for piece in vocabulary]
         text, ends = utf8_of(pieces)
-        self._tokenizer = code.bertkit_new(
+        made = code.bertkit_new(
             pages.pointers,
             text,
             pointer(ends),
@@ -131,8 +132,11 @@ class CompiledTokenizer:
             ctypes.c_int64(unk_id),
             ctypes.c_uint64(secrets.randbits(64)),
         )
-        if not self._tokenizer:
+        if not made:
             raise MemoryError
+        self._tokenizer = ctypes.c_void_p(made)
+        # When Python exits, other threads may still encode, so the memory is left to the system.
+        weakref.finalize(self, code.bertkit_free, self._tokenizer).atexit = False
 
     def encode(self, texts: Sequence[str], *, with_spans: bool = False) -> EncodedTexts:
         """Return the ids of texts, and the spans of tokens if they are wanted.
@@ -142,8 +146,7 @@ class CompiledTokenizer:
         """
         text, ends = utf8_of(texts)
         lengths = np.empty(len(texts), dtype=np.int64)
-        done, code = 0, self._code
-        tokenizer = ctypes.c_void_p(self._tokenizer)
+        done, code, tokenizer = 0, self._code, self._tokenizer
         with self._lock:
             while done < len(texts):
                 done = code.bertkit_encode(
@@ -163,10 +166,6 @@ class CompiledTokenizer:
             ids = copied(code.bertkit_ids(tokenizer), count)
             spans = copied(code.bertkit_spans(tokenizer), 2 * count * with_spans)
         return EncodedTexts(ids, lengths, spans.reshape(-1, 2))
-
-    def __del__(self) -> None:
-        if getattr(self, "_tokenizer", None):
-            self._code.bertkit_free(ctypes.c_void_p(self._tokenizer))
 
 
 def utf8_of(texts: Sequence[str]) -> tuple[bytes, np.ndarray]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -212,3 +214,9 @@ def test_sentences_of_one_document_are_read_together(models: Path) -> None:
 def test_a_threshold_is_a_number(models: Path) -> None:
     with pytest.raises(BertkitError, match="NaN"):
         load(models / "answer", device="cpu", null_threshold=float("nan"))
+
+
+def test_a_program_ends_in_silence(models: Path) -> None:
+    program = f"import bertkit\nfound = bertkit.load({str(models / 'classify')!r})\nfound('a')"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert found.stderr == b""

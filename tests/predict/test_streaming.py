@@ -78,7 +78,7 @@ def read_whole(
         predictions, _ = predictor.run(chunk)
         for asked, found in zip(chunk, predictions, strict=True):
             parts = [row_parts(predictor, asked, found, rows)]
-            [row] = predicted_rows(parts, set(), flat=False)
+            [row] = predicted_rows(parts, {}, flat=False)
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     return "".join(lines)
 
@@ -101,6 +101,22 @@ def watch_inputs(
 
 def sentence(number: int) -> str:
     return " ".join(WORDS[(number * step) % len(WORDS)] for step in range(1, 2 + number % 5))
+
+
+def test_a_column_that_comes_late_is_not_mixed_with_predictions(
+    models: Path, tmp_path: Path, small_chunks: int
+) -> None:
+    late = [{"text": "river"}] * small_chunks + [{"text": "stone", "label": "wet"}]
+    file, out = tmp_path / "a.jsonl", tmp_path / "found.jsonl"
+    file.write_text("\n".join(map(json.dumps, late)))
+    with pytest.raises(BertkitError, match="an input has the column 'label', which the first"):
+        run(models / "classify", file, out)
+    assert not out.exists()
+    file.write_text("\n".join(map(json.dumps, [late[-1], *late])))
+    run(models / "classify", file, out)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert all("predicted_label" in row for row in rows)
+    assert [row["label"] for row in rows if "label" in row] == ["wet", "wet"]
 
 
 # What is held -----------------------------------------------------------------------------------

@@ -155,6 +155,10 @@ def test_numbers_that_are_all_the_same_are_refused() -> None:
     inputs = [TextExample(str(i), "a", None, 3.0, f"f:{i}") for i in range(4)]
     with pytest.raises(BertkitError, match=r"only the number 3\.0 in column 'label'"):
         Regression.from_data(TaskInputs(inputs, NumberColumns(), WindowLengths(), 40, TextCounts()))
+    assert "all numbers are equal" in Regression().remarks(inputs, choosing=True)[0]
+    other = inputs[0]._replace(label=4.0)
+    assert not Regression().remarks([*inputs, other], choosing=True)
+    assert not Regression().remarks(inputs)
 
 
 @pytest.mark.parametrize("verb", ["predict", "evaluate"])

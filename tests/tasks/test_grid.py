@@ -267,7 +267,14 @@ def test_the_end_of_a_run_names_what_was_lost(
 
 
 @pytest.mark.parametrize(
-    "given", [{"seeds": 10**30}, {"epochs": (2.5,)}, {"batch_size": ("8",)}, {"batch_size": (8.5,)}]
+    "given",
+    [
+        {"seeds": 10**30},
+        {"seeds": [1, 2]},
+        {"epochs": (2.5,)},
+        {"batch_size": ("8",)},
+        {"batch_size": (8.5,)},
+    ],
 )
 def test_grids_that_cannot_be(given: dict[str, Any]) -> None:
     with pytest.raises(BertkitError):

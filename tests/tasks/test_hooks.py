@@ -432,3 +432,4 @@ def test_flags(pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_mapping_is_recorded_as_the_flags_would_be() -> None:
     weights: Mapping[str, float] = {"a=b": 2, "c": 0.5}
     assert TrainingSettings(class_weights=weights).class_weights == ("a=b=2", "c=0.5")
+    assert TrainingSettings(class_weights=None).class_weights == ()  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,3 +129,23 @@ def test_other_rows_that_lack_their_label_are_kept_for_prediction(
     found = columns.read_labelled(str(path), counts, test=True)
     assert [given.gold for given in found] == [None, label, None]
     assert counts.skipped["row without label, kept"] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        (TextColumns, {"text": ""}),
+        (TextColumns, {"label": 1}),
+        (TextColumns, {"text": None}),
+        (TextColumns, {"id": 0}),
+        (ChoiceColumns, {"choices": ("A", "")}),
+        (WordColumns, {"tags": ""}),
+    ],
+)
+def test_columns_have_names(kind: type[Columns], named: dict[str, Any]) -> None:
+    with pytest.raises(BertkitError, match=f"^--{next(iter(named))} is .*, not the name of a col"):
+        kind(**named)
+
+
+def test_a_column_that_is_not_needed_may_be_without_a_name() -> None:
+    assert TextColumns(pair="", id=None).inputs == ("text", "", "")  # type: ignore[arg-type]

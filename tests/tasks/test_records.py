@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import bertkit
+from bertkit.datasets.benchmarks import read_split
 from bertkit.datasets.columns import (
     ChoiceColumns,
     LabelSetColumns,
@@ -142,6 +143,27 @@ def test_values_of_numpy_and_torch_are_those_of_python(
     assert found[0]
 
 
+@pytest.mark.parametrize("columns", [TextColumns(), LabelSetColumns(), NumberColumns()])
+def test_what_stands_for_null_is_null(columns: Columns, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    row = {"text": "a", "label": "1"}
+    for null in (float("nan"), np.float32("nan"), pandas.NA, pandas.NaT):
+        expected = read(columns, as_source([row, {**row, "label": None}], "train"))
+        assert read(columns, as_source([row, {**row, "label": null}], "train")) == expected
+        texts, skipped = read(columns, as_source([(null, "1"), ("a", "1")], "train"))
+        assert (len(texts), skipped) == (1, {"empty 'text'": 1})
+
+
+def test_starts_with_null_among_them_are_those_of_a_file(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    answers = [{"text": ["river", "A"], "answer_start": [2, None]}]
+    rows = {"question": ["What?"], "context": ["A river."], "answers": answers}
+    pandas.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
+    frame = pandas.read_parquet(tmp_path / "a.parquet")  # as an array of floats
+    found = read(QuestionColumns(), as_source(frame, "train"))
+    assert found == read(QuestionColumns(), str(tmp_path / "a.parquet"))
+
+
 @pytest.mark.parametrize("value", [b"x", ("a",), {"a"}])
 def test_labels_that_are_no_names_are_refused(value: Any) -> None:
     with pytest.raises(BertkitError, match="not one name"):
@@ -209,6 +231,22 @@ def test_tuples_are_columns_in_order() -> None:
     assert skipped == {"row without column 'pair'": 1}
 
 
+def test_named_tuples_are_columns_by_name() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"label": ["x", "y"], "text": ["a", "b"]})
+    for rows in (frame.itertuples(), frame.itertuples(index=False)):
+        assert read(TextColumns(), as_source(rows, "train")) == read(
+            TextColumns(), as_source(frame, "train")
+        )
+
+
+@pytest.mark.parametrize("name", ["squad-2.0", "swag", "conll-2003"])
+def test_official_sets_are_files(name: str) -> None:
+    files = bertkit.DataFiles(dev=[("a", "b")])  # type: ignore[arg-type]
+    with pytest.raises(BertkitError, match=f"{name} is read from its official files; data in mem"):
+        read_split(name, "dev", files, None, TextCounts())
+
+
 @pytest.mark.parametrize(
     ("data", "code"), [(3, "record"), ({"text": []}, "record"), (["a text"], "record")]
 )
@@ -236,9 +274,10 @@ def test_finetune_from_a_data_frame(pretrained: Path, tmp_path: Path) -> None:
     assert 0 <= best.scores["dev"]["accuracy"] <= 1
     recorded = json.loads((tmp_path / "run" / "finetune.json").read_text())
     assert recorded["files"] == {"train": "16 rows in memory", "dev": "16 rows in memory"}
+    files = bertkit.DataFiles(train=rows, dev=frame)
     again = bertkit.finetune(
-        "classification", pretrained, tmp_path / "run", train=rows, dev=frame, settings=settings
+        "classification", pretrained, tmp_path / "run", files=files, settings=settings
     )
     assert again == best  # the same data: nothing is repeated
-    with pytest.raises(BertkitError, match="reads its official files"):
+    with pytest.raises(BertkitError, match="mrpc is read from --data FOLDER"):
         bertkit.finetune("mrpc", pretrained, tmp_path / "other", train=frame)

@@ -108,6 +108,14 @@ def test_every_option_is_a_flag() -> None:
         assert {field.name for field in fields(flags)} == names
 
 
+def test_options_of_another_kind_are_named(write: Write) -> None:
+    files = DataFiles(train=str(write("a.csv", "text,label\na,x\nb,y\n")))
+    with pytest.raises(BertkitError, match="classification takes TextColumns, not dict"):
+        load_dataset("classification", files, {"text": "text"})  # type: ignore[arg-type]
+    with pytest.raises(BertkitError, match=r"options go by name, as in {'NAME': VALUE}, not as Te"):
+        SPECS["classification"].merged_columns(TextColumns(text="a"), {})  # type: ignore[arg-type]
+
+
 def test_no_such_context() -> None:
     with pytest.raises(BertkitError, match="no context is 'documnet'; did you mean 'document'"):
         WordWindows(context="documnet")

@@ -466,6 +466,8 @@ def test_bad_parameters(
 def test_too_few_rows_to_validate_on(pretrained: Path) -> None:
     with pytest.raises(ValueError, match="turn early_stopping off"):
         BertClassifier(pretrained, early_stopping=True).fit(["a", "b"], ["x", "y"])
+    with pytest.raises(ValueError, match="turn early_stopping off"):  # one row has no correlation
+        BertRegressor(pretrained, early_stopping=True).fit(["a"] * 9, range(9))
 
 
 @pytest.mark.parametrize(

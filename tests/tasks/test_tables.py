@@ -137,6 +137,12 @@ def test_labels_that_are_no_names_are_refused(write: Write, label: object) -> No
         texts(path, columns=LabelSetColumns)
 
 
+def test_nan_is_not_the_empty_set_of_labels(write: Write) -> None:
+    path = write("a.jsonl", '{"text": "a", "label": NaN}\n{"text": "b", "label": []}\n')
+    found = list(LabelSetColumns().read(path, TextCounts()))
+    assert [(one.text, one.label) for one in found] == [("b", ())]
+
+
 def test_numbers_may_be_names_of_labels(write: Write) -> None:
     path = write("a.jsonl", '{"text": "a", "label": [1, 0]}\n{"text": "b", "label": [7, 7]}\n')
     assert [i.label for i in texts(path, columns=LabelSetColumns)[0]] == [("1", "0"), ("7",)]
