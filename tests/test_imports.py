@@ -124,7 +124,7 @@ def test_imports_stay_light(module: str, heavy: list[str]) -> None:
     [
         ("bertkit.training.pretrain", 33, 7_180),
         ("bertkit.finetuning.finetune", 80, 16_690),
-        ("bertkit.predict.load", 67, 13_650),
+        ("bertkit.predict.load", 67, 13_660),
     ],
 )
 def test_what_a_command_imports_stays_small(module: str, most_files: int, most_lines: int) -> None:
@@ -160,4 +160,4 @@ def test_the_package_does_not_grow() -> None:
     names = Counter(name for path in SOURCES for name in public_names(path))
     assert {name for name, count in names.items() if count > 1} == set()
     assert len(SOURCES) <= 234
-    assert sum(len(path.read_text().splitlines()) for path in SOURCES) <= 48_300
+    assert sum(len(path.read_text().splitlines()) for path in SOURCES) <= 48_320

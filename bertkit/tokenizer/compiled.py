@@ -38,11 +38,11 @@ class EncodedTexts(NamedTuple):
 
 
 def compiled_library(source: Path, name: str) -> ctypes.CDLL | None:
-    """Return a library next to its C source; None if it was not built from the source as it is."""
-    path = source.with_name(f"libbertkit-{name}.so")
-    if not path.is_file():
+    """Return a library next to its C source; None if there is none of this source and system."""
+    try:
+        code = ctypes.CDLL(str(source.with_name(f"libbertkit-{name}.so")))
+    except OSError:
         return None
-    code = ctypes.CDLL(str(path))
     code.bertkit_source.restype = ctypes.c_char_p
     made_from = sha256(source.read_bytes()).hexdigest().encode()
     return code if code.bertkit_source() == made_from else None
@@ -56,7 +56,7 @@ def wordpiece_library() -> ctypes.CDLL | None:
         return None
     for name in ("new", "ids", "spans"):
         getattr(code, f"bertkit_{name}").restype = ctypes.c_void_p
-    for name in ("encode", "missing_page", "count"):
+    for name in ("encode", "count"):
         getattr(code, f"bertkit_{name}").restype = ctypes.c_int64
     return code
 
@@ -73,6 +73,12 @@ class CharacterPages:
         self.pointers = (ctypes.c_void_p * PAGES)()
         self._pages: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self.fill(0)
+
+    def fill_for(self, text: str) -> None:
+        """Compute all pages that a text needs at once, so that it is read no more than twice."""
+        for number in {ord(character) // PAGE for character in set(text)}:
+            if not self.pointers[number]:
+                self.fill(number)
 
     def fill(self, number: int) -> None:
         """Compute the rules of a page."""
@@ -158,7 +164,7 @@ class CompiledTokenizer:
                 if done < 0:
                     raise MemoryError
                 if done < len(texts):
-                    self._pages.fill(code.bertkit_missing_page(tokenizer))
+                    self._pages.fill_for(texts[done])
             count = code.bertkit_count(tokenizer) if texts else 0
             ids = copied(code.bertkit_ids(tokenizer), count)
             spans = copied(code.bertkit_spans(tokenizer), 2 * count * with_spans)
@@ -185,6 +191,7 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
 
 def copied(address: int | None, count: int) -> np.ndarray:
     """Return a copy of (count,) int32 at an address."""
-    if not count or address is None:
-        return np.empty(0, dtype=np.int32)
-    return np.frombuffer(ctypes.string_at(address, 4 * count), dtype=np.int32)
+    made = np.empty(count, dtype=np.int32)
+    if count and address:
+        ctypes.memmove(pointer(made), address, made.nbytes)
+    return made

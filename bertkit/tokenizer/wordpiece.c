@@ -64,7 +64,6 @@ typedef struct {
 
     int32_t *ids, *spans;
     int64_t count, ids_space;
-    int64_t missing_page;
 } Tokenizer;
 
 static const uint64_t FNV_OFFSET = 14695981039346656037u, FNV_PRIME = 1099511628211u;
@@ -353,10 +352,8 @@ static int encode_text(Tokenizer *tokenizer, const uint8_t *text, const uint8_t 
         }
         const uint32_t character = read_character(&text);
         const Rule *page = tokenizer->pages[character / PAGE];
-        if (!page) {
-            tokenizer->missing_page = character / PAGE;
+        if (!page)
             return TEXT_NEEDS_PAGE;
-        }
         const Rule *rule = &page[character % PAGE];
         if (rule->size == IN_CONTEXT)
             return TEXT_IN_CONTEXT;
@@ -373,7 +370,7 @@ Args:
     lengths: gets the number of tokens of each text, or -1 if Python has to encode it.
     with_spans: whether spans are wanted, too.
 
-Returns `count`, or the index of the first text that needs the rules of `bertkit_missing_page`.
+Returns `count`, or the index of the first text with a character whose page is not known yet.
 */
 int64_t bertkit_encode(Tokenizer *tokenizer, const uint8_t *text, const int64_t *ends,
                        int64_t first, int64_t count, int64_t *lengths, int64_t with_spans) {
@@ -394,7 +391,6 @@ int64_t bertkit_encode(Tokenizer *tokenizer, const uint8_t *text, const int64_t 
     return count;
 }
 
-int64_t bertkit_missing_page(const Tokenizer *tokenizer) { return tokenizer->missing_page; }
 int64_t bertkit_count(const Tokenizer *tokenizer) { return tokenizer->count; }
 const int32_t *bertkit_ids(const Tokenizer *tokenizer) { return tokenizer->ids; }
 const int32_t *bertkit_spans(const Tokenizer *tokenizer) { return tokenizer->spans; }

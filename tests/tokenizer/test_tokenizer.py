@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 
 from bertkit.errors import BertkitError
-from bertkit.tokenizer.compiled import wordpiece_library
+from bertkit.tokenizer.compiled import CharacterPages, compiled_library, wordpiece_library
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from tests.tokenizer.reference import basic_tokenize, tokenize
 from tests.tokenizer.test_normalize import every_character, in_context, texts
@@ -191,6 +191,27 @@ def test_texts_that_are_left_to_python(data: Path) -> None:
     ids, lengths = tokenizer.encode_arrays(mixed)
     assert ids.tolist() == [one for part in expected for one in part]
     assert lengths.tolist() == [len(part) for part in expected]
+
+
+def test_all_pages_of_a_text_are_computed_at_once() -> None:
+    pages, text = CharacterPages(lowercase=True, strip_accents=True), "\u00e9\u4e00\ud83d\U0010ffff"
+    pages.fill_for(text)
+    assert all(pages.pointers[ord(character) // 256] for character in text)
+    assert sum(map(bool, pages.pointers)) == 4, "the first page is always known"
+
+
+@pytest.mark.usefixtures("route")
+def test_ids_as_arrays_may_be_changed() -> None:
+    ids, lengths = small().encode_arrays(["the cat", ""])
+    ids += 1
+    assert (ids.tolist(), lengths.tolist()) == ([6, 7], [2, 0])
+
+
+def test_a_library_of_another_system_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "some.c").touch()
+    assert compiled_library(tmp_path / "some.c", "absent") is None
+    (tmp_path / "libbertkit-other.so").write_bytes(b"\x7fELF of another processor")
+    assert compiled_library(tmp_path / "some.c", "other") is None
 
 
 def test_threads_share_a_tokenizer(data: Path) -> None:
