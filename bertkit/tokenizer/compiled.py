@@ -126,7 +126,7 @@ class CompiledTokenizer:
         continues = [piece.startswith(CONTINUATION) for piece in vocabulary]
         pieces = [piece.removeprefix(CONTINUATION) for piece in vocabulary]
         text, ends = utf8_of(pieces)
-        self._tokenizer = code.bertkit_new(
+        made = code.bertkit_new(
             pages.pointers,
             text,
             pointer(ends),
@@ -137,6 +137,7 @@ class CompiledTokenizer:
             ctypes.c_int64(unk_id),
             ctypes.c_uint64(secrets.randbits(64)),
         )
+        self._tokenizer = ctypes.c_void_p(made)
         if not self._tokenizer:
             raise MemoryError
 
@@ -148,8 +149,7 @@ class CompiledTokenizer:
         """
         text, ends = utf8_of(texts)
         lengths = np.empty(len(texts), dtype=np.int64)
-        done, code = 0, self._code
-        tokenizer = ctypes.c_void_p(self._tokenizer)
+        done, code, tokenizer = 0, self._code, self._tokenizer
         with self._lock:
             while done < len(texts):
                 done = code.bertkit_encode(
@@ -171,8 +171,8 @@ class CompiledTokenizer:
         return EncodedTexts(ids, lengths, spans.reshape(-1, 2))
 
     def __del__(self) -> None:
-        if getattr(self, "_tokenizer", None):
-            self._code.bertkit_free(ctypes.c_void_p(self._tokenizer))
+        if hasattr(self, "_tokenizer"):  # at exit, the names of this module may be gone
+            self._code.bertkit_free(self._tokenizer)
 
 
 def utf8_of(texts: Sequence[str]) -> tuple[bytes, np.ndarray]:

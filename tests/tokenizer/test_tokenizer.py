@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import lzma
 import os
 import pickle
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 
 from bertkit.errors import BertkitError
+from bertkit.tokenizer import compiled
 from bertkit.tokenizer.compiled import CharacterPages, compiled_library, wordpiece_library
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from tests.tokenizer.reference import basic_tokenize, tokenize
@@ -205,6 +207,14 @@ def test_ids_as_arrays_may_be_changed() -> None:
     ids, lengths = small().encode_arrays(["the cat", ""])
     ids += 1
     assert (ids.tolist(), lengths.tolist()) == ([6, 7], [2, 0])
+
+
+def test_memory_is_freed_when_python_exits(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = small()
+    tokenizer.encode("the cat")
+    monkeypatch.setattr(compiled, "ctypes", None)  # as modules are when Python exits
+    del tokenizer
+    gc.collect()  # an exception would be a warning, which is an error
 
 
 def test_a_library_of_another_system_is_not_used(tmp_path: Path) -> None:
