@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 
 from bertkit.errors import BertkitError
-from bertkit.tokenizer import compiled
+from bertkit.tokenizer import compiled, wordpiece
 from bertkit.tokenizer.compiled import CharacterPages, compiled_library, wordpiece_library
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from tests.tokenizer.reference import basic_tokenize, tokenize
@@ -195,11 +195,21 @@ def test_texts_that_are_left_to_python(data: Path) -> None:
     assert lengths.tolist() == [len(part) for part in expected]
 
 
-def test_all_pages_of_a_text_are_computed_at_once() -> None:
-    pages, text = CharacterPages(lowercase=True, strip_accents=True), "\u00e9\u4e00\ud83d\U0010ffff"
-    pages.fill_for(text)
-    assert all(pages.pointers[ord(character) // 256] for character in text)
-    assert sum(map(bool, pages.pointers)) == 4, "the first page is always known"
+@pytest.mark.parametrize("route", ["compiled"], indirect=True)
+@pytest.mark.usefixtures("route")
+def test_only_characters_that_occur_are_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined: list[str] = []
+    plain = compiled.character_rule
+    monkeypatch.setattr(
+        compiled, "character_rule", lambda one, **rules: examined.append(one) or plain(one, **rules)
+    )
+    monkeypatch.setattr(wordpiece, "character_pages", CharacterPages)  # fresh ones
+    tokenizer = small()
+    tokenizer.encode("the")
+    examined.clear()
+    text = "cat \u00e9\u4e00\ud83d\U0010ffff \u00e9"
+    assert tokenizer.encode(text).ids == tokenizer.encode_batch([text])[0]
+    assert sorted(examined) == ["\u00e9", "\u4e00", "\ud83d", "\U0010ffff"]
 
 
 @pytest.mark.usefixtures("route")
@@ -209,6 +219,8 @@ def test_ids_as_arrays_may_be_changed() -> None:
     assert (ids.tolist(), lengths.tolist()) == ([6, 7], [2, 0])
 
 
+@pytest.mark.parametrize("route", ["compiled"], indirect=True)
+@pytest.mark.usefixtures("route")
 def test_memory_is_freed_when_python_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = small()
     tokenizer.encode("the cat")
