@@ -35,7 +35,7 @@ class CompileNative(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, or say why not."""
-        if sys.platform != "linux":
+        if sys.platform != "linux" or sys.byteorder != "little":  # wordpiece.c reads bytes by eight
             return
         compiler, built = shlex.split(os.environ.get("CC", "cc")), []
         for name, (source, instructions) in LIBRARIES.items():

@@ -289,6 +289,12 @@ def test_no_journal_no_report(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
+def test_a_record_without_its_step_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_text('{"kind": "step", "loss": 1.5}\n')
+    with pytest.raises(BertkitError, match=r"damaged.*KeyError: 'step'"):
+        write_report(tmp_path)
+
+
 def test_thinning_keeps_every_spike_and_order() -> None:
     values = np.sin(np.arange(50_000.0) / 700)
     values[[123, 40_000]] = [9.0, -9.0]

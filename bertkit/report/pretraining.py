@@ -103,21 +103,31 @@ def write_report(run: Path | str) -> Path:
         BertkitError: the folder holds no run, a file is damaged, or there is nothing to show yet.
     """
     run = Path(run)
-    if (run / FINETUNING).is_file():
-        from bertkit.report.finetuning import finetuning_page  # imports torch
-
-        text = finetuning_page(run)
-    elif (run / RUN).is_file() and (grid := run.resolve().parent.parent / FINETUNING).is_file():
-        raise BertkitError(f"{run} is one run of a fine-tuning grid; give its folder {grid.parent}")
-    elif not (run / JOURNAL).is_file():
+    try:
+        text = report_page(run)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise BertkitError(
-            f"{run / JOURNAL} does not exist, nor does {FINETUNING}; give the folder of a run"
-        )
-    else:
-        text = pretraining_page(run)
+            f"a file of the run {run} is damaged, so it cannot be reported "
+            f"({type(error).__name__}: {error}); restore its JSON files"
+        ) from error
     path = run / "report.html"
     write_text(path, text)
     return path
+
+
+def report_page(run: Path) -> str:
+    """Return the report of a pre-training or fine-tuning run."""
+    if (run / FINETUNING).is_file():
+        from bertkit.report.finetuning import finetuning_page  # imports torch
+
+        return finetuning_page(run)
+    if (run / RUN).is_file() and (grid := run.resolve().parent.parent / FINETUNING).is_file():
+        raise BertkitError(f"{run} is one run of a fine-tuning grid; give its folder {grid.parent}")
+    if not (run / JOURNAL).is_file():
+        raise BertkitError(
+            f"{run / JOURNAL} does not exist, nor does {FINETUNING}; give the folder of a run"
+        )
+    return pretraining_page(run)
 
 
 def pretraining_page(run: Path) -> str:

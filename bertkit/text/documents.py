@@ -145,6 +145,8 @@ def separated_documents(source: Source, counts: TextCounts, column: str) -> Iter
     """Yield one column of a CSV (quoted as in spreadsheets) or TSV (no quotes) with a header."""
     lines = split_rows(source, counts, [column])
     _, header = next(lines, (0, []))
+    if header.count(column) > 1:
+        raise BertkitError(f"{source.path} has two columns '{column}'; rename one of them")
 
     def rows() -> Iterator[tuple[int, Mapping[str, object]]]:
         for number, fields in lines:

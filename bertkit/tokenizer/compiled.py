@@ -39,11 +39,11 @@ class EncodedTexts(NamedTuple):
 
 
 def compiled_library(source: Path, name: str) -> ctypes.CDLL | None:
-    """Return a library next to its C source; None if it was not built from the source as it is."""
-    path = source.with_name(f"libbertkit-{name}.so")
-    if not path.is_file():
+    """Return a library next to its C source; None if there is none of this source and system."""
+    try:
+        code = ctypes.CDLL(str(source.with_name(f"libbertkit-{name}.so")))
+    except OSError:
         return None
-    code = ctypes.CDLL(str(path))
     code.bertkit_source.restype = ctypes.c_char_p
     made_from = sha256(source.read_bytes()).hexdigest().encode()
     return code if code.bertkit_source() == made_from else None
@@ -57,38 +57,44 @@ def wordpiece_library() -> ctypes.CDLL | None:
         return None
     for name in ("new", "ids", "spans"):
         getattr(code, f"bertkit_{name}").restype = ctypes.c_void_p
-    for name in ("encode", "missing_page", "count"):
+    for name in ("encode", "count", "set_rule"):
         getattr(code, f"bertkit_{name}").restype = ctypes.c_int64
     return code
 
 
 class CharacterPages:
-    """What characters become, as wordpiece.c reads it: pages that are filled when they are needed.
+    """What characters become, as wordpiece.c reads it: pages of rules, set when they are needed.
 
     Args:
         lowercase, strip_accents: as for `split_words`.
+
+    Raises:
+        MemoryError: there is not enough memory.
     """
 
     def __init__(self, lowercase: bool, strip_accents: bool) -> None:
         self.lowercase, self.strip_accents = lowercase, strip_accents
         self.pointers = (ctypes.c_void_p * PAGES)()
-        self._pages: dict[int, ctypes.Array[ctypes.c_char]] = {}
-        self.fill(0)
+        self._known, self._lock = bytearray(PAGE * PAGES), threading.Lock()
+        self.learn("".join(map(chr, range(128))))
 
-    def fill(self, number: int) -> None:
-        """Compute the rules of a page."""
-        page = bytearray()
-        for code_point in range(number * PAGE, (number + 1) * PAGE):
-            rule = character_rule(
-                chr(code_point), lowercase=self.lowercase, strip_accents=self.strip_accents
-            )
-            encoded = b"" if rule is None else rule.encode("utf-8", "surrogatepass")
-            known = rule is not None and len(encoded) <= MOST_BYTES
-            page.append(len(encoded) if known else IN_CONTEXT)
-            page += (encoded if known else b"").ljust(MOST_BYTES, b"\0")
-        made = ctypes.create_string_buffer(bytes(page), len(page))
-        kept = self._pages.setdefault(number, made)  # another thread may have been faster
-        self.pointers[number] = ctypes.addressof(kept)
+    def learn(self, text: str) -> None:
+        """Set the rules of all characters of a text."""
+        code = wordpiece_library()
+        assert code is not None
+        with self._lock:
+            for character in set(text):
+                if self._known[ord(character)]:
+                    continue
+                rule = character_rule(
+                    character, lowercase=self.lowercase, strip_accents=self.strip_accents
+                )
+                encoded = b"" if rule is None else rule.encode("utf-8", "surrogatepass")
+                size = IN_CONTEXT if rule is None or len(encoded) > MOST_BYTES else len(encoded)
+                place, size_of = ctypes.c_int64(ord(character)), ctypes.c_int64(size)
+                if code.bertkit_set_rule(self.pointers, place, encoded, size_of):
+                    raise MemoryError
+                self._known[ord(character)] = True
 
 
 character_pages = cache(CharacterPages)
@@ -161,7 +167,7 @@ class CompiledTokenizer:
                 if done < 0:
                     raise MemoryError
                 if done < len(texts):
-                    self._pages.fill(code.bertkit_missing_page(tokenizer))
+                    self._pages.learn(texts[done])
             count = code.bertkit_count(tokenizer) if texts else 0
             ids = copied(code.bertkit_ids(tokenizer), count)
             spans = copied(code.bertkit_spans(tokenizer), 2 * count * with_spans)
@@ -184,6 +190,7 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
 
 def copied(address: int | None, count: int) -> np.ndarray:
     """Return a copy of (count,) int32 at an address."""
-    if not count or address is None:
-        return np.empty(0, dtype=np.int32)
-    return np.frombuffer(ctypes.string_at(address, 4 * count), dtype=np.int32)
+    made = np.empty(count, dtype=np.int32)
+    if count and address:
+        ctypes.memmove(pointer(made), address, made.nbytes)
+    return made

@@ -1,8 +1,8 @@
 /* WordPiece ids of texts by BERT's rules, in one pass over their UTF-8 (compiled.py).
 
-What a character becomes is computed in Python, for a page of 256 code points at a time, and only
-for the pages that occur: its replacement after cleaning, lower-casing, decomposing and splitting,
-in which a space ends a word. A text with a character whose replacement depends on other characters
+What a character becomes is computed in Python, and only for the characters that occur: its
+replacement after cleaning, lower-casing, decomposing and splitting, in which a space ends a word.
+The rules are kept in pages of 256 code points, which all tokenizers share. A text with a character whose replacement depends on other characters
 is left to Python. A word is split into tokens when it is first met, and then remembered.
 
 One thread at a time may use a tokenizer. Functions return OUT_OF_MEMORY if there is no memory.
@@ -12,12 +12,12 @@ One thread at a time may use a tokenizer. Functions return OUT_OF_MEMORY if ther
 #include <stdlib.h>
 #include <string.h>
 
-enum { PAGE = 256, MOST_BYTES = 15, IN_CONTEXT = 255 };
+enum { PAGE = 256, MOST_BYTES = 15, UNKNOWN = 254, IN_CONTEXT = 255 };
 enum { WORDS = 1 << 18, WORD_SLOTS = 2 * WORDS, REMEMBERED_BYTES = 64, BYTES = 16 * WORDS };
 enum { FILTER_BITS = 1 << 19 };
 enum { OUT_OF_MEMORY = -1 };
 
-/* What a character becomes: `size` bytes, or IN_CONTEXT. */
+/* What a character becomes: `size` bytes, UNKNOWN as yet, or IN_CONTEXT. */
 typedef struct {
     uint8_t size, bytes[MOST_BYTES];
 } Rule;
@@ -38,7 +38,7 @@ typedef struct {
 } Word;
 
 typedef struct {
-    const Rule *const *pages; /* Python's, NULL where no rule is known yet */
+    Rule *const *pages;       /* Python's, NULL where no rule is known yet */
     int lowercase;            /* whether letters of ASCII become lower-case */
     uint64_t filter[FILTER_BITS / 64]; /* of hashes: without its bit, there is no such token */
     Piece *pieces;
@@ -64,7 +64,6 @@ typedef struct {
 
     int32_t *ids, *spans;
     int64_t count, ids_space;
-    int64_t missing_page;
 } Tokenizer;
 
 static const uint64_t FNV_OFFSET = 14695981039346656037u, FNV_PRIME = 1099511628211u;
@@ -332,7 +331,32 @@ static uint32_t read_character(const uint8_t **text) {
     return character;
 }
 
-enum { TEXT_DONE, TEXT_NEEDS_PAGE, TEXT_IN_CONTEXT };
+/* The rule of a character; NULL if it is not known yet. */
+static const Rule *find_rule(const Tokenizer *tokenizer, uint32_t character) {
+    const Rule *page = __atomic_load_n(&tokenizer->pages[character / PAGE], __ATOMIC_ACQUIRE);
+    const Rule *rule = page ? &page[character % PAGE] : NULL;
+    return rule && __atomic_load_n(&rule->size, __ATOMIC_ACQUIRE) != UNKNOWN ? rule : NULL;
+}
+
+/* Set a rule that is not known yet, while other threads may read; pages are never freed. */
+int64_t bertkit_set_rule(Rule **pages, int64_t character, const uint8_t *bytes, int64_t size) {
+    Rule *page = pages[character / PAGE];
+    if (!page) {
+        page = calloc(PAGE, sizeof *page);
+        if (!page)
+            return OUT_OF_MEMORY;
+        for (int i = 0; i < PAGE; i++)
+            page[i].size = UNKNOWN;
+        __atomic_store_n(&pages[character / PAGE], page, __ATOMIC_RELEASE);
+    }
+    Rule *rule = &page[character % PAGE];
+    if (size <= MOST_BYTES)
+        memcpy(rule->bytes, bytes, (size_t)size);
+    __atomic_store_n(&rule->size, (uint8_t)size, __ATOMIC_RELEASE);
+    return 0;
+}
+
+enum { TEXT_DONE, TEXT_NEEDS_RULES, TEXT_IN_CONTEXT };
 
 static int encode_text(Tokenizer *tokenizer, const uint8_t *text, const uint8_t *end,
                        int with_spans) {
@@ -351,13 +375,9 @@ static int encode_text(Tokenizer *tokenizer, const uint8_t *text, const uint8_t 
             text++;
             continue;
         }
-        const uint32_t character = read_character(&text);
-        const Rule *page = tokenizer->pages[character / PAGE];
-        if (!page) {
-            tokenizer->missing_page = character / PAGE;
-            return TEXT_NEEDS_PAGE;
-        }
-        const Rule *rule = &page[character % PAGE];
+        const Rule *rule = find_rule(tokenizer, read_character(&text));
+        if (!rule)
+            return TEXT_NEEDS_RULES;
         if (rule->size == IN_CONTEXT)
             return TEXT_IN_CONTEXT;
         if (add_replacement(tokenizer, rule, source, with_spans))
@@ -373,7 +393,7 @@ Args:
     lengths: gets the number of tokens of each text, or -1 if Python has to encode it.
     with_spans: whether spans are wanted, too.
 
-Returns `count`, or the index of the first text that needs the rules of `bertkit_missing_page`.
+Returns `count`, or the index of the first text with a character whose rule is not known yet.
 */
 int64_t bertkit_encode(Tokenizer *tokenizer, const uint8_t *text, const int64_t *ends,
                        int64_t first, int64_t count, int64_t *lengths, int64_t with_spans) {
@@ -387,14 +407,13 @@ int64_t bertkit_encode(Tokenizer *tokenizer, const uint8_t *text, const int64_t 
             tokenizer->count = before;
         if (state == OUT_OF_MEMORY)
             return OUT_OF_MEMORY;
-        if (state == TEXT_NEEDS_PAGE)
+        if (state == TEXT_NEEDS_RULES)
             return i;
         lengths[i] = state == TEXT_IN_CONTEXT ? -1 : tokenizer->count - before;
     }
     return count;
 }
 
-int64_t bertkit_missing_page(const Tokenizer *tokenizer) { return tokenizer->missing_page; }
 int64_t bertkit_count(const Tokenizer *tokenizer) { return tokenizer->count; }
 const int32_t *bertkit_ids(const Tokenizer *tokenizer) { return tokenizer->ids; }
 const int32_t *bertkit_spans(const Tokenizer *tokenizer) { return tokenizer->spans; }
@@ -415,7 +434,7 @@ void bertkit_free(Tokenizer *tokenizer) {
 /* Make a tokenizer; NULL if there is no memory.
 
 Args:
-    pages: the rules, by code point / PAGE, of which the first is known; they must outlive the
+    pages: the rules, by code point / PAGE, among them those of ASCII; they must outlive the
         tokenizer.
     vocabulary: the tokens as UTF-8, without "##", one after the other; `ends` has the end of each.
     continues: whether each token continues a word.
@@ -423,7 +442,7 @@ Args:
     most_characters: the longest word; longer ones become `unknown`.
     seed: a random number, so that nobody can choose words whose hashes are equal.
 */
-Tokenizer *bertkit_new(const Rule *const *pages, const uint8_t *vocabulary, const int64_t *ends,
+Tokenizer *bertkit_new(Rule *const *pages, const uint8_t *vocabulary, const int64_t *ends,
                        const uint8_t *continues, const int32_t *characters, int64_t count,
                        int64_t most_characters, int64_t unknown, uint64_t seed) {
     Tokenizer *tokenizer = calloc(1, sizeof *tokenizer);

@@ -244,7 +244,7 @@ class Tokenizer:
             quick = self._compiled.encode([text], with_spans=True)
             if quick.lengths[0] >= 0:
                 found_ids = quick.ids.tolist()
-                spans = list(map(tuple, quick.spans.tolist()))
+                spans = list(zip(*quick.spans.T.tolist(), strict=True))
                 return Encoding(found_ids, [self.vocabulary[index] for index in found_ids], spans)
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []

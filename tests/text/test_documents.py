@@ -286,6 +286,13 @@ def write_parquet(path: Path, columns: dict[str, list[object]]) -> None:
     parquet.write_table(pyarrow.table(columns), path)
 
 
+def test_csv_with_the_column_twice(file: File) -> None:
+    source = file("a.csv", "text,other,other,text\none,x,y,two\n")
+    with pytest.raises(BertkitError, match=r"a\.csv has two columns 'text'"):
+        read(source)
+    assert read(file("b.csv", "text,other,other\none,x,y\n"))[0] == ["one"]
+
+
 def test_parquet_reads_one_column(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_parquet(path, {"id": [1, 2, 3, 4], "text": ["Eins", None, "", "Vier é"]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import lzma
 import os
 import pickle
@@ -18,7 +19,8 @@ import pytest
 from hypothesis import given, settings
 
 from bertkit.errors import BertkitError
-from bertkit.tokenizer.compiled import wordpiece_library
+from bertkit.tokenizer import compiled, wordpiece
+from bertkit.tokenizer.compiled import CharacterPages, compiled_library, wordpiece_library
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from tests.tokenizer.reference import basic_tokenize, tokenize
 from tests.tokenizer.test_normalize import every_character, in_context, texts
@@ -191,6 +193,47 @@ def test_texts_that_are_left_to_python(data: Path) -> None:
     ids, lengths = tokenizer.encode_arrays(mixed)
     assert ids.tolist() == [one for part in expected for one in part]
     assert lengths.tolist() == [len(part) for part in expected]
+
+
+@pytest.mark.parametrize("route", ["compiled"], indirect=True)
+@pytest.mark.usefixtures("route")
+def test_only_characters_that_occur_are_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined: list[str] = []
+    plain = compiled.character_rule
+    monkeypatch.setattr(
+        compiled, "character_rule", lambda one, **rules: examined.append(one) or plain(one, **rules)
+    )
+    monkeypatch.setattr(wordpiece, "character_pages", CharacterPages)  # fresh ones
+    tokenizer = small()
+    tokenizer.encode("the")
+    examined.clear()
+    text = "cat \u00e9\u4e00\ud83d\U0010ffff \u00e9"
+    assert tokenizer.encode(text).ids == tokenizer.encode_batch([text])[0]
+    assert sorted(examined) == ["\u00e9", "\u4e00", "\ud83d", "\U0010ffff"]
+
+
+@pytest.mark.usefixtures("route")
+def test_ids_as_arrays_may_be_changed() -> None:
+    ids, lengths = small().encode_arrays(["the cat", ""])
+    ids += 1
+    assert (ids.tolist(), lengths.tolist()) == ([6, 7], [2, 0])
+
+
+@pytest.mark.parametrize("route", ["compiled"], indirect=True)
+@pytest.mark.usefixtures("route")
+def test_memory_is_freed_when_python_exits(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = small()
+    tokenizer.encode("the cat")
+    monkeypatch.setattr(compiled, "ctypes", None)  # as modules are when Python exits
+    del tokenizer
+    gc.collect()  # an exception would be a warning, which is an error
+
+
+def test_a_library_of_another_system_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "some.c").touch()
+    assert compiled_library(tmp_path / "some.c", "absent") is None
+    (tmp_path / "libbertkit-other.so").write_bytes(b"\x7fELF of another processor")
+    assert compiled_library(tmp_path / "some.c", "other") is None
 
 
 def test_threads_share_a_tokenizer(data: Path) -> None:
