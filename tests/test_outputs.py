@@ -277,14 +277,10 @@ def test_the_files_of_runs_models_and_stores_are_known(corpus_text: str, tmp_pat
     rows = [f"river stone {number},{number % 2}\n" for number in range(40)]
     labelled.write_text("text,label\n" + "".join(rows))
     recipe.write_text(TOY)
-    run, tuned = tmp_path / "run", tmp_path / "tuned"
-    commands = [
-        ["pretrain", recipe, "--text", text, "--vocabulary-size", "150", "--out", run],
-        ["finetune", "classification", "--train", labelled, "--model", run, "--out", tuned],
-    ]
-    for words in commands:
-        run(*words)
-    for folder in (run, tuned):
+    trained, tuned = tmp_path / "run", tmp_path / "tuned"
+    run("pretrain", recipe, "--text", text, "--vocabulary-size", "150", "--out", trained)
+    run("finetune", "classification", "--train", labelled, "--model", trained, "--out", tuned)
+    for folder in (trained, tuned):
         for path in folder.rglob("*"):
             inside = path.relative_to(folder)
             if path.is_file() and path.name[0] != "." and not {*inside.parts} & {*UNREAD}:
