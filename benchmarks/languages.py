@@ -134,8 +134,9 @@ def prepare_stores(pages: dict[str, list[Page]], work: Path) -> dict[str, TokenS
             for page in pages[language]
             if not page.is_test
         ]
-        if not path.is_file():  # a store is made anew if its text has changed
-            write_text(path, "\n".join(lines) + "\n")
+        text = "\n".join(lines) + "\n"
+        if not path.is_file() or path.read_text() != text:  # an edited file is a new text
+            write_text(path, text)
     options = LearnOptions(smoothing=SMOOTHING)
     tokenizer = learn_tokenizer(
         [str(path) for path in texts.values()], work / "tokenizer", VOCABULARY, options

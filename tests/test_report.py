@@ -295,6 +295,21 @@ def test_a_record_without_its_step_is_one_line(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("journal.jsonl", {**START, "baselines": {"unigram_entropy": 5000.0}}),
+        ("demo.json", {"sections": [1]}),
+    ],
+)
+def test_damaged_records_are_one_line(tmp_path: Path, name: str, content: Any) -> None:
+    run = full_run(tmp_path)
+    with (run / name).open("a") as file:
+        file.write(json.dumps(content) + "\n")
+    with pytest.raises(BertkitError, match="damaged"):
+        write_report(tmp_path)
+
+
 def test_thinning_keeps_every_spike_and_order() -> None:
     values = np.sin(np.arange(50_000.0) / 700)
     values[[123, 40_000]] = [9.0, -9.0]

@@ -78,6 +78,7 @@ def _store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenS
     if not (out / "store" / "manifest.json").is_file():
         check_inputs(corpus.text, out / "store", options)  # before these flags are written down
     flags = {k: v for k, v in as_json(corpus).items() if k != "processes"}
+    flags["learned"] = corpus.tokenizer is None
     if not any((out / name).exists() for name in ("tokenizer", "store")):
         (out / "corpus.json").unlink(missing_ok=True)  # left by flags that failed
     # a tokenizer is compared by its content, as the folder of a model on the hub may change
@@ -87,7 +88,12 @@ def _store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenS
     elif (out / "tokenizer" / "tokenizer_config.json").is_file():
         tokenizer = Tokenizer.load(out / "tokenizer")
     else:
-        learning = LearnOptions(cased=corpus.cased, format=corpus.format, column=corpus.column)
+        learning = LearnOptions(
+            cased=corpus.cased,
+            format=corpus.format,
+            column=corpus.column,
+            processes=corpus.processes,
+        )
         tokenizer, _ = learn_from_files(corpus.text, corpus.vocabulary_size, learning, console)
         tokenizer.save(out / "tokenizer")
     if (out / "store" / "manifest.json").is_file():

@@ -44,6 +44,8 @@ class DataFiles:
 
     def __post_init__(self) -> None:
         """Convert what Python callers may pass: paths, and data in memory."""
+        if self.data is not None:
+            object.__setattr__(self, "data", Path(self.data))
         for name in ("train", "dev", "test"):
             given = getattr(self, name)
             source = "" if given is None else as_source(given, name)
@@ -146,7 +148,7 @@ def benchmark_folder(files: DataFiles, name: str) -> Path:
     return files.data
 
 
-def glue_columns(name: str, path: str, columns: TextColumns) -> TextColumns:
+def glue_columns(name: str, path: str | Records, columns: TextColumns) -> TextColumns:
     """Return the text columns of a file for a GLUE model: those given, or those of its GLUE task.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -29,7 +29,7 @@ from bertkit.datasets.tabular import Fields, read_rows, value_name
 from bertkit.errors import BertkitError
 from bertkit.files import from_home
 from bertkit.text.lines import TextCounts
-from bertkit.text.sources import source_format
+from bertkit.text.sources import find_sources, source_format
 
 ROW_FORMATS = {"csv", "jsonl", "parquet", "huggingface"}
 """Formats with one tagged sentence per row; the others have one word per line."""
@@ -179,7 +179,7 @@ class ChoiceColumns(ImageColumns):
         return replace(self, first_choice=self.lowest_key(path, counts))
 
     def lowest_key(self, path: str | Path | Records, counts: TextCounts) -> int:
-        """Return whether the keys of a file count from 0 or from 1; this reads the file.
+        """Return whether the keys of a file count from 0 or from 1, or -1 if it has no numbers.
 
         They count from 1 if the file shows it: most of its keys are letters (as in ARC, which mixes
         "A" and "1"), or no key is 0 and some key equals the number of choices in its row. If no key
@@ -204,9 +204,11 @@ class ChoiceColumns(ImageColumns):
                 zeros += key == "0"
                 empty = any(is_empty_choice(spread[name]) for name in own)
                 lasts += key == str(len(own)) and not empty
+        if not counted:
+            return -1
         if 2 * letters > keys or (lasts > 0 and not zeros):
             return 1
-        if counted and not zeros:
+        if not zeros:
             counts.note(NO_ZERO, counted)
         return 0
 
@@ -216,7 +218,7 @@ class ChoiceColumns(ImageColumns):
         image_of = self.image_reader(reading)
         first = self.first_choice
         if first < 0:
-            first = self.lowest_key(reading.path, reading.counts) if reading.labelled else 0
+            first = max(0, self.lowest_key(reading.path, reading.counts) if reading.labelled else 0)
 
         def example(row: Fields, place: str) -> ChoiceExample | None:
             spread, own = expand_choices(row, self.choices, place)
@@ -251,6 +253,13 @@ class ChoiceColumns(ImageColumns):
         return letter_index(key)
 
 
+def holds_rows(path: str, formats: Collection[str]) -> bool:
+    """Return whether a file, or some file of a folder, is a data set or in one of some formats."""
+    if Path(path).is_dir():
+        return any(source.format in formats for source in find_sources([path]))
+    return path.startswith("hf:") or source_format(path, "auto") in formats
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuestionColumns(Columns):
     """Columns of questions, contexts and answers, in rows or in SQuAD's JSON.
@@ -276,7 +285,7 @@ class QuestionColumns(Columns):
             return self.format in {*ROW_FORMATS, "tsv"}
         if is_json(path):
             return has_json_lines(path)
-        return path.startswith("hf:") or source_format(path, "auto") in {*ROW_FORMATS, "tsv"}
+        return holds_rows(path, {*ROW_FORMATS, "tsv"})
 
     def read_own_format(self, reading: Reading) -> Iterator[Any]:
         """See `Columns`; SQuAD's JSON is one value, so the whole file is held in memory."""
@@ -327,7 +336,7 @@ class WordColumns(Columns):
         if self.format != "auto":
             return self.format in {*ROW_FORMATS, "tsv"}
         path = from_home(path)
-        return path.startswith("hf:") or source_format(path, "auto") in ROW_FORMATS
+        return holds_rows(path, ROW_FORMATS)
 
     def read_own_format(self, reading: Reading) -> Iterator[Any]:
         """See `Columns` and `conll_sentences`."""

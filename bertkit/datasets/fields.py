@@ -44,12 +44,12 @@ def single_label(value: object, column: str, place: str) -> str | None:
 
 
 def label_names(value: object, separator: str, place: str) -> tuple[str, ...] | None:
-    """Return the distinct label names in a field, in order, or None for null or NaN.
+    """Return the distinct label names in a field, in order, or None for null.
 
     Raises:
         BertkitError: the field holds objects or nested lists, or looks like a 0 or 1 per label.
     """
-    if value is None or value != value:  # noqa: PLR0124 - NaN
+    if value is None:
         return None
     if isinstance(value, str):
         try:
@@ -61,7 +61,7 @@ def label_names(value: object, separator: str, place: str) -> tuple[str, ...] | 
     if isinstance(value, set | frozenset):
         value = sorted(value, key=str)
     items = list(value) if isinstance(value, list | tuple) else [value]
-    if any(isinstance(item, list | tuple | set | frozenset | dict | bytes) for item in items):
+    if any(hasattr(item, "__len__") and not isinstance(item, str) for item in items):
         raise BertkitError(
             f"{place}: the labels are {str(value)[:40]!r}; write a list of names, or names between "
             "separators"

@@ -7,6 +7,7 @@ text whose lines alternate: an acceptable sentence, then its unacceptable counte
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,18 +100,29 @@ def all_pairs(
     if isinstance(source, Records):
         yield from row_pairs(source, source.name, "auto", counts, good, bad)
         return
-    for file in find_sources([source]):
+    for file, title in titled_files(source):
         if file.format == "text":
-            yield from line_pairs(file, counts)
+            yield from line_pairs(file, title, counts)
         elif file.format == "unknown":
             counts.note("file of unknown type", file.path)
         else:
-            yield from row_pairs(file.path, file_title(file), file.format, counts, good, bad)
+            yield from row_pairs(file.path, title, file.format, counts, good, bad)
 
 
-def file_title(file: Source) -> str:
-    """Return the name of a file without folders and endings; of a data set, its whole name."""
-    return file.path if file.format == "huggingface" else Path(file.path).name.partition(".")[0]
+def titled_files(source: str) -> list[tuple[Source, str]]:
+    """Return files with the names of their sets: without endings, and without folders if unique.
+
+    A data set of the hub has its whole name.
+    """
+    files = find_sources([source])
+    titles = [
+        file.path if file.format == "huggingface" else Path(file.path).name.partition(".")[0]
+        for file in files
+    ]
+    if len(set(titles)) < len(titles):
+        root = os.path.commonpath([file.path for file in files])
+        titles = [str(Path(os.path.relpath(file.path, root)).with_suffix("")) for file in files]
+    return list(zip(files, titles, strict=True))
 
 
 def row_pairs(
@@ -147,15 +159,14 @@ def field_name(row: Fields) -> str:
     return name_in(row, FIELD).replace("/", "_")
 
 
-def line_pairs(file: Source, counts: TextCounts) -> Iterator[MinimalPair]:
+def line_pairs(file: Source, title: str, counts: TextCounts) -> Iterator[MinimalPair]:
     """Yield the pairs of a text whose lines alternate between acceptable and unacceptable.
 
     Raises:
         BertkitError: the number of lines is odd, or a line before the last sentence is blank.
     """
     counts.files += 1
-    title, first = file_title(file), ""
-    number = 0
+    first, number = "", 0
     for number, line in trimmed(plain_lines(file, counts)):
         if not line.strip():
             raise BertkitError(

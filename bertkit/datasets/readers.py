@@ -63,15 +63,17 @@ class Columns(ABC):
     """The option that names the column of the labels, tags or answers."""
 
     def __post_init__(self) -> None:
-        """Check the names of columns.
+        """Check the names of columns; one name where several may stand becomes a tuple.
 
         Raises:
             BertkitError: a name is not text, or is empty although its column is needed.
         """
         for option in (*self.input_options, self.target_option, "id"):
-            value = getattr(self, option)
-            empty = getattr(type(self), option) == ""
-            for name in value if isinstance(value, tuple | list) else [value]:
+            value, default = getattr(self, option), getattr(type(self), option)
+            empty, several = default == "", isinstance(default, tuple)
+            if several and isinstance(value, str):
+                object.__setattr__(self, option, (value,))
+            for name in value if several and isinstance(value, tuple | list) else [value]:
                 if not (isinstance(name, str) or name is None) or not (name or empty):
                     raise BertkitError(
                         f"--{option.replace('_', '-')} is {name!r}, not the name of a column; "
@@ -162,6 +164,8 @@ class Columns(ABC):
         _, found, labelled, keep_unlabelled, _ = reading
         names = [name for name in (*self.inputs, self.target if labelled else "", self.id) if name]
         optional = self.target if labelled and keep_unlabelled else ""
+        if optional in self.inputs:
+            optional = ""
         example = self.row_reader(reading)
         seen: dict[str, str] = {}
         used = 0
@@ -207,7 +211,10 @@ class Columns(ABC):
             BertkitError: see `read`; or the file is missing or damaged.
         """
         labelled = not (test and self._has_rows(path)) or has_columns(
-            path, [self.target], self.format, header=self.header
+            path,
+            [name for name in (*self.inputs, self.target) if name],
+            self.format,
+            header=self.header,
         )
         return list(
             self.read(path, counts, labelled=labelled, keep_unlabelled=test, scoring=scoring)

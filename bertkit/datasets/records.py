@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from bertkit.errors import BertkitError, short_repr
 from bertkit.text.lines import TextCounts
 
 NULL_TYPES = {"NAType", "NaTType"}
-"""The types of pandas' NA and NaT, which is not imported here."""
+"""The names of the types of NA and NaT, as pandas itself is not imported here."""
 
 
 class MissingColumnError(BertkitError):
@@ -28,19 +29,29 @@ class Records:
     """Rows in memory, which take the place of a file.
 
     Args:
-        rows: mappings from column to value, or tuples of the same length; named tuples, such as
-            those of pandas' `itertuples`, are mappings. Arrays and numbers of NumPy or torch become
-            lists and numbers of Python, as a file would hold them.
+        rows: mappings from column to value, or tuples of the same length. Named tuples (such as
+            those of pandas' `itertuples`), a Series of pandas and a record of NumPy are mappings,
+            unless none has a wanted column: then they are tuples. Arrays and numbers of NumPy or
+            torch become lists and numbers of Python, as a file would hold them.
         name: how messages name the data, such as "train"; row 3 is `train[3]`.
     """
 
     def __init__(self, rows: Iterable[Any], name: str) -> None:
-        named = (row._asdict() if hasattr(row, "_asdict") else row for row in rows)
-        self.rows, self.name = [plain_value(row) for row in named], name
+        given = list(rows)
+        self.rows, self.name = [plain_value(named_fields(row)) for row in given], name
+        self.by_name = not all(isinstance(row, tuple) for row in given)
 
     def __str__(self) -> str:
         """Describe the data in a line, as `finetune.json` records it."""
         return f"{len(self.rows)} rows in memory"
+
+    def rows_with(self, columns: Iterable[str]) -> list[Any]:
+        """Return the rows; named tuples of which none has one of these columns are tuples."""
+        known = set(columns)
+        mappings = [row for row in self.rows if isinstance(row, Mapping)]
+        if self.by_name or any(known & row.keys() for row in mappings):
+            return self.rows
+        return [tuple(row.values()) if isinstance(row, Mapping) else row for row in self.rows]
 
     def numbered(
         self, counts: TextCounts, columns: Sequence[str], optional: str = ""
@@ -58,7 +69,7 @@ class Records:
         """
         needed = [column for column in columns if column != optional]
         lacking = set(needed)
-        for number, row in enumerate(self.rows):
+        for number, row in enumerate(self.rows_with(columns)):
             place = f"{self.name}[{number}]"
             fields = row if isinstance(row, Mapping) else self._of_tuple(row, columns, place)
             missing = [column for column in needed if column not in fields]
@@ -71,9 +82,7 @@ class Records:
             known = ", ".join(map(str, self.rows[0])) if isinstance(self.rows[0], Mapping) else ""
             column = sorted(lacking)[0]
             raise MissingColumnError(
-                f"{self.name} has no column '{column}' (columns: {known}); name the columns, as in "
-                "columns=TextColumns(text=...)",
-                column,
+                f"{self.name} has no column '{column}' (columns: {known})", column
             )
 
     @staticmethod
@@ -88,9 +97,23 @@ class Records:
 
     def has_columns(self, columns: Sequence[str]) -> bool:
         """Return whether every one of these columns is in some row; tuples have all."""
-        if not all(isinstance(row, Mapping) for row in self.rows):
+        rows = self.rows_with(columns)
+        if not all(isinstance(row, Mapping) for row in rows):
             return True
-        return set(columns) <= {column for row in self.rows for column in row}
+        return set(columns) <= {column for row in rows for column in row}
+
+
+def named_fields(row: Any) -> Any:
+    """Return a row whose fields have names as a mapping, and any other row as it is."""
+    if isinstance(row, Mapping):
+        return row
+    if isinstance(row, tuple) and hasattr(row, "_asdict"):
+        return row._asdict()
+    if hasattr(row, "iloc"):  # a Series of pandas
+        return {str(name): value for name, value in row.to_dict().items()}
+    if names := getattr(getattr(row, "dtype", None), "names", None):  # a record of NumPy
+        return dict(zip(names, row.tolist(), strict=True))
+    return row
 
 
 def plain_value(value: Any) -> Any:
@@ -101,7 +124,7 @@ def plain_value(value: Any) -> Any:
     """
     if isinstance(value, str):
         return value
-    if (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in NULL_TYPES:
+    if is_null(value):
         return None
     if isinstance(value, Mapping):
         return {key: plain_value(one) for key, one in value.items()}
@@ -110,6 +133,15 @@ def plain_value(value: Any) -> Any:
         return items if isinstance(value, list) else tuple(items)
     is_list = hasattr(value, "tolist") and getattr(value, "ndim", 2) < 2
     return plain_value(value.tolist()) if is_list else value
+
+
+def is_null(value: Any) -> bool:
+    """Return whether a value is NaN, or pandas' NA or NaT."""
+    if isinstance(value, float):
+        return math.isnan(value)
+    if isinstance(value, Decimal):
+        return value.is_nan()
+    return type(value).__name__ in NULL_TYPES
 
 
 def as_source(data: Any, name: str) -> str | Records:

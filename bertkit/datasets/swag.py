@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bertkit.datasets.examples import ChoiceExample
-from bertkit.datasets.tabular import has_columns, numbered_rows, require_all
+from bertkit.datasets.tabular import Fields, has_columns, numbered_rows, require_all
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
 from bertkit.text.lines import TextCounts
@@ -24,7 +24,8 @@ def read_swag(
     counts: TextCounts,
     *,
     labelled: bool | None = None,
-    format: str = "csv",  # noqa: A002
+    format: str = "auto",  # noqa: A002
+    rows: dict[str, Fields] | None = None,
 ) -> list[ChoiceExample]:
     """Read the rows of train.csv, val.csv or test.csv; in test.csv every label is None.
 
@@ -35,6 +36,7 @@ def read_swag(
         counts: collects empty texts, which are kept.
         labelled: True requires labels, False ignores them, None reads them if the file has them.
         format: the format of a file with the same columns; see `tabular.numbered_rows`.
+        rows: if given, gets all fields of the row of every input, by its `place`.
 
     Raises:
         BertkitError: the file is missing or a different one, it lacks required labels, a row is
@@ -50,7 +52,10 @@ def read_swag(
     labelled = has_labels if labelled is None else labelled
     found = TextCounts()
     inputs = []
-    for number, place, row in numbered_rows(path, found, format, columns=SWAG_COLUMNS):
+    whole = rows is not None
+    for number, place, row in numbered_rows(path, found, format, columns=SWAG_COLUMNS, whole=whole):
+        if rows is not None:
+            rows[place] = row
         fields = {name: str(value).strip() for name, value in row.items()}
         if not all((fields["sent1"], *(fields[name] for name in ENDINGS))):
             found.note("empty text, kept", place)

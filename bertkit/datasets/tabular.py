@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bertkit.datasets.records import MissingColumnError, Records
+from bertkit.datasets.records import MissingColumnError, Records, is_null
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.documents import LONE_SURROGATE, open_data_set, open_parquet, parquet_rows
 from bertkit.text.lines import TextCounts, split_rows, text_lines
@@ -111,13 +111,15 @@ def file_rows(
     line = 0
     try:
         for line, row in readers[source.format]():
-            missing = [name for name in needed if name not in row] if row is not None else []
-            if missing:
+            if row is None:
+                yield line, None
+                continue
+            if missing := [name for name in needed if name not in row]:
                 counts.note(f"row without column '{missing[0]}'", f"{source.path}:{line}")
-            if row is not None:
-                names.update(dict.fromkeys(row))
-                found.update(set(needed).difference(missing))
-            yield line, None if missing else row
+            names.update(dict.fromkeys(row))
+            found.update(set(needed).difference(missing))
+            whole_row = {name: None if is_null(value) else value for name, value in row.items()}
+            yield line, None if missing else whole_row
     except DAMAGE as error:
         raise damaged_file(source.path, line, error) from error
     if names:
@@ -228,7 +230,8 @@ def parquet_records(
 ) -> Iterator[FileRow]:
     """Yield the rows of a Parquet file, with the class names that `datasets` stored."""
     with open_parquet(source) as file:
-        require_columns(source.path, columns, file.schema_arrow.names)
+        names = file.schema_arrow.names
+        require_columns(source.path, [*columns, *(names if whole else ())], names)
         named = named_columns(features_in(file.schema_arrow.metadata))
         wanted = None if whole or not columns else list(columns)
         for number, row in parquet_rows(file, wanted):

@@ -173,9 +173,9 @@ class TunedCards:
         own = {"precision": self.scorer.precision}
         head = {k: v for k, v in as_json(self.head).items() if k != "beside" and v}
         training = {**as_json(self.training), **own}
-        return settings_table(
-            {**dataclasses.asdict(run), **training, **self.scorer.task.settings(), **head}
-        )
+        task = self.scorer.task.settings()
+        task.pop("threshold", None)  # each run chooses its own; bertkit.json has it
+        return settings_table({**dataclasses.asdict(run), **training, **task, **head})
 
 
 def hub_split(split: str, hub_id: str, config: str) -> str:

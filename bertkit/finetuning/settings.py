@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Annotated
 
 from bertkit.config import flag_group
@@ -87,11 +88,12 @@ def weight_settings(given: ClassWeights) -> tuple[str, ...]:
     Raises:
         BertkitError: a weight is not a finite number above 0.
     """
-    given = (given,) if isinstance(given, str) else given or ()
     if isinstance(given, Mapping):
         given = tuple(f"{label}={weight}" for label, weight in given.items())
-    for one in () if tuple(given) == (BALANCED,) else given:
-        _, equals, weight = one.rpartition("=")
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    listed = [] if given is None else [*given] if several else [given]
+    for one in [] if listed == [BALANCED] else listed:
+        _, equals, weight = str(one).rpartition("=")
         try:
             usable = bool(equals) and 0 < float(weight) < math.inf
         except ValueError:
@@ -102,7 +104,7 @@ def weight_settings(given: ClassWeights) -> tuple[str, ...]:
                 f"{one!r:.60}",
                 code="class-weights",
             )
-    return tuple(given)
+    return tuple(map(str, listed))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +181,9 @@ class Grid:
             if not all(value == kind(value) for value in values):
                 raise BertkitError(f"{name} takes whole numbers, got {values}")
             object.__setattr__(self, name, tuple(kind(value) for value in values))
-        if not isinstance(self.seeds, int) or self.seeds < 1:
-            raise BertkitError(f"seeds is a number of runs, at least 1, got {self.seeds}")
+        if not isinstance(self.seeds, Integral) or isinstance(self.seeds, bool) or self.seeds < 1:
+            raise BertkitError(f"seeds is a number of runs, at least 1, got {self.seeds!r}")
+        object.__setattr__(self, "seeds", int(self.seeds))
         sizes = (self.batch_size, self.learning_rate, self.epochs)
         if self.seeds * math.prod(len(values) or 1 for values in sizes) > MAX_RUNS:
             raise BertkitError(f"a grid has at most {MAX_RUNS:,} runs; give fewer values or seeds")

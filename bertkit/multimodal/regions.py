@@ -84,22 +84,21 @@ def with_regions(packed: Packed, images: Sequence[Regions]) -> PackedStreams:
 
 def find_partners(packed: Packed, images: Sequence[Regions]) -> tuple[int, ...]:
     """Return `PackedStreams.partners`."""
-    texts, count, found = packed.ids.numpy(), len(images), []
-    ids = np.split(texts, packed.cu_seqlens[1:-1].numpy())
-    for number in range(count):
-        others = ((number + step) % count for step in range(1, count))
-        found.append(
-            next(
-                (
-                    other
-                    for other in others
-                    if not np.array_equal(ids[number], ids[other])
-                    and not np.array_equal(images[number].vectors, images[other].vectors)
-                ),
-                -1,
-            )
-        )
+    texts = numbered_arrays(np.split(packed.ids.numpy(), packed.cu_seqlens[1:-1].numpy()))
+    pictures = numbered_arrays([image.vectors for image in images])
+    found = []
+    for number in range(len(images)):
+        others = np.flatnonzero((texts != texts[number]) & (pictures != pictures[number]))
+        following = others[np.searchsorted(others, number) :]
+        found.append(int((following if len(following) else others)[0]) if len(others) else -1)
     return tuple(found)
+
+
+def numbered_arrays(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return a number for each array, (arrays,), the same for equal ones."""
+    known: dict[tuple[tuple[int, ...], bytes], int] = {}
+    keys = [(array.shape, array.tobytes()) for array in arrays]
+    return np.array([known.setdefault(key, len(known)) for key in keys])
 
 
 @lru_cache(maxsize=8)

@@ -192,9 +192,10 @@ def predicted_rows(
     """
     taken = {name for kept, _ in parts for name in kept}
     if late := sorted(taken.intersection(names.values())):
+        place = next(kept["id"] for kept, _ in parts if late[0] in kept)
         raise BertkitError(
-            f"an input has the column '{late[0]}', which the first {CHUNK_INPUTS:,} inputs lack "
-            "and the predictions have taken; rename it, or give it to the first input, too",
+            f"input {place} has the column '{late[0]}', which the first {CHUNK_INPUTS:,} inputs "
+            "lack and the predictions have taken; rename it, or give it to the first input, too",
             code="column",
         )
 
@@ -245,7 +246,7 @@ def model_inputs(
             raise BertkitError(
                 f"{file} has SWAG's columns, which the model knows; leave out {flags}"
             )
-        return named, iter(read_swag(file, counts, labelled=False, format=named.format))
+        return named, iter(read_swag(file, counts, labelled=False, format=named.format, rows=rows))
     data = str(details.get("data"))
     if data in GLUE and isinstance(named, TextColumns) and not given.keys() & {"text", "pair"}:
         named = glue_columns(data, file, named)

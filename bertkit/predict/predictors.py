@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, ClassVar, overload
 
 import numpy as np
@@ -238,7 +239,7 @@ class TaskPredictor:
         assert isinstance(rows, Records)
         return self._results(
             self.example(given, f"inputs[{number}]", str(number))
-            for number, given in enumerate(rows.rows)
+            for number, given in enumerate(rows.rows_with(chain.from_iterable(self.columns)))
         )
 
     def _results(self, examples: Iterable[Any]) -> list[Any]:
@@ -401,10 +402,12 @@ class ChoicePredictor(TaskPredictor):
             image = task.read_image(choices.pop(), place)
         if len(choices) != 1 and not isinstance(given, Mapping):
             raise InputTypeError(f"{place} is {short_repr(given)}; give {self.wanted}")
-        if len(choices) > 1:  # a column for each, of which the last may be empty, as in a file
+        if len(choices) > 1:  # a column for each
             choices = choices[: count_choices(choices)]
         if len(choices) == 1:
             choices = [*require_list(from_json(choices[0], str, place), f"{place}: choices")]
+            if isinstance(given, Mapping):  # of which the last may be empty, as in a file
+                choices = choices[: count_choices(choices)]
         require_texts(place, text, *choices)
         if not choices:
             raise BertkitError(f"{place} has no choice to choose from")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError
-from bertkit.files import disk_errors, new_file, require_utf8
+from bertkit.files import disk_errors, new_file, require_utf8, temporary_name
 from bertkit.text.documents import optional_library
 
 Rows = Sequence[dict[str, Any]]
@@ -175,7 +175,9 @@ def cell(value: Any) -> str:
     value = jsonable(value)
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str | bool):  # True is the label that a reader makes of it
+        return str(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def check_row(row: dict[str, Any], names: Iterable[str], out: Path) -> None:
@@ -190,30 +192,59 @@ def check_row(row: dict[str, Any], names: Iterable[str], out: Path) -> None:
 
 @contextmanager
 def parquet_writer(out: Path, temporary: Path) -> Iterator[Callable[[Rows], None]]:
-    """Yield a function that writes a chunk of rows; the first chunk gives the column types."""
+    """Yield a function that writes a chunk of rows.
+
+    The chunks give the column types. Where a chunk needs a wider one (fractions after whole
+    numbers, an object with more keys, anything after null), the rows before it are written again.
+    """
     require_utf8(out)
     arrow = optional_library("pyarrow", "Parquet files")
     parquet = optional_library("pyarrow.parquet", "Parquet files")
-    file = None
+    file: Any = None
+    schema: Any = None
+
+    def new_writer() -> Any:
+        typed = [
+            arrow.field(one.name, arrow.string()) if one.type == arrow.null() else one
+            for one in schema
+        ]
+        return parquet.ParquetWriter(temporary, arrow.schema(typed))
+
+    def widened_writer() -> Any:
+        file.close()
+        before = temporary_name(out)
+        temporary.rename(before)
+        try:
+            writer = new_writer()
+            with parquet.ParquetFile(before) as rows:
+                for batch in rows.iter_batches():
+                    write_rows(writer, batch.to_pylist())
+        finally:
+            before.unlink()
+        return writer
+
+    def write_rows(writer: Any, rows: Rows) -> None:
+        writer.write_table(arrow.Table.from_pylist(rows, schema=writer.schema))
 
     def write(rows: Rows) -> None:
-        nonlocal file
+        nonlocal file, schema
         with depth_errors(out):
             flat = [encodable(row) for row in rows]
         try:
+            names = dict.fromkeys(name for row in flat for name in row)
+            found = arrow.table({name: [row.get(name) for row in flat] for name in names}).schema
             if file is None:
-                names = dict.fromkeys(name for row in flat for name in row)
-                table = arrow.table({name: [row.get(name) for row in flat] for name in names})
-                fields = [
-                    arrow.field(one.name, arrow.string()) if one.type == arrow.null() else one
-                    for one in table.schema
-                ]
+                schema = found
                 with disk_errors(out):
-                    file = parquet.ParquetWriter(temporary, arrow.schema(fields))
+                    file = new_writer()
             for row in flat:
-                check_row(row, file.schema.names, out)
+                check_row(row, schema.names, out)
+            wider = arrow.unify_schemas([schema, found], promote_options="permissive")
             with disk_errors(out):
-                file.write_table(arrow.Table.from_pylist(flat, schema=file.schema))
+                if wider != schema:
+                    schema = wider
+                    file = widened_writer()
+                write_rows(file, flat)
         except (arrow.ArrowException, OverflowError) as error:  # the latter for large integers
             raise BertkitError(
                 f"{out}: a column's values are not of one type that Parquet has "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_text
@@ -94,6 +95,10 @@ class PretrainingReport:
         return [(label, value) for label, value in values if value is not None]
 
 
+RECORD_FAULTS = (ArithmeticError, AttributeError, LookupError, TemplateError, TypeError, ValueError)
+"""What a page raises whose records lack a field or hold another kind of value."""
+
+
 def write_report(run: Path | str) -> Path:
     """Write `report.html` into the folder of a pre-training or fine-tuning run.
 
@@ -105,7 +110,9 @@ def write_report(run: Path | str) -> Path:
     run = Path(run)
     try:
         text = report_page(run)
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+    except BertkitError:
+        raise
+    except RECORD_FAULTS as error:
         raise BertkitError(
             f"a file of the run {run} is damaged, so it cannot be reported "
             f"({type(error).__name__}: {error}); restore its JSON files"

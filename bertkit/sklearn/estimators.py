@@ -132,13 +132,15 @@ class TunedEstimator(BaseEstimator):
         self, spec: TaskSpec, examples: Sequence[Example]
     ) -> tuple[Sequence[Example], Sequence[Example]]:
         """Return the examples to train on, and the share to validate on."""
+        why = f"the {len(examples)} rows are too few for their labels"
         with suppress(BertkitError):
             sides = set_apart(spec, examples, float(self.validation_fraction), TextCounts())
-            if spec.has_labels or len({given.gold for given in sides[1]}) > 1:  # else uncorrelated
+            if spec.has_labels or len({given.gold for given in sides[1]}) > 1:
                 return sides
+            why = "those chosen have one number only, with which nothing correlates"
         raise InputValueError(
-            f"early_stopping cannot set rows apart to validate on: the {len(examples)} rows are "
-            "too few for their labels; give more rows, or turn early_stopping off"
+            f"early_stopping cannot set rows apart to validate on: {why}; give more rows, or turn "
+            "early_stopping off"
         )
 
     def _predictor(self) -> TaskPredictor:

@@ -79,7 +79,7 @@ class Regression(TextTask):
     def remarks(self, inputs: Sequence[TextExample], *, choosing: bool = False) -> list[str]:
         """See `Task`; a note on numbers by which runs cannot be compared."""
         if choosing and len({given.label for given in inputs}) == 1:
-            return ["all numbers are equal, so every model has the correlation 0; give other rows"]
+            return ["all numbers are equal, so no model correlates with them; give other rows"]
         return []
 
     def degenerate(

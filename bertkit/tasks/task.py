@@ -311,7 +311,7 @@ class Task(ABC):
 
         Args:
             inputs: inputs with or without labels.
-            choosing: whether thresholds are chosen on them.
+            choosing: whether a run or a threshold is chosen by their scores.
         """
         return []
 

@@ -26,7 +26,9 @@ def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
         if "::" in url or system.isfile(root):  # a chained URL names one member of an archive
             return [(url, 0 if "::" in url else system.size(root) or 0)], True
         fixed, *magic = GLOB_SIGN.split(root, maxsplit=1)
-        found = system.glob(root) if magic else system.find(root)
+        found = system.find(root)
+        if magic:  # a folder that matches stands for the files below it
+            found = {file for name in system.glob(root) for file in system.find(name)}
         start = fixed.rpartition("/")[0] if magic else root
         hidden = {name for name in found if "/." in name.removeprefix(start)}
         names = sorted(name for name in found if name not in hidden and system.isfile(name))

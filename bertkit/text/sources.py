@@ -162,12 +162,10 @@ def local_files(path: str) -> tuple[list[tuple[str, int]], bool]:
     elif Path(path).exists():
         return [(path, Path(path).stat().st_size)], True
     elif glob.has_magic(path):
-        names = []
+        found = []
         for match in sorted(glob.glob(path, recursive=True)):  # noqa: PTH207 (absolute patterns)
-            if not Path(match).is_dir():
-                names.append(match)
-            elif "**" not in path:  # ** itself lists the files of the folders it matches
-                names.extend(folder_files(match))
+            found += folder_files(match) if Path(match).is_dir() else [match]
+        names = list({os.path.normpath(name): name for name in found}.values())
         if not names:
             raise BertkitError(f"no file matches {path}; check the pattern and its quotes")
     else:
@@ -214,7 +212,7 @@ def source_format(path: str, wanted: str) -> str:
     if wanted != "auto":
         return wanted
     found = EXTENSIONS.get(extension(path), "unknown")
-    return "wikiextractor" if found == "text" and begins_with_doc(path) else found
+    return first_line_format(path) if found == "text" else found
 
 
 def extension(path: str) -> str:
@@ -230,16 +228,24 @@ def is_pipe(path: str) -> bool:
     return Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir())
 
 
-def begins_with_doc(path: str) -> bool:
-    """Return whether the first line that is not blank is WikiExtractor's `<doc ...>`."""
+JSON_OBJECT = re.compile(rb'\{\s*"[^"\n]*"\s*:')
+
+
+def first_line_format(path: str) -> str:
+    """Return the format that the first line of a text file shows.
+
+    WikiExtractor writes `<doc ...>` or, with --json, JSON lines, and gives its files no extension.
+    """
     try:
         with open_binary(path) as stream:
             head = stream.read(HEAD_BYTES).removeprefix(BYTE_ORDER_MARK)
     except TimeoutError as error:  # reading it would time out again
         raise BertkitError(f"cannot read {path}: {one_line(error)}") from error
     except DAMAGE:
-        return False  # reading it will report what is wrong
-    return head.lstrip().startswith(b"<doc ")
+        return "text"  # reading it will report what is wrong
+    if head.lstrip().startswith(b"<doc "):
+        return "wikiextractor"
+    return "jsonl" if not extension(path) and JSON_OBJECT.match(head.lstrip()) else "text"
 
 
 @contextmanager

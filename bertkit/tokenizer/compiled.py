@@ -42,10 +42,10 @@ def compiled_library(source: Path, name: str) -> ctypes.CDLL | None:
     """Return a library next to its C source; None if there is none of this source and system."""
     try:
         code = ctypes.CDLL(str(source.with_name(f"libbertkit-{name}.so")))
-    except OSError:
+        code.bertkit_source.restype = ctypes.c_char_p
+        made_from = sha256(source.read_bytes()).hexdigest().encode()
+    except (OSError, AttributeError):
         return None
-    code.bertkit_source.restype = ctypes.c_char_p
-    made_from = sha256(source.read_bytes()).hexdigest().encode()
     return code if code.bertkit_source() == made_from else None
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, islice, repeat
+from itertools import chain, islice, pairwise, repeat
 from typing import Any
 
 from tokenizers import Tokenizer as Pipeline
@@ -156,6 +156,7 @@ def join_pairs(
 ) -> list[str]:
     """Return the tokens that the trainer joins, in order; `size` also counts the given ones."""
     given = {*SPECIAL_TOKENS, *continuing}
+    counts, min_frequency = counts_in_range(counts, min_frequency)
     trainer = WordPieceTrainer(
         vocab_size=size,
         min_frequency=min_frequency,
@@ -169,6 +170,23 @@ def join_pairs(
     interruptible(lambda: pipeline.train_from_iterator(repeat_words(counts), trainer))
     ids = pipeline.get_vocab()
     return sorted(ids.keys() - given - set(alphabet), key=ids.__getitem__)
+
+
+LARGEST_PAIR_COUNT = 1 << 30
+"""What the trainer of `tokenizers` can count for certain: it has 32 bits and a sign."""
+
+
+def counts_in_range(counts: dict[str, int], min_frequency: int) -> tuple[dict[str, int], int]:
+    """Divide counts and the smallest frequency by one number, if some pair is too frequent."""
+    if sum(count * len(word) for word, count in counts.items()) <= LARGEST_PAIR_COUNT:
+        return counts, min_frequency
+    pairs: Counter[tuple[str, str]] = Counter()
+    for word, count in counts.items():
+        for pair in pairwise(word):
+            pairs[pair] += count
+    divisor = -(-max(pairs.values(), default=1) // LARGEST_PAIR_COUNT)
+    smaller = {word: max(1, round(count / divisor)) for word, count in counts.items()}
+    return smaller, -(-min_frequency // divisor)
 
 
 def repeat_words(counts: dict[str, int]) -> Iterator[str]:

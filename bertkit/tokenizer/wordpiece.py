@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers.models import WordPiece
 
-from bertkit.errors import BertkitError, refuse_one
+from bertkit.errors import BertkitError, InputTypeError, refuse_one
 from bertkit.files import write_json, write_text
 from bertkit.tokenizer.compiled import CompiledTokenizer, character_pages, wordpiece_library
 from bertkit.tokenizer.files import (
@@ -230,6 +230,11 @@ class Tokenizer:
         return np.array([piece.startswith(CONTINUATION) for piece in self.vocabulary])
 
     @cached_property
+    def _id_objects(self) -> np.ndarray:
+        """(size,) ids as Python objects, which lists share: a new object takes 32 bytes."""
+        return np.array(range(self.size), dtype=object)
+
+    @cached_property
     def content_hash(self) -> str:
         """The SHA-256, as hex, of everything that determines the ids of a text."""
         rules = [self.lowercase, self.strip_accents, self.compat, self.max_word_characters]
@@ -237,6 +242,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> Encoding:
         """Return the tokens of a text with their ids and offsets, without [CLS] and [SEP]."""
+        if not isinstance(text, str):
+            raise InputTypeError(f"encode takes one text, not {type(text).__name__}")
         if self.compat == "hf":
             found = self._pipeline.encode(replace_surrogates(text), add_special_tokens=False)
             return Encoding(found.ids, found.tokens, found.offsets)
@@ -271,7 +278,7 @@ class Tokenizer:
         if self._compiled is None:
             return self._encode_lists(texts)
         ids, lengths = self.encode_arrays(texts)
-        every, ends = ids.tolist(), lengths.cumsum().tolist()
+        every, ends = self._id_objects[ids].tolist(), lengths.cumsum().tolist()
         return [every[start:end] for start, end in pairwise([0, *ends])]
 
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

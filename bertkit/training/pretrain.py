@@ -127,7 +127,7 @@ def pretrain(
     device: str = "auto",
     compiled: bool = False,
     save_models_at: Sequence[int] = (),
-    init_from: Path | None = None,
+    init_from: Path | str | None = None,
     strategy: str = "ddp",
     timeout: float = 600.0,
     console: Console | None = None,
@@ -224,14 +224,14 @@ def default_workers(device: torch.device) -> int:
     return max(0, min(GPU_WORKERS, each - 1))
 
 
-def build_network(run: Run, init_from: Path | None) -> InitialNetwork:
+def build_network(run: Run, init_from: Path | str | None) -> InitialNetwork:
     """Initialize or load the network, move it to the device and, with FSDP2, shard it."""
     recipe, tokenizer = run.recipe, run.store.tokenizer
     if init_from is None:
         parts = run.ranks.world if run.sharded else 1
         network = random_network(recipe, tokenizer, run.device, parts)
     else:
-        network = pretrained_network(init_from, recipe, tokenizer, run.console.say)
+        network = pretrained_network(Path(init_from), recipe, tokenizer, run.console.say)
     network.model.to(run.device)
     if run.sharded:
         from bertkit.training.parallel import apply_fsdp

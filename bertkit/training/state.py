@@ -178,6 +178,8 @@ def pretrained_network(
     given = replace(found, config=config, tensors=tensors)
     loaded = given.build(recipe.objectives.model, keep_head=True)
     unused = [*loaded.unexpected_keys, *(name for name in found.tensors if name not in tensors)]
+    if not recipe.objectives.has_pairs:  # nothing would train it, so it is not saved
+        unused += [name for name in tensors if "pooler." in name and name not in unused]
     new = f"; new: {shown_names(loaded.missing_keys)}" if loaded.missing_keys else ""
     left = f"; unused: {shown_names(unused)}" if unused else ""
     say(f"weights loaded from {path}{new}{left}")

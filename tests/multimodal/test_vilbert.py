@@ -16,8 +16,10 @@ from transformers.models.lxmert.modeling_lxmert import LxmertCrossAttentionLayer
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
+from bertkit.datasets.columns import TextColumns
 from bertkit.datasets.examples import TextExample
 from bertkit.datasets.image_columns import ALIGNED
+from bertkit.datasets.records import as_source
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, activation
 from bertkit.model.heads import PretrainingModel
@@ -27,16 +29,18 @@ from bertkit.multimodal.regions import (
     PackedStreams,
     Regions,
     draw_rows,
+    find_partners,
     grid_boxes,
     take_sequences,
     with_regions,
 )
 from bertkit.multimodal.vilbert import CrossLayer, TwoStreamModel, cross_attention
-from bertkit.pretraining_data.batch import Packed, pack
+from bertkit.pretraining_data.batch import Packed, from_arrays, pack
 from bertkit.tasks.alignment import RANDOM, Alignment
 from bertkit.tasks.images import ImageClassification
 from bertkit.tasks.saved import load_task_model
 from bertkit.tasks.task import Items, Task, make_batch, run_model
+from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
 from tests.conftest import WORDS, tiny_config
@@ -389,6 +393,8 @@ def test_texts_are_read_with_images_of_other_pairs(tokenizer: Tokenizer) -> None
         assert not np.array_equal(ordered[own].image, ordered[other].image)
     alone = make_batch(parts[:1], task.targets)
     assert alone.packed.partners == (-1,)
+    same = [one for one in parts if np.array_equal(one.sequences[0].ids, parts[0].sequences[0].ids)]
+    assert make_batch(same, task.targets).packed.partners == (-1,) * len(same)
     model = network(task, tokenizer)
     assert torch.isfinite(task.objective(model, alone)["alignment_loss"].value)
 
@@ -400,6 +406,26 @@ def test_texts_are_read_with_images_of_other_pairs(tokenizer: Tokenizer) -> None
         own = next(given for given in inputs if f"{given.id}-{RANDOM}" == one.id)
         assert not np.array_equal(own.image, one.image)
     assert task.scored_inputs(scored[:3] + added[:1])[3:4] == added[:1]
+
+
+@pytest.mark.parametrize("kinds", [(1, 3), (2, 2), (3, 1), (4, 5)])
+def test_the_partner_is_the_next_pair_with_another_text_and_image(kinds: tuple[int, int]) -> None:
+    rng = np.random.default_rng(sum(kinds))
+    texts, pictures = rng.integers(kinds[0], size=20), rng.integers(kinds[1], size=20)
+    packed = from_arrays(texts, np.zeros_like(texts), np.ones(20, int))
+    images = [Regions(np.full((1, 2), one), np.zeros((1, 4))) for one in pictures]
+    for own, found in enumerate(find_partners(packed, images)):
+        others = [(own + step) % 20 for step in range(1, 20)]
+        wanted = (i for i in others if texts[i] != texts[own] and pictures[i] != pictures[own])
+        assert found == next(wanted, -1)
+
+
+def test_the_rows_of_alignment_need_an_image() -> None:
+    columns = TextColumns(image_column="image", image_network="vilbert", image_task="alignment")
+    rows = as_source([{"text": "a", "image": [[1.0, 2.0]]}, {"text": "b"}], "test")
+    counts = TextCounts()
+    assert len(columns.read_labelled(rows, counts, scoring=True, test=True)) == 1
+    assert counts.skipped == {"row without column 'image'": 1}
 
 
 def test_masks_and_losses_are_those_of_the_seed(tokenizer: Tokenizer) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas
 import pytest
@@ -18,6 +16,7 @@ from bertkit.errors import BertkitError
 from bertkit.predict.evaluate import evaluate
 from bertkit.predict.files import predict_file
 from bertkit.predict.load import load_predictor
+from tests.conftest import python
 
 
 def texts() -> Iterator[TextExample]:
@@ -181,6 +180,10 @@ def test_choices_of_a_table_may_be_fewer_than_its_columns(models: Path) -> None:
     for empty in ("", None, " ", float("nan")):
         row = {"q": "river", "a": "stone", "b": "bridge", "c": empty}
         assert predict(pandas.DataFrame([row])) == predict([row]) == expected
+    del predict.columns
+    for empty in ("", None, " "):
+        listed = {"text": "river", "choices": ["stone", "bridge", empty]}
+        assert predict([listed]) == expected
 
 
 def test_fields_of_a_table_are_read_as_in_a_file(models: Path) -> None:
@@ -198,6 +201,12 @@ def test_a_second_text_is_read_if_nothing_says_that_there_is_none(models: Path) 
     assert predict.pairs is None
     both = {"text": "river", "pair": "stone"}
     assert predict([both]) == predict([("river", "stone")])
+
+    class Pair(NamedTuple):
+        premise: str
+        hypothesis: str
+
+    assert predict([Pair("river", "stone")]) == predict([both])
     assert predict([{"text": "river"}]) == predict(["river"])
 
 
@@ -218,5 +227,4 @@ def test_a_threshold_is_a_number(models: Path) -> None:
 
 def test_a_program_ends_in_silence(models: Path) -> None:
     program = f"import bertkit\nfound = bertkit.load({str(models / 'classify')!r})\nfound('a')"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert found.stderr == b""
+    assert python("-c", program, check=True).stderr == ""

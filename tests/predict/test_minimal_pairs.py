@@ -131,6 +131,14 @@ def test_every_format_gives_the_same_pairs(
     assert (pair.good, pair.bad) == ("river.", "rivers.")
 
 
+def test_sets_of_files_with_one_name(tmp_path: Path) -> None:
+    for folder in ("en", "de"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "agreement.txt").write_text("river.\nrivers.\n")
+    found = read_minimal_pairs(tmp_path, TextCounts())
+    assert {one.set for one in found} == {"en/agreement", "de/agreement"}
+
+
 def test_what_is_left_out_is_counted_with_its_place(
     model: Path, write: Callable[[str, str], Path]
 ) -> None:

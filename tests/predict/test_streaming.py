@@ -109,7 +109,7 @@ def test_a_column_that_comes_late_is_not_mixed_with_predictions(
     late = [{"text": "river"}] * small_chunks + [{"text": "stone", "label": "wet"}]
     file, out = tmp_path / "a.jsonl", tmp_path / "found.jsonl"
     file.write_text("\n".join(map(json.dumps, late)))
-    with pytest.raises(BertkitError, match="an input has the column 'label', which the first"):
+    with pytest.raises(BertkitError, match="input 5 has the column 'label', which the"):
         run(models / "classify", file, out)
     assert not out.exists()
     file.write_text("\n".join(map(json.dumps, [late[-1], *late])))

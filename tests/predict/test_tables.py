@@ -18,9 +18,12 @@ from pyarrow import parquet
 
 from bertkit import load
 from bertkit.cli.app import main
+from bertkit.datasets.columns import TextColumns
+from bertkit.datasets.records import as_source
 from bertkit.errors import BertkitError
 from bertkit.predict.files import predict_file
 from bertkit.predict.tables import new_rows
+from bertkit.text.lines import TextCounts
 from tests.conftest import run
 
 ROWS = [
@@ -215,6 +218,41 @@ def test_a_column_of_nothing_stays_one_in_parquet(tmp_path: Path) -> None:
         write([{"a": None}])
         write([{"a": "x"}])
     assert parquet.read_table(tmp_path / "a.parquet").to_pylist() == [{"a": None}, {"a": "x"}]
+
+
+def test_labels_of_a_table_are_those_of_its_csv(tmp_path: Path) -> None:
+    with new_rows(tmp_path / "a.csv") as write:
+        write([{"text": "river", "label": True}, {"text": "stone", "label": False}])
+    found = TextColumns().read(tmp_path / "a.csv", TextCounts())
+    rows = as_source([("river", True), ("stone", False)], "train")
+    assert [one.gold for one in found] == [
+        one.gold for one in TextColumns().read(rows, TextCounts())
+    ]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, 2.5],
+        [2.5, 1, None],
+        [{"a": 1}, {"a": 2, "b": "x"}, {"a": 0.5}],
+        [[], [{"start": 1}], []],
+        [None, [], ["x"]],
+        [None, 3, 4.5],
+    ],
+)
+def test_values_of_later_chunks_are_written_whole(tmp_path: Path, values: list[Any]) -> None:
+    with new_rows(tmp_path / "a.parquet") as write:
+        for number, value in enumerate(values):
+            write([{"row": number, "value": value}])
+    table = parquet.read_table(tmp_path / "a.parquet")
+    assert table.column("row").to_pylist() == [*range(len(values))]
+    for found, value in zip(table.column("value").to_pylist(), values, strict=True):
+        kept = (
+            {k: v for k, v in found.items() if v is not None} if isinstance(found, dict) else found
+        )
+        assert kept == value
+    assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
 
 
 def predicted(*arguments: str | Path) -> int:

@@ -59,12 +59,15 @@ def test_keys_of_choices(tmp_path: Path, write: Write, keys: str, expected: list
 
 @pytest.mark.parametrize("keys", ["1 2 3 4", "1 2 3", "0 1 2", "A B 1", "A B", "1 2 9", "", " 4"])
 def test_files_that_belong_together_count_alike(write: Write, keys: str) -> None:
-    """What `lowest_key` says of a file is how it is read, and can read others."""
+    """What `lowest_key` says of a file is how it is read, and can read others.
+
+    A file without numbers says nothing about those of others.
+    """
     names = ["a", "b", "c", "d"]
     rows = "".join(f"what,one,two,three,four,{key}\n" for key in keys.split(" "))
     path = write("train.csv", f"q,a,b,c,d,label\n{rows}")
     first = lowest_key(path, choices=names)
-    assert first == int(keys in ("1 2 3 4", "A B 1", "A B", " 4"))
+    assert first == (-1 if keys in ("A B", "") else int(keys in ("1 2 3 4", "A B 1", " 4")))
     alone, _ = choices(path, choices=names, keep_unlabelled=True)
     assert choices(path, choices=names, first_choice=first, keep_unlabelled=True)[0] == alone
     said = choices(path, choices=names, first_choice=0, keep_unlabelled=True)[1].skipped
@@ -72,8 +75,10 @@ def test_files_that_belong_together_count_alike(write: Write, keys: str) -> None
 
     dev = write("dev.csv", "q,a,b,c,d,label\n" + "".join(f"w,1,2,3,4,{key}\n" for key in "123B"))
     inputs, counts = choices(dev, choices=names, first_choice=first)
-    assert [i.label for i in inputs] == [1 - first, 2 - first, 3 - first, 1]
-    assert counts.skipped == ({"key counted from 1, kept": 3} if first else {})
+    start = max(0, first)
+    assert [i.label for i in inputs] == [1 - start, 2 - start, 3 - start, 1]
+    said = {1: {"key counted from 1, kept": 3}, 0: {}, -1: {NO_ZERO: 1}}
+    assert counts.skipped == said[first]
 
 
 def test_keys_from_one_where_rows_have_fewer_choices(write: Write) -> None:

@@ -247,6 +247,12 @@ def test_a_hidden_file_beside_a_model_is_no_damage_and_a_flipped_bit_is(
         (folder / ".DS_Store").write_bytes(b"x")
     tune_on(pretrained, colours, out)
     assert "is finished; nothing to do" in capfd.readouterr().err
+    predictions = out / "results" / "dev.jsonl"
+    before = predictions.read_bytes()
+    predictions.unlink()
+    tune_on(pretrained, colours, out)
+    assert predictions.read_bytes() == before
+    assert "nothing to do" not in capfd.readouterr().err
     whole = model_bytes(out)
     flip_a_bit(out / "model" / "model.safetensors")
     tune_on(pretrained, colours, out)
@@ -271,6 +277,7 @@ def test_the_end_of_a_run_names_what_was_lost(
     [
         {"seeds": 10**30},
         {"seeds": [1, 2]},
+        {"seeds": True},
         {"epochs": (2.5,)},
         {"batch_size": ("8",)},
         {"batch_size": (8.5,)},
@@ -299,7 +306,9 @@ def test_divergence_tells_its_step() -> None:
 
 def test_values_of_numpy_are_those_of_python() -> None:
     rates = np.logspace(-4, -3, 2)
-    grid = Grid(learning_rate=tuple(rates), batch_size=(np.int64(4),), epochs=(2.0,))
+    grid = Grid(
+        learning_rate=tuple(rates), batch_size=(np.int64(4),), epochs=(2.0,), seeds=np.int64(1)
+    )
     expected = Grid(learning_rate=tuple(rates.tolist()), batch_size=(4,), epochs=(2,))
     assert grid == expected == replace(expected, learning_rate=rates)  # type: ignore[arg-type]
     values = [value for run in grid.runs() for value in vars(run).values()]

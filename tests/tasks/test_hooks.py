@@ -251,6 +251,8 @@ def test_runs_are_compared_by_the_chosen_metric(pretrained: Path, tmp_path: Path
         ({"metrics": {"mine": lambda gold, found: float("nan")}}, "error"),
         ({"class_weights": {"wett": 2.0}}, "class-weights"),
         ({"class_weights": "balance"}, "class-weights"),
+        ({"class_weights": False}, "class-weights"),
+        ({"class_weights": [("wet", 2.0)]}, "class-weights"),
         ({"class_weights": {"wet": -1}}, "class-weights"),
         ({"early_stopping": -1}, "error"),
         ({"track": ("tensorbord",)}, "error"),

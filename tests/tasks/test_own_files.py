@@ -149,3 +149,16 @@ def test_columns_have_names(kind: type[Columns], named: dict[str, Any]) -> None:
 
 def test_a_column_that_is_not_needed_may_be_without_a_name() -> None:
     assert TextColumns(pair="", id=None).inputs == ("text", "", "")  # type: ignore[arg-type]
+
+
+def test_folders_of_rows_are_read_as_rows(tmp_path: Path) -> None:
+    """And not as words on lines, or as SQuAD's JSON."""
+    (tmp_path / "tags").mkdir()
+    (tmp_path / "tags" / "a.jsonl").write_text('{"tokens": ["river"], "ner_tags": ["B-X"]}\n')
+    [words] = WordColumns().read(tmp_path / "tags", TextCounts())
+    assert (words.words, words.tags) == (("river",), ("B-X",))
+    (tmp_path / "answers").mkdir()
+    row = '{"question": "What?", "context": "A river.", "answers": "river"}\n'
+    (tmp_path / "answers" / "a.jsonl").write_text(row)
+    [question] = QuestionColumns().read(tmp_path / "answers", TextCounts())
+    assert question.context == "A river."

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -145,13 +146,21 @@ def test_values_of_numpy_and_torch_are_those_of_python(
 
 @pytest.mark.parametrize("columns", [TextColumns(), LabelSetColumns(), NumberColumns()])
 def test_what_stands_for_null_is_null(columns: Columns, tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
     row = {"text": "a", "label": "1"}
-    for null in (float("nan"), np.float32("nan"), pandas.NA, pandas.NaT):
+    nulls = (float("nan"), np.float32("nan"), pandas.NA, pandas.NaT, Decimal("nan"))
+    for null in nulls:
         expected = read(columns, as_source([row, {**row, "label": None}], "train"))
         assert read(columns, as_source([row, {**row, "label": null}], "train")) == expected
         texts, skipped = read(columns, as_source([(null, "1"), ("a", "1")], "train"))
         assert (len(texts), skipped) == (1, {"empty 'text'": 1})
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "label": "1"}\n{"text": "a", "label": NaN}\n')
+    table = pyarrow.table({"text": ["a", "a"], "label": [1.0, float("nan")]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert read(columns, str(tmp_path / "a.jsonl")) == expected
+    assert [one.gold for one in read(columns, str(tmp_path / "a.parquet"))[0][1:]] == [
+        one.gold for one in expected[0][1:]
+    ]
 
 
 def test_starts_with_null_among_them_are_those_of_a_file(tmp_path: Path) -> None:
@@ -168,6 +177,17 @@ def test_starts_with_null_among_them_are_those_of_a_file(tmp_path: Path) -> None
 def test_labels_that_are_no_names_are_refused(value: Any) -> None:
     with pytest.raises(BertkitError, match="not one name"):
         read(TextColumns(), as_source([{"text": "a", "label": value}], "train"))
+
+
+def test_an_array_of_arrays_is_no_set_of_labels() -> None:
+    with pytest.raises(BertkitError, match="write a list of names"):
+        read(LabelSetColumns(), as_source([{"text": "a", "label": np.eye(2)}], "train"))
+
+
+def test_one_name_may_stand_for_a_list_of_names_but_not_the_other_way() -> None:
+    assert ChoiceColumns(choices="endings").choices == ("endings",)  # type: ignore[arg-type]
+    with pytest.raises(BertkitError, match="not the name of a column"):
+        TextColumns(text=["text"])  # type: ignore[arg-type]
 
 
 def test_labels_in_sets_and_rows_with_tuples() -> None:
@@ -234,10 +254,40 @@ def test_tuples_are_columns_in_order() -> None:
 def test_named_tuples_are_columns_by_name() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"label": ["x", "y"], "text": ["a", "b"]})
-    for rows in (frame.itertuples(), frame.itertuples(index=False)):
+    by_row = [row for _, row in frame.iterrows()]
+    records = frame.to_records(index=False)
+    for rows in (frame.itertuples(), frame.itertuples(index=False), by_row, records):
         assert read(TextColumns(), as_source(rows, "train")) == read(
             TextColumns(), as_source(frame, "train")
         )
+
+
+def test_named_tuples_of_other_names_are_tuples() -> None:
+    class Row(NamedTuple):
+        premise: str
+        gold: str
+
+    found = read(TextColumns(), as_source([Row("a", "x"), Row("b", "y")], "train"))
+    assert found == read(TextColumns(), as_source([("a", "x"), ("b", "y")], "train"))
+    tested = TextColumns().read_labelled(
+        as_source([Row("a", "x")], "test"), TextCounts(), scoring=True, test=True
+    )
+    assert [(one.text, one.gold) for one in tested] == [("a", "x")]
+
+
+def test_dicts_whose_items_are_attributes_are_dicts() -> None:
+    class Row(dict[str, str]):
+        __getattr__ = dict.get
+
+    found = read(TextColumns(), as_source([Row(text="a", label="x")], "train"))
+    assert found == read(TextColumns(), as_source([{"text": "a", "label": "x"}], "train"))
+
+
+@pytest.mark.parametrize("name", ["squad-2.0", "swag", "conll-2003"])
+def test_the_folder_of_an_official_set_is_a_path(name: str) -> None:
+    files = bertkit.DataFiles(data="nowhere")  # type: ignore[arg-type]
+    with pytest.raises(BertkitError, match="nowhere"):
+        read_split(name, "dev", files, None, TextCounts())
 
 
 @pytest.mark.parametrize("name", ["squad-2.0", "swag", "conll-2003"])

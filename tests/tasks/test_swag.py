@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -104,8 +105,18 @@ def test_a_model_of_swag_reads_swags_rows_alike_everywhere(
         ["predict", model, val, "--out", out],
     ):  # fmt: skip
         run(*command)
-    assert out.read_text() == (tmp_path / "s/dev.jsonl").read_text()
-    assert json.loads(out.read_text().splitlines()[0])["text"].startswith("The stone ")
+    found, scored = (
+        [json.loads(line) for line in path.read_text().splitlines()]
+        for path in (out, tmp_path / "s/dev.jsonl")
+    )
+    assert [{name: row[name] for name in one} for row, one in zip(found, scored, strict=True)] == (
+        scored
+    )
+    assert (found[0]["text"].startswith("The stone "), found[0]["sent2"]) == (True, "The stone")
+    rows = tmp_path / "val.jsonl"
+    with val.open() as lines:
+        rows.write_text("".join(json.dumps(line) + "\n" for line in csv.DictReader(lines)))
+    assert evaluate(model, rows).scores == evaluate(model, val).scores
     columns = ColumnFlags(text="sent1", choices=("ending0", "ending1"))
     with pytest.raises(BertkitError, match="model knows; leave out --choices and --text"):
         predict_command(model, str(val), out=out, columns=columns)

@@ -201,6 +201,16 @@ def test_wikiextractor_keeps_unclosed_documents(file: File) -> None:
 # JSON lines --------------------------------------------------------------------------------------
 
 
+def test_json_lines_without_an_extension(file: File) -> None:
+    """WikiExtractor's --json writes them."""
+    rows = [{"id": "1", "url": "u", "text": "A river."}, {"id": "2", "text": "A stone."}]
+    documents, _ = read(file("wiki_00", "".join(json.dumps(row) + "\n" for row in rows)))
+    assert documents == ["A river.", "A stone."]
+    assert read(file("prose", '{"One"} is a set: not JSON.\n'))[0] == [
+        '{"One"} is a set: not JSON.'
+    ]
+
+
 def test_jsonl_reads_a_column_and_counts_the_rest(file: File) -> None:
     rows = ['{"text": "One.\\n\\nStill one.", "id": 1}', "", "{not json", '{"id": 2}', "[1]"]
     rows += ['{"text": " "}', '{"text": null}', '{"text": 7}', "[" * 100_000, '{"text": "Last"}']
@@ -291,6 +301,14 @@ def test_csv_with_the_column_twice(file: File) -> None:
     with pytest.raises(BertkitError, match=r"a\.csv has two columns 'text'"):
         read(source)
     assert read(file("b.csv", "text,other,other\none,x,y\n"))[0] == ["one"]
+
+
+def test_parquet_with_the_column_twice(tmp_path: Path) -> None:
+    pyarrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table([["one"], ["two"]], names=["text", "text"]), path)
+    with pytest.raises(BertkitError, match=r"a\.parquet has two columns 'text'"):
+        read(path)
 
 
 def test_parquet_reads_one_column(tmp_path: Path) -> None:

@@ -93,6 +93,8 @@ def test_globs(tmp_path: Path) -> None:
     assert match("AB/**") == ["AB/deep/wiki_02", "AB/wiki_00"]
     assert match("**/wiki_0*") == ["AA/wiki_00", "AA/wiki_01", "AB/deep/wiki_02", "AB/wiki_00"]
     assert match("odd[1].txt") == ["odd[1].txt"]
+    assert match("**/deep") == ["AB/deep/wiki_02"]
+    assert match("**/[Aw]*") == match("A?")
 
 
 def test_unknown_extensions_stay_visible_in_a_folder_and_fail_when_named(tmp_path: Path) -> None:
@@ -196,6 +198,7 @@ def test_remote_files_folders_and_globs() -> None:
     ]
     assert found[0].bytes == len("Hello.\n")
     assert find_sources(["memory://remote/*.txt"])[0].path == "memory:///remote/b.txt"
+    assert find_sources(["memory://remote/*"]) == find_sources(["memory://remote"])
     [single] = find_sources(["memory://remote/deep/a.txt.gz"])
     with open_binary(single.path) as stream:
         assert stream.read() == b"Hello.\n"

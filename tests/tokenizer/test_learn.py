@@ -21,6 +21,7 @@ from bertkit.cli.learn import learn_command
 from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.tokenizer import count as counting
+from bertkit.tokenizer import train
 from bertkit.tokenizer.count import smoothing_weights, weigh_counts
 from bertkit.tokenizer.learn import LearnOptions, learn_from_files
 from bertkit.tokenizer.normalize import is_cjk
@@ -375,6 +376,14 @@ def test_the_record_of_learning(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "empty.txt").write_text("\u200b")
     with pytest.raises(BertkitError, match=r"empty.txt holds no words to weigh"):
         learn_command(*paths, str(tmp_path / "empty.txt"), out=again, size=80, options=options)
+
+
+def test_pairs_that_are_too_frequent_for_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = Counter({"the": 900, "then": 500, "cat": 40, "cats": 30, "dog": 3, "rare": 1})
+    expected = learn_from_counts(counts, 5 + 20 + 12, min_frequency=2)
+    monkeypatch.setattr(train, "LARGEST_PAIR_COUNT", 700)
+    assert train.counts_in_range({"the": 1400, "a": 1}, 5) == ({"the": 700, "a": 1}, 3)
+    assert learn_from_counts(counts, 5 + 20 + 12, min_frequency=2)[:-2] == expected[:-2]
 
 
 def test_both_criteria_share_alphabet_and_checks() -> None:

@@ -7,6 +7,7 @@ import lzma
 import os
 import pickle
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from functools import cache
@@ -20,7 +21,12 @@ from hypothesis import given, settings
 
 from bertkit.errors import BertkitError
 from bertkit.tokenizer import compiled, wordpiece
-from bertkit.tokenizer.compiled import CharacterPages, compiled_library, wordpiece_library
+from bertkit.tokenizer.compiled import (
+    WORDPIECE_SOURCE,
+    CharacterPages,
+    compiled_library,
+    wordpiece_library,
+)
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from tests.tokenizer.reference import basic_tokenize, tokenize
 from tests.tokenizer.test_normalize import every_character, in_context, texts
@@ -234,6 +240,14 @@ def test_a_library_of_another_system_is_not_used(tmp_path: Path) -> None:
     assert compiled_library(tmp_path / "some.c", "absent") is None
     (tmp_path / "libbertkit-other.so").write_bytes(b"\x7fELF of another processor")
     assert compiled_library(tmp_path / "some.c", "other") is None
+    shutil.copy(next(WORDPIECE_SOURCE.parent.glob("*.so")), tmp_path / "libbertkit-lone.so")
+    assert compiled_library(tmp_path / "removed.c", "lone") is None
+
+
+def test_what_is_no_text_is_refused() -> None:
+    for other in (None, 3, b"abc", ["a"]):
+        with pytest.raises(TypeError):
+            small().encode(other)  # type: ignore[arg-type]
 
 
 def test_threads_share_a_tokenizer(data: Path) -> None:

@@ -62,6 +62,14 @@ def test_a_run_begins_with_the_models_weights_and_sizes(
     assert pretrain(RECIPE, store, out, init_from=start) is None  # finished: nothing to do
 
 
+def test_a_pooler_that_will_not_be_saved_is_named(
+    start: Path, store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = replace(RECIPE, objectives=Objectives(pair="single-segment"))
+    assert pretrain(recipe, store, tmp_path / "run", init_from=str(start)) is None
+    assert "bert.pooler.dense" in capsys.readouterr().err.partition("unused:")[2].partition("\n")[0]
+
+
 def test_training_continues_and_a_stopped_run_resumes(
     start: Path, store: TokenStore, tmp_path: Path
 ) -> None:
