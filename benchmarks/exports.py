@@ -272,11 +272,12 @@ def their_model(folder: Path, head: str, precision: str, attention: str) -> Any:
 
     their_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     their_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    kind: Any = (
-        BertForSequenceClassification if head == "classification" else BertForQuestionAnswering
-    )
+    kinds: dict[str, Any] = {
+        "classification": BertForSequenceClassification,
+        "question-answering": BertForQuestionAnswering,
+    }
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    return kind.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
+    return kinds[head].from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
 
 
 def logits_of(output: Any) -> torch.Tensor:

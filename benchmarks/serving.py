@@ -1,8 +1,10 @@
-"""`bertkit serve` beside the plainest servers of the same classifier, under load.
+"""`bertkit serve` beside other servers of the same classifier, under load.
 
-Contestants are processes of their own, all of them up all the time, and take turns; the clients are
-one process more (`serving_clients.py`). Every contestant gets the same texts, one a request. Then
-`bertkit serve` gets many requests of every sort.
+The others are the plainest ones, with transformers or onnxruntime, and, if OpenVINO is installed,
+one that combines waiting requests into batches (`serving_peers.py`). Contestants are processes of
+their own, all of them up all the time, and take turns; the clients are one process more
+(`serving_clients.py`). Every contestant gets the same texts, one a request. Then `bertkit serve`
+gets many requests of every sort.
 
     python -m benchmarks.serving --data FOLDER
 """
@@ -19,7 +21,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,9 +30,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.exports import silence, write_fused, write_plain
+from benchmarks.exports import (
+    CALIBRATION,
+    export_openvino,
+    has_integer_products,
+    silence,
+    write_fused,
+    write_plain,
+)
+from benchmarks.peers import padded
 from benchmarks.record import (
     data_folder,
+    installed,
     new_parser,
     precisions,
     start_model,
@@ -45,6 +56,7 @@ from bertkit.tasks.classification import Classification
 
 TASK = Classification(("no", "yes"))
 SECONDS_TO_START = 120
+PEERS = ("transformers", "onnxruntime", "openvino fp32", "openvino bf16", "openvino int8 static")
 LONGEST = 480
 """Tokens of a text, so that nobody cuts one."""
 
@@ -57,7 +69,7 @@ class Settings:
 
     repeats: int = 3
     seconds: float = 5.0
-    clients: Sequence[int] = (1, 4, 16, 32, 64)
+    clients: Sequence[int] = (1, 4, 32, 64)
     texts: int = 512
     mixed: int = 10_000
     """Requests of the last part."""
@@ -89,11 +101,22 @@ def commands(folder: Path) -> dict[str, tuple[list[str], bool]]:
         for style in ("def", "async def"):
             command = [*python, "benchmarks.serving_peers", kind, style, str(folder / "model")]
             found[f"FastAPI + {kind} fp32, {style}"] = (command, False)
-    for precision in precisions():
+    for kind in openvino_kinds():
+        for style in ("1 caller", "2 callers"):
+            command = [*python, "benchmarks.serving_peers", kind, style, str(folder / "model")]
+            found[f"FastAPI + {kind}, {style}"] = (command, False)
+    for precision in [*precisions(), *(["int8"] if has_integer_products() else [])]:
         options = ["--precision", precision, "--no-log-requests", "--port"]
         command = [*python, "bertkit", "serve", str(folder / "model"), *options]
         found[f"bertkit serve {precision}"] = (command, True)
     return found
+
+
+def openvino_kinds() -> list[str]:
+    """The precisions of OpenVINO, if it is installed: the highest of the processor, and int8."""
+    if not (installed("openvino") and installed("nncf")):
+        return []
+    return [f"openvino {precisions()[-1]}", "openvino int8 static"]
 
 
 def write_classifier(folder: Path, start: PretrainedWeights) -> None:
@@ -105,11 +128,24 @@ def write_classifier(folder: Path, start: PretrainedWeights) -> None:
     )
 
 
-def write_graphs(folder: Path) -> None:
-    """The graph of the classifier for onnxruntime."""
+def write_graphs(folder: Path, start: PretrainedWeights, texts: Sequence[str]) -> None:
+    """The graphs of the classifier; some of the texts calibrate that in 8 bits."""
+    plain = folder / "plain.onnx"
     with silence():
-        write_plain(folder / "model", "classify", folder / "plain.onnx")
-        write_fused(folder / "model", folder / "plain.onnx", folder / "model.onnx")
+        write_plain(folder / "model", "classification", plain)
+        write_fused(folder / "model", plain, folder / "model.onnx")
+    if not openvino_kinds():
+        return
+    tokenizer = start.tokenizer
+    inputs = []
+    for ids in tokenizer.encode_batch(texts[:CALIBRATION]):
+        own = np.array([tokenizer.cls_id, *ids, tokenizer.sep_id])
+        inputs.append(padded([(own, len(own))]))
+    paths = export_openvino(plain, folder, "serving", inputs)
+    hint = {"INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[precisions()[-1]]}
+    graphs = {precisions()[-1]: paths["fp32"], "int8 static": paths["int8 static"]}
+    found = {name: (str(path), hint) for name, path in graphs.items()}
+    (folder / "openvino.json").write_text(json.dumps(found))
 
 
 def free_port() -> int:
@@ -223,11 +259,16 @@ def compared(runs: Mapping[str, Sequence[Row]]) -> Row:
             "p99_milliseconds": round(float(np.percentile(taken, 99)), 2),
             "failed": sum(one["failed"] for one in own),
         }
-        for kind in ("transformers", "onnxruntime"):
+        for kind in peers(runs):
             best = better_style(kind, {one: statistics.median(own) for one, own in rates.items()})
             pairs = zip(rates[name], rates[best], strict=True)
             rows[name][f"over_{kind}"] = summary([mine / theirs for mine, theirs in pairs])
     return rows
+
+
+def peers(names: Iterable[str]) -> list[str]:
+    """The peers among the names of contestants."""
+    return [kind for kind in PEERS if any(kind in name for name in names)]
 
 
 def better_style(kind: str, rates: Mapping[str, float]) -> str:
@@ -238,17 +279,18 @@ def better_style(kind: str, rates: Mapping[str, float]) -> str:
 def shown(contestants: Mapping[str, Row]) -> Row:
     """What a table says of one load; of each peer, the better of its two styles."""
     row: Row = {}
-    for kind in ("transformers", "onnxruntime"):
+    for kind in peers(contestants):
         medians = {name: own["requests_per_second"]["median"] for name, own in contestants.items()}
         best = contestants[better_style(kind, medians)]
-        row[f"{kind}_requests_per_second"] = best["requests_per_second"]
-        row[f"{kind}_p99_milliseconds"] = best["p99_milliseconds"]
+        for column in ("requests_per_second", "p99_milliseconds"):
+            row[f"{kind.replace(' ', '_')}_{column}"] = best[column]
     for mode in (word.split()[-1] for word in contestants if word.startswith("bertkit")):
         own = contestants[f"bertkit serve {mode}"]
         for column in ("requests_per_second", "p99_milliseconds"):
             row[f"bertkit_{mode}_{column}"] = own[column]
-        for kind in ("transformers", "onnxruntime"):
-            row[f"{mode}_over_{kind}"] = own[f"over_{kind}"]
+        for kind in peers(contestants):
+            if kind.startswith(("transformers", "onnxruntime", f"openvino {mode}")):
+                row[f"{mode}_over_{kind.replace(' ', '_')}"] = own[f"over_{kind}"]
     return row
 
 
@@ -256,8 +298,8 @@ def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Row], R
     """Rows of the loads, that of the many requests, and what belongs to the loads."""
     start = read_pretrained(start_model())
     write_classifier(folder, start)
-    write_graphs(folder)
     texts = read_texts(data, start, settings.texts)
+    write_graphs(folder, start, texts["mixed"])
     with ExitStack() as stack:
         contestants = {
             name: stack.enter_context(running(command, own, folder / f"{number}.log"))

@@ -1,16 +1,24 @@
-"""The same classifier behind the plainest FastAPI application, with transformers or onnxruntime.
+"""The same classifier behind a FastAPI application, with another library.
 
-What a tutorial shows: one text a request, tokenizer, network, softmax. With `def` FastAPI calls it
-in one of its threads, with `async def` in the event loop, one request after the other.
+With transformers and onnxruntime it is what a tutorial shows: one text a request, tokenizer,
+network, softmax. With `def` FastAPI calls it in one of its threads, with `async def` in the event
+loop, one request after the other. With OpenVINO it is what an expert would write: requests that
+wait are combined into batches, which one or two callers compute.
 
     python -m benchmarks.serving_peers transformers def MODEL PORT
+    python -m benchmarks.serving_peers "openvino bf16" "2 callers" MODEL PORT
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -51,28 +59,99 @@ def with_transformers(folder: Path) -> Callable[[str], Found]:
 
 def with_onnxruntime(folder: Path) -> Callable[[str], Found]:
     """The graph `model.onnx` beside the model directory, in fp32, fused by onnxruntime's tool."""
-    import json
-
     from transformers import AutoTokenizer
 
     from benchmarks.exports import open_session
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     session = open_session(folder.with_suffix(".onnx"))
-    config = json.loads((folder / "config.json").read_text())
-    labels = {int(number): label for number, label in config["id2label"].items()}
+    labels = labels_of(folder)
     names = [given.name for given in session.get_inputs()]
 
     def classify(text: str) -> Found:
         inputs = tokenizer(text, truncation=True, max_length=512, return_tensors="np")
         feed = {name: inputs[name].astype(np.int64) for name in names}
-        logits = session.run(None, feed)[0][0]
-        chances = np.exp(logits - logits.max())
-        chances /= chances.sum()
-        best = int(chances.argmax())
-        return Found(label=labels[best], probability=float(chances[best]))
+        return most_probable(session.run(None, feed)[0][0], labels)
 
     return classify
+
+
+def labels_of(folder: Path) -> dict[int, str]:
+    """The label of each class."""
+    config = json.loads((folder / "config.json").read_text())
+    return {int(number): label for number, label in config["id2label"].items()}
+
+
+def most_probable(logits: np.ndarray, labels: dict[int, str]) -> Found:
+    """The label with the highest probability."""
+    chances = np.exp(logits - logits.max())
+    chances /= chances.sum()
+    best = int(chances.argmax())
+    return Found(label=labels[best], probability=float(chances[best]))
+
+
+MOST = 32
+"""Texts in a batch."""
+
+
+class OpenVinoBatches:
+    """Threads that compute what waits, as soon as they are free, in batches of at most `MOST`.
+
+    Args:
+        folder: the model directory; the graph is beside it (`benchmarks.serving.write_graphs`).
+        kind: "openvino" and the precision.
+        callers: how many batches are computed at the same time; they share the cores.
+    """
+
+    def __init__(self, folder: Path, kind: str, callers: int) -> None:
+        from tokenizers import Tokenizer
+
+        from benchmarks.peers import Model, Setting, with_openvino
+
+        precision = kind.removeprefix("openvino ")
+        path, options = json.loads((folder.parent / "openvino.json").read_text())[precision]
+        model = Model(folder, "classification", precision, Path(path), options)
+        threads = max(1, (os.cpu_count() or 1) // callers)
+        self.forward = with_openvino(model, Setting(callers=callers, threads=threads)).forward
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.enable_truncation(512)
+        self.tokenizer.enable_padding()
+        self.labels = labels_of(folder)
+        self.waiting: SimpleQueue[tuple[str, asyncio.Future[Found]]] = SimpleQueue()
+        for _ in range(callers):
+            Thread(target=self.work, daemon=True).start()
+
+    async def classify(self, text: str) -> Found:
+        """The answer to a request, once its batch is computed."""
+        future: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
+        self.waiting.put((text, future))
+        return await future
+
+    def work(self) -> None:
+        """Compute batches for ever."""
+        while True:
+            batch = [self.waiting.get()]
+            try:
+                while len(batch) < MOST:
+                    batch.append(self.waiting.get_nowait())
+            except Empty:
+                pass
+            found = self.tokenizer.encode_batch([text for text, _ in batch])
+            arrays = {
+                "input_ids": np.array([one.ids for one in found], np.int64),
+                "attention_mask": np.array([one.attention_mask for one in found], np.int64),
+                "token_type_ids": np.array([one.type_ids for one in found], np.int64),
+            }
+            answers = [most_probable(logits, self.labels) for logits in self.forward(arrays)]
+            futures = [future for _, future in batch]
+            futures[0].get_loop().call_soon_threadsafe(answer_all, futures, answers)
+
+
+def answer_all(futures: list[asyncio.Future[Found]], answers: list[Found]) -> None:
+    """Give every request that still waits its answer."""
+    for future, answer in zip(futures, answers, strict=True):
+        if not future.done():
+            future.set_result(answer)
 
 
 KINDS = {"transformers": with_transformers, "onnxruntime": with_onnxruntime}
@@ -80,9 +159,17 @@ KINDS = {"transformers": with_transformers, "onnxruntime": with_onnxruntime}
 
 def make_app(kind: str, style: str, folder: Path) -> FastAPI:
     """The application."""
-    classify = KINDS[kind](folder)
     app = FastAPI()
+    if kind.startswith("openvino"):
+        batches = OpenVinoBatches(folder, kind, int(style.split(maxsplit=1)[0]))
 
+        @app.post("/classify")
+        async def in_a_batch(asked: Text) -> Found:
+            return await batches.classify(asked.text)
+
+        return app
+
+    classify = KINDS[kind](folder)
     if style == "def":
 
         @app.post("/classify")
