@@ -69,7 +69,7 @@ class Settings:
 
     repeats: int = 3
     seconds: float = 5.0
-    clients: Sequence[int] = (1, 4, 32, 64)
+    clients: Sequence[int] = (1, 4, 32)
     texts: int = 512
     mixed: int = 10_000
     """Requests of the last part."""
@@ -234,9 +234,9 @@ def measure(
     runs: dict[str, dict[str, list[Row]]] = {}
     for repeat in range(-1, settings.repeats):
         for workload, own in texts.items():
-            for clients in settings.clients if repeat >= 0 else (8,):
+            for clients in settings.clients:
                 for name, contestant in contestants.items():
-                    seconds = settings.seconds if repeat >= 0 else settings.seconds / 2
+                    seconds = settings.seconds if repeat >= 0 else settings.seconds / 4
                     found = load(contestant, own, clients, seconds)
                     if repeat < 0:  # warms up
                         continue

@@ -3,7 +3,7 @@
 With transformers and onnxruntime it is what a tutorial shows: one text a request, tokenizer,
 network, softmax. With `def` FastAPI calls it in one of its threads, with `async def` in the event
 loop, one request after the other. With OpenVINO it is what an expert would write: requests that
-wait are combined into batches, which one or two callers compute.
+wait are combined into batches of similar lengths, which one or two callers compute.
 
     python -m benchmarks.serving_peers transformers def MODEL PORT
     python -m benchmarks.serving_peers "openvino bf16" "2 callers" MODEL PORT
@@ -15,7 +15,9 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -24,6 +26,8 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI
 from pydantic import BaseModel
+
+from benchmarks.peers import padded
 
 
 class Text(BaseModel):
@@ -90,12 +94,16 @@ def most_probable(logits: np.ndarray, labels: dict[int, str]) -> Found:
     return Found(label=labels[best], probability=float(chances[best]))
 
 
-MOST = 32
-"""Texts in a batch."""
+MOST_TOKENS = 1024
+"""The tokens of a batch, with padding."""
+WAIT = 0.002
+"""Seconds for which a caller waits for more requests, if the last ones came together."""
 
 
 class OpenVinoBatches:
-    """Threads that compute what waits, as soon as they are free, in batches of at most `MOST`.
+    """Threads that each take their share of what waits, as soon as they are free.
+
+    They compute it in batches of similar lengths.
 
     Args:
         folder: the model directory; the graph is beside it (`benchmarks.serving.write_graphs`).
@@ -115,8 +123,7 @@ class OpenVinoBatches:
         self.forward = with_openvino(model, Setting(callers=callers, threads=threads)).forward
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.enable_truncation(512)
-        self.tokenizer.enable_padding()
-        self.labels = labels_of(folder)
+        self.labels, self.callers = labels_of(folder), callers
         self.waiting: SimpleQueue[tuple[str, asyncio.Future[Found]]] = SimpleQueue()
         for _ in range(callers):
             Thread(target=self.work, daemon=True).start()
@@ -128,30 +135,56 @@ class OpenVinoBatches:
         return await future
 
     def work(self) -> None:
-        """Compute batches for ever."""
+        """Compute what waits, for ever."""
+        together = False
         while True:
-            batch = [self.waiting.get()]
+            taken = [self.waiting.get()]
+            if together:
+                time.sleep(WAIT)
+            share = -(-(1 + self.waiting.qsize()) // self.callers)
+            with suppress(Empty):  # another caller took the rest
+                while len(taken) < share:
+                    taken.append(self.waiting.get_nowait())
+            together = len(taken) > 1
+            futures = [future for _, future in taken]
             try:
-                while len(batch) < MOST:
-                    batch.append(self.waiting.get_nowait())
-            except Empty:
-                pass
-            found = self.tokenizer.encode_batch([text for text, _ in batch])
-            arrays = {
-                "input_ids": np.array([one.ids for one in found], np.int64),
-                "attention_mask": np.array([one.attention_mask for one in found], np.int64),
-                "token_type_ids": np.array([one.type_ids for one in found], np.int64),
-            }
-            answers = [most_probable(logits, self.labels) for logits in self.forward(arrays)]
-            futures = [future for _, future in batch]
+                answers: list[Found] | Exception = self.answers([text for text, _ in taken])
+            except Exception as error:
+                answers = error
             futures[0].get_loop().call_soon_threadsafe(answer_all, futures, answers)
 
+    def answers(self, texts: list[str]) -> list[Found]:
+        """The answers to some texts."""
+        ids = [np.array(one.ids) for one in self.tokenizer.encode_batch(texts)]
+        found: list[Found | None] = [None] * len(texts)
+        for batch in similar_lengths(ids):
+            logits = self.forward(padded([(ids[i], len(ids[i])) for i in batch]))
+            for i, one in zip(batch, logits, strict=True):
+                found[i] = most_probable(one, self.labels)
+        return [one for one in found if one is not None]
 
-def answer_all(futures: list[asyncio.Future[Found]], answers: list[Found]) -> None:
+
+def similar_lengths(ids: Sequence[np.ndarray]) -> Iterator[list[int]]:
+    """Batches of indices, sorted by length, of at most `MOST_TOKENS` with padding."""
+    batch: list[int] = []
+    for i in sorted(range(len(ids)), key=lambda i: len(ids[i])):
+        if batch and (1 + len(batch)) * len(ids[i]) > MOST_TOKENS:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def answer_all(futures: list[asyncio.Future[Found]], answers: list[Found] | Exception) -> None:
     """Give every request that still waits its answer."""
-    for future, answer in zip(futures, answers, strict=True):
-        if not future.done():
-            future.set_result(answer)
+    for number, future in enumerate(futures):
+        if future.done():
+            continue
+        if isinstance(answers, Exception):
+            future.set_exception(answers)
+        else:
+            future.set_result(answers[number])
 
 
 KINDS = {"transformers": with_transformers, "onnxruntime": with_onnxruntime}

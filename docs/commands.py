@@ -21,10 +21,10 @@ from bertkit.training.recipe import PretrainRecipe
 PAGE = Path(__file__).with_name("commands.md")
 HEAD = """# Commands
 
-Every command with every flag, made from the code by `python -m docs.commands`. `bertkit COMMAND
---help` shows the same, and also the fields of a recipe if the command takes one;
-[recipes](recipes.md) describes those. Every command also takes `--threads N`, the number of threads
-that compute; by default it is the number of cores. Bold arguments are required. Tab completes
+This page lists every command with every flag; `python -m docs.commands` generates it from the code.
+`bertkit COMMAND --help` shows the same, and also the fields of a recipe if the command takes one;
+[recipes](recipes.md) describes those. Every command also takes `--threads N`, the number of compute
+threads; by default it is the number of cores. Bold arguments are required. Tab completes
 commands and flags after `bertkit --install-completion`.
 """
 RECIPE = {field.name for field in dataclasses.fields(PretrainRecipe)}

@@ -132,7 +132,9 @@ def check_name(name: str, revision: str | None) -> None:
             code="hub-name",
         )
     if revision is not None and not REVISION.fullmatch(revision):
-        raise BertkitError(f"'{revision}' is not the name of a branch", code="hub-name")
+        raise BertkitError(
+            f"'{revision}' is not a valid name of a branch; give one such as main", code="hub-name"
+        )
 
 
 def published_files(folder: Path) -> tuple[list[str], list[str]]:

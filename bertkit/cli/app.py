@@ -281,7 +281,7 @@ def explain_system_error(error: OSError) -> str:
 
 
 def report_thread_error(ended: threading.ExceptHookArgs) -> None:
-    """Print the traceback of a thread, unless the system failed it.
+    """Print the traceback of an exception that ended a thread, unless the system caused it.
 
     Such a thread is another library's, as TensorBoard's writer is. The main thread gets the same
     error when it next uses that library.

@@ -29,7 +29,7 @@ def clean_command(
         Files, folders, globs, URLs, or Hugging Face data sets, as for `bertkit prepare`.
     out
         The file to write, NAME.jsonl, NAME.jsonl.gz or NAME.jsonl.zst; a name without a dot makes a
-        folder of files, which `bertkit prepare` can distribute over many tasks.
+        folder of files, which `bertkit prepare` can divide among processes.
     processes
         The number of worker processes; 0 means one per core. It does not affect the result.
     json

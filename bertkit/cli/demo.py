@@ -11,9 +11,9 @@ from bertkit.outputs import FOLDER
 
 
 def demo_command(*, out: Annotated[Path, FOLDER] = Path("runs/demo")) -> int:
-    """Pre-train and fine-tune a small BERT on text that every Python installation contains.
+    """Pre-train and fine-tune a small BERT on the docstrings of Python and of installed packages.
 
-    Nothing is downloaded: the text is this Python's documentation. It takes minutes on two cores.
+    Nothing is downloaded. It takes minutes on two cores.
 
     Parameters
     ----------

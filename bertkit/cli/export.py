@@ -42,7 +42,7 @@ def export_command(
     pooling
         The pooling of embeddings: cls, mean, pooler, mean-last-four, or auto.
     normalize
-        Whether to divide embeddings by their length.
+        Whether to scale embeddings to unit norm.
     inputs
         A file of inputs, as for predict, to compare outputs on (the first 200); if not given,
         built-in sentences are used.
@@ -50,8 +50,8 @@ def export_command(
         A labelled file on which to measure the change of the metric; for a model fine-tuned on an
         official set, also the set's folder (as --data in finetune).
     max_error
-        The largest allowed difference of an output, relative to its largest value if above 1; by
-        default 0.0001, and unlimited for onnx-int8.
+        The largest allowed difference in an output; if the output's largest value is above 1, the
+        limit is multiplied by it. By default 0.0001, and unlimited for onnx-int8.
     bound
         The largest allowed drop of the task's main metric on --dev, in percentage points.
     """

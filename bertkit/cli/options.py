@@ -56,7 +56,7 @@ Pooling = Annotated[
     ),
 ]
 VectorFormat = Annotated[
-    str, Parameter(help="safetensors, parquet, npy, or auto for the ending of the file.")
+    str, Parameter(help="safetensors, parquet, npy, or auto: by the file's extension.")
 ]
 VectorFile = Written("file", beside=".json")
 """A file of vectors; an index is written beside a .npy file."""

@@ -43,7 +43,7 @@ class CleanOptions:
     exact: bool = True
     """Drop documents equal to an earlier one, ignoring case and white space."""
     near: bool = False
-    """Drop documents that share most runs of five words with an earlier one (MinHash)."""
+    """Drop documents that share most five-word sequences with an earlier one (MinHash)."""
     min_words: int = 0
     """Minimum number of words in a document."""
     max_words: int = 0
@@ -55,7 +55,7 @@ class CleanOptions:
     max_repeated: float = 0.2
     """Maximum share of a document's characters in lines that repeat an earlier line."""
     min_word_length: float = 3.0
-    """Minimum mean length of words, in characters; ideographs are left out."""
+    """Minimum mean length of words, in characters; ideographs are not counted."""
     max_word_length: float = 10.0
     """Maximum mean length of words."""
 

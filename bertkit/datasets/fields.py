@@ -70,7 +70,7 @@ def label_names(value: object, separator: str, place: str) -> tuple[str, ...] | 
     if len(numbers) == len(items) > len(set(numbers)):
         raise BertkitError(
             f"{place}: the labels are {str(value)[:40]!r}, which looks like a 0 or 1 for each "
-            "label; write the names of those that hold"
+            "label; write the names of the labels that apply"
         )
     names = (label_name(item, place) for item in items)
     return tuple(dict.fromkeys(name for name in names if name))

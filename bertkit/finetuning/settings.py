@@ -133,6 +133,9 @@ RATES = ((1024, 2e-5), (768, 5e-5), (384, 1e-4), (256, 4e-4), (0, 5e-4))
 FULL_WIDTH, TAGGING = 768, 2
 """For token classification, the factor of the rates of models that are narrower than BERT-base
 (benchmarks/defaults.py)."""
+NARROW, MANY_INPUTS = 384, 3_000
+"""Models narrower than this train on so many inputs at half of the rate: at the whole of it, a part
+of the long runs learn nothing (benchmarks/defaults.py)."""
 BATCHES = ((5000, 32), (500, 16), (50, 8), (0, 4))
 """(training inputs, batch size): the default batch size for at least so many inputs."""
 DEFAULT_EPOCHS, MAX_EPOCHS = 3, 20
@@ -193,13 +196,16 @@ class Grid:
 
         Args:
             width: the hidden size of the model.
-            inputs: the number of training inputs.
+            inputs: the number of training inputs; narrow models learn from many at a lower rate.
             task_type: the task type; small models learn tags best at a higher rate.
         """
         batch = self.batch_size or (next(batch for least, batch in BATCHES if inputs >= least),)
         own = next(rate for least, rate in RATES if width >= least)
-        tagging = task_type == "token-classification" and width < FULL_WIDTH
-        rate = self.learning_rate or (own * (TAGGING if tagging else 1),)
+        if task_type == "token-classification" and width < FULL_WIDTH:
+            own *= TAGGING
+        if width < NARROW and inputs >= MANY_INPUTS:
+            own /= 2
+        rate = self.learning_rate or (own,)
         needed = math.ceil(MIN_UPDATES / math.ceil(inputs / max(batch)))
         epochs = self.epochs or (min(MAX_EPOCHS, max(DEFAULT_EPOCHS, needed)),)
         return replace(self, batch_size=batch, learning_rate=rate, epochs=epochs)

@@ -209,8 +209,8 @@ def scored_inputs(
             columns = glue_columns(official, getattr(files, next(iter(named))), columns)
         if data is not None and task not in OFFICIAL:
             raise BertkitError(
-                f"the model was not fine-tuned on an official data set; name the one of {data} by "
-                "--task",
+                "the model was not fine-tuned on an official data set; say with --task which one "
+                f"{data} holds",
                 code="task",
             )
     name = task.lower()

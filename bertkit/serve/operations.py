@@ -257,7 +257,8 @@ class NextSentence:
             for field, one in zip(("text", "following"), ids, strict=True):
                 if not one:
                     raise BertkitError(
-                        f"inputs.{number}.{field}: the text has no tokens; send words"
+                        f"inputs.{number}.{field}: the text is empty, or the tokenizer drops all "
+                        "of it; send a text with words"
                     )
             pairs.append(self.predictor.joint(*ids))
         lost = sum(pair.cut for pair in pairs)

@@ -49,7 +49,7 @@ def shown_fields(prediction: Prediction) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON would give it back."""
+    """Return a value as it would come back from a round trip through JSON."""
     if isinstance(value, Prediction):
         return value.to_dict()
     if isinstance(value, Mapping):

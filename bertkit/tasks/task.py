@@ -263,7 +263,7 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-        """Return the metrics, as fractions of 1, of predictions for labelled inputs."""
+        """Return the metrics of predictions for labelled inputs, unscaled (0.9, not 90)."""
 
     @abstractmethod
     def baseline(self, inputs: Sequence[Any]) -> dict[str, float]:
@@ -299,12 +299,12 @@ class Task(ABC):
         """Return a prediction as a plain value, such as a label, to compare with `gold`."""
 
     def balanced_weights(self, items: Items) -> np.ndarray:
-        """Return a weight for each class, (classes,), such that rare classes count as much.
+        """Return a weight for each class, (classes,), such that all classes count equally.
 
         Raises:
             BertkitError: the task has no classes.
         """
-        raise BertkitError(f"{self.task_type} has no classes to weigh", code="class-weights")
+        raise BertkitError(f"{self.task_type} has no classes, so leave out class weights", code="class-weights")
 
     def remarks(self, inputs: Sequence[Any], *, choosing: bool = False) -> list[str]:
         """Return notes for the user on these inputs, as sentences.

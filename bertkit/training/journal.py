@@ -157,9 +157,9 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise BertkitError(f"{path} does not exist; name the folder of a run") from None
+        raise BertkitError(f"{path} does not exist; give the folder of a run") from None
     except OSError as error:
-        raise BertkitError(f"{path}: {error.strerror}; name the folder of a run") from None
+        raise BertkitError(f"{path}: {error.strerror}; give the folder of a run") from None
     records = []
     for number, record in numbered_records(content):
         if record is not None:

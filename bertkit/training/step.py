@@ -199,7 +199,7 @@ def named_if_too_large(packed: Packed, settings: LoopSettings) -> Iterator[None]
 def synchronized(
     model: nn.Module, ranks: Ranks, *, last: bool
 ) -> AbstractContextManager[None, bool | None]:
-    """Return the context of a micro-batch, in which only a step's last one exchanges gradients."""
+    """Return the context manager for a micro-batch: only the last of a step exchanges gradients."""
     if ranks.world == 1:
         return nullcontext()
     from bertkit.training.parallel import gradient_sync

@@ -313,3 +313,22 @@ def test_values_of_numpy_are_those_of_python() -> None:
     assert grid == expected == replace(expected, learning_rate=rates)  # type: ignore[arg-type]
     values = [value for run in grid.runs() for value in vars(run).values()]
     assert {type(value) for value in values} == {int, float}
+
+
+@pytest.mark.parametrize(
+    ("width", "inputs", "task_type", "rate"),
+    [
+        (1024, 10_000, "classification", 2e-5),
+        (768, 400, "token-classification", 5e-5),
+        (384, 10_000, "classification", 1e-4),
+        (384, 400, "token-classification", 2e-4),
+        (256, 2_000, "classification", 4e-4),
+        (256, 3_000, "classification", 2e-4),
+        (256, 3_000, "token-classification", 4e-4),
+    ],
+)
+def test_the_rate_fits_model_task_and_data(
+    width: int, inputs: int, task_type: str, rate: float
+) -> None:
+    assert Grid().chosen(width, inputs, task_type).learning_rate == (rate,)
+    assert Grid(learning_rate=(1e-3,)).chosen(width, inputs, task_type).learning_rate == (1e-3,)
