@@ -135,7 +135,9 @@ def prepare_stores(pages: dict[str, list[Page]], work: Path) -> dict[str, TokenS
             if not page.is_test
         ]
         text = "\n".join(lines) + "\n"
-        if not path.is_file() or path.read_text() != text:  # an edited file is a new text
+        if (
+            not path.is_file() or path.read_text(encoding="utf-8") != text
+        ):  # an edited file is a new text
             write_text(path, text)
     options = LearnOptions(smoothing=SMOOTHING)
     tokenizer = learn_tokenizer(

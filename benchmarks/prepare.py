@@ -1,6 +1,6 @@
 """Raw text → token store: MB/s against the bare tokenizer, and memory on more and more text.
 
-The text is compressed by xz, but for one row: decompression takes as long as half of the rest.
+The text is compressed by xz, but for one row: decompression takes time, too.
 
 Each preparation runs in a process of its own; its peak memory is the largest sum, seen every tenth
 of a second, of what it and its worker processes held. The bare rate is `tokenizers`'
@@ -123,8 +123,8 @@ def main() -> None:
     texts = [data / "wikipedia" / part for part in PARTS]
     bare = bare_rate(vocabulary, texts[0], arguments.repeats)
     rows: dict[str, Any] = {"bare tokenizers, one thread": {"megabytes_per_second": summary(bare)}}
-    folder = Path(tempfile.mkdtemp())
-    plain = folder / texts[0].stem
+    folder = tempfile.TemporaryDirectory()
+    plain = Path(folder.name) / texts[0].stem
     with lzma.open(texts[0]) as packed, plain.open("wb") as file:
         shutil.copyfileobj(packed, file)
     for name, processes, chosen in (
@@ -140,7 +140,7 @@ def main() -> None:
             own / rows["bare tokenizers, one thread"]["megabytes_per_second"]["median"], 2
         )
         print(name, row)
-    shutil.rmtree(folder)
+    folder.cleanup()
     print(write_result("prepare", rows))
 
 

@@ -56,11 +56,12 @@ class Choice(NamedTuple):
 
 RECIPE = "short"
 """The recipe of the speedrun that all networks are pre-trained with."""
-SINGLE, PAIRS = ("sst-2, 2,000 rows", "mrpc"), ("qqp-10k", "mrpc")
+SENTENCES, ENTITIES = "sst-2, 2,000 rows", "conll-2003, 2,000 sentences"
+PAIRS = ("qqp-10k", "mrpc")
 CHOICES = {
-    "lower case, punctuation": Choice(("conll-2003, 2,000 sentences", *SINGLE)),
-    "case kept": Choice(("conll-2003, 2,000 sentences", *SINGLE), cased=True),
-    "no punctuation": Choice(SINGLE, punctuation=False),
+    "lower case, punctuation": Choice((ENTITIES, SENTENCES)),
+    "case kept": Choice((ENTITIES, SENTENCES), cased=True),
+    "no punctuation": Choice((SENTENCES,), punctuation=False),
     "NSP, two segments": Choice(PAIRS, pair="nsp"),
     "NSP, one segment": Choice(PAIRS, pair="nsp", segments=False),
 }

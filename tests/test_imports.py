@@ -119,8 +119,8 @@ def test_imports_stay_light(module: str, heavy: list[str]) -> None:
     ("module", "most_files", "most_lines"),
     [
         ("bertkit.training.pretrain", 33, 7_180),
-        ("bertkit.finetuning.finetune", 80, 16_720),
-        ("bertkit.predict.load", 67, 13_720),
+        ("bertkit.finetuning.finetune", 80, 16_740),
+        ("bertkit.predict.load", 67, 13_730),
     ],
 )
 def test_what_a_command_imports_stays_small(module: str, most_files: int, most_lines: int) -> None:

@@ -284,7 +284,8 @@ def extended_card(start: PretrainedWeights, source: Path, extension: Extension) 
     card = derived_card(start.path, source, start.config, start.tokenizer)
     left = ("model-index", "metrics")
     metadata = {name: value for name, value in card.metadata.items() if name not in left}
-    sections = {name: body for name, body in card.sections.items() if name != "Scores"}
+    measured = ("Scores", "Export")
+    sections = {name: body for name, body in card.sections.items() if name not in measured}
     added = (
         f"`bertkit vocab extend` added {len(extension.words):,} words to the vocabulary of "
         f"{origin_text(start.path)}. Their embeddings have not been trained yet."

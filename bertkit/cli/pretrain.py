@@ -67,7 +67,7 @@ def pretrain_command(
         For several stores: their shares of the examples, instead of smoothing.
     init_from
         A model to take the weights and sizes from: a directory, or a name on the Hugging Face hub.
-        --text is tokenized with the model's tokenizer; a --store must have been made with its tokenizer.
+        --text is tokenized with its tokenizer, and a --store must have been made with it.
     workers
         The number of loader processes: by default 0 on a CPU, and up to 4 on a GPU.
     compile

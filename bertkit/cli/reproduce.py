@@ -23,9 +23,9 @@ def reproduce_command(
 ) -> int:
     """Run the experiments of the paper's tables 1 to 8 and figure 5 at a chosen scale.
 
-    The results stand next to the paper's. The command first prints what it will run. The same command resumes a stopped reproduction, and
-    several processes with the same command share the work. Cells without results are shown as
-    not run.
+    The page shows the results next to the paper's. The command first prints what it will run. The
+    same command resumes a stopped reproduction, and several processes with the same command share
+    the work. Cells without results are shown as not run.
 
     Parameters
     ----------

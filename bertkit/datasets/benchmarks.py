@@ -160,10 +160,10 @@ def glue_columns(name: str, path: str | Records, columns: TextColumns) -> TextCo
     def has(*names: str) -> bool:
         return has_columns(path, names, columns.format, header=columns.header)
 
-    if has(columns.text):
-        return columns
     if has(*own):
         return replace(columns, text=task.text, pair=task.pair)
+    if has(columns.text):
+        return columns
     flags = "--text A --pair B" if task.pair else "--text A"
     shown = " and ".join(map(repr, own))
     raise BertkitError(

@@ -29,7 +29,7 @@ from bertkit.datasets.tabular import Fields, read_rows, value_name
 from bertkit.errors import BertkitError
 from bertkit.files import from_home
 from bertkit.text.lines import TextCounts
-from bertkit.text.sources import find_sources, source_format
+from bertkit.text.sources import extension, folder_files, source_format
 
 ROW_FORMATS = {"csv", "jsonl", "parquet", "huggingface"}
 """Formats with one tagged sentence per row; the others have one word per line."""
@@ -179,7 +179,7 @@ class ChoiceColumns(ImageColumns):
         return replace(self, first_choice=self.lowest_key(path, counts))
 
     def lowest_key(self, path: str | Path | Records, counts: TextCounts) -> int:
-        """Return whether the keys of a file count from 0 or from 1, or -1 if it has no numbers.
+        """Return the number from which the keys of a file count, 0 or 1; -1 if no key is a number.
 
         They count from 1 if the file shows it: most of its keys are letters (as in ARC, which mixes
         "A" and "1"), or no key is 0 and some key equals the number of choices in its row. If no key
@@ -254,10 +254,9 @@ class ChoiceColumns(ImageColumns):
 
 
 def holds_rows(path: str, formats: Collection[str]) -> bool:
-    """Return whether a file, or some file of a folder, is a data set or in one of some formats."""
-    if Path(path).is_dir():
-        return any(source.format in formats for source in find_sources([path]))
-    return path.startswith("hf:") or source_format(path, "auto") in formats
+    """Return whether a path is a data set, or a file or folder with a file of such a format."""
+    files = folder_files(path) if Path(path).is_dir() else [path]
+    return path.startswith("hf:") or any(source_format(file, "auto") in formats for file in files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +282,7 @@ class QuestionColumns(Columns):
         path = from_home(path)
         if self.format != "auto":
             return self.format in {*ROW_FORMATS, "tsv"}
-        if is_json(path):
+        if is_json(path) or (Path(path).is_file() and not extension(path)):
             return has_json_lines(path)
         return holds_rows(path, {*ROW_FORMATS, "tsv"})
 

@@ -119,9 +119,14 @@ def titled_files(source: str) -> list[tuple[Source, str]]:
         file.path if file.format == "huggingface" else Path(file.path).name.partition(".")[0]
         for file in files
     ]
-    if len(set(titles)) < len(titles):
-        root = os.path.commonpath([file.path for file in files])
-        titles = [str(Path(os.path.relpath(file.path, root)).with_suffix("")) for file in files]
+    known = [title for file, title in zip(files, titles, strict=True) if file.format != "unknown"]
+    if len(set(known)) < len(known):
+        folders = [Path(file.path).parent for file in files]
+        root = os.path.commonpath(folders)
+        titles = [
+            str(Path(os.path.relpath(folder, root), title))
+            for folder, title in zip(folders, titles, strict=True)
+        ]
     return list(zip(files, titles, strict=True))
 
 

@@ -163,9 +163,8 @@ class Columns(ABC):
     ) -> Iterator[Any]:
         _, found, labelled, keep_unlabelled, _ = reading
         names = [name for name in (*self.inputs, self.target if labelled else "", self.id) if name]
-        optional = self.target if labelled and keep_unlabelled else ""
-        if optional in self.inputs:
-            optional = ""
+        may_lack = labelled and keep_unlabelled and self.target not in self.inputs
+        optional = self.target if may_lack else ""
         example = self.row_reader(reading)
         seen: dict[str, str] = {}
         used = 0

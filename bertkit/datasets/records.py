@@ -29,10 +29,10 @@ class Records:
     """Rows in memory, which take the place of a file.
 
     Args:
-        rows: mappings from column to value, or tuples of the same length. Named tuples (such as
-            those of pandas' `itertuples`), a Series of pandas and a record of NumPy are mappings,
-            unless none has a wanted column: then they are tuples. Arrays and numbers of NumPy or
-            torch become lists and numbers of Python, as a file would hold them.
+        rows: mappings from column to value, or tuples of the same length. A Series of pandas and a
+            record of NumPy are mappings. So are named tuples, such as those of pandas'
+            `itertuples`, unless none has a wanted column: then they are tuples. Arrays and numbers
+            of NumPy or torch become lists and numbers of Python, as a file would hold them.
         name: how messages name the data, such as "train"; row 3 is `train[3]`.
     """
 
@@ -46,10 +46,9 @@ class Records:
         return f"{len(self.rows)} rows in memory"
 
     def rows_with(self, columns: Iterable[str]) -> list[Any]:
-        """Return the rows; named tuples of which none has one of these columns are tuples."""
+        """Return the rows; if no named tuple has one of these columns, they become plain tuples."""
         known = set(columns)
-        mappings = [row for row in self.rows if isinstance(row, Mapping)]
-        if self.by_name or any(known & row.keys() for row in mappings):
+        if self.by_name or any(isinstance(r, Mapping) and known & r.keys() for r in self.rows):
             return self.rows
         return [tuple(row.values()) if isinstance(row, Mapping) else row for row in self.rows]
 
@@ -82,7 +81,8 @@ class Records:
             known = ", ".join(map(str, self.rows[0])) if isinstance(self.rows[0], Mapping) else ""
             column = sorted(lacking)[0]
             raise MissingColumnError(
-                f"{self.name} has no column '{column}' (columns: {known})", column
+                f"{self.name} has no column '{column}' (columns: {known}); name one of these",
+                column,
             )
 
     @staticmethod
@@ -107,7 +107,7 @@ def named_fields(row: Any) -> Any:
     """Return a row whose fields have names as a mapping, and any other row as it is."""
     if isinstance(row, Mapping):
         return row
-    if isinstance(row, tuple) and hasattr(row, "_asdict"):
+    if hasattr(row, "_asdict"):  # a named tuple, or a row of SQLAlchemy
         return row._asdict()
     if hasattr(row, "iloc"):  # a Series of pandas
         return {str(name): value for name, value in row.to_dict().items()}

@@ -52,8 +52,9 @@ def read_swag(
     labelled = has_labels if labelled is None else labelled
     found = TextCounts()
     inputs = []
+    columns = [*SWAG_COLUMNS, *(["label"] if labelled else [])]
     whole = rows is not None
-    for number, place, row in numbered_rows(path, found, format, columns=SWAG_COLUMNS, whole=whole):
+    for number, place, row in numbered_rows(path, found, format, columns=columns, whole=whole):
         if rows is not None:
             rows[place] = row
         fields = {name: str(value).strip() for name, value in row.items()}

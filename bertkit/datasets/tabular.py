@@ -118,8 +118,10 @@ def file_rows(
                 counts.note(f"row without column '{missing[0]}'", f"{source.path}:{line}")
             names.update(dict.fromkeys(row))
             found.update(set(needed).difference(missing))
-            whole_row = {name: None if is_null(value) else value for name, value in row.items()}
-            yield line, None if missing else whole_row
+            if missing:
+                yield line, None
+            else:
+                yield line, {name: None if is_null(one) else one for name, one in row.items()}
     except DAMAGE as error:
         raise damaged_file(source.path, line, error) from error
     if names:

@@ -64,7 +64,8 @@ def export_card(source: ExportSource, to: str, manifest: Mapping[str, Any]) -> C
     known = (folder / "config.json").is_file()
     same_head = known and saved_form(folder).head == own_head(source)
     metadata, sections = dict(card.metadata), dict(card.sections)
-    sections.pop(USE, None)
+    for name in (USE, "Export"):  # those of the original
+        sections.pop(name, None)
     if not same_head or to == "onnx-int8":
         for name in ("model-index", "metrics"):
             metadata.pop(name, None)
@@ -73,7 +74,7 @@ def export_card(source: ExportSource, to: str, manifest: Mapping[str, Any]) -> C
         metadata["base_model_relation"] = "quantized"
     title, what = FORMAT_TEXTS[to]
     summary = f"{card.summary}\n\nThis folder holds {origin_text(source.path)} as {what}."
-    metadata["tags"] = [*metadata.get("tags", ()), to]
+    metadata["tags"] = list(dict.fromkeys([*metadata.get("tags", ()), to]))
     metric = manifest.get("metric")
     if metric and "model-index" not in metadata:
         found = Scored(source_name(metric["dev"]), "dev", metric["exported"])

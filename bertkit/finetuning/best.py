@@ -37,9 +37,10 @@ def is_complete(out: Path, scorer: Scorer, best: RunResult, results: Sequence[Ru
         own = found.get("predicted", {}).get(name, {})
         if name in scorer.items and own.get("digest") != digest_inputs([inputs]):
             return False
-    files = [file for own in found.get("predicted", {}).values() for file in own.get("files", ())]
-    if not all((out / "results" / file).is_file() for file in files):
-        return False
+    for name in scorer.items:
+        files = found.get("predicted", {}).get(name, {}).get("files", ())
+        if not all((out / "results" / file).is_file() for file in files):
+            return False
     if not (out / "model" / CARD).is_file():  # deleted to get a new one
         return False
     if found.get("best") != best.name or model_problem(out / "model", best):

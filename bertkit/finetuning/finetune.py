@@ -294,7 +294,7 @@ class FinetuningRun:
         every = {result.name for result in all_results(self.out)}
         done = every & {run.name for run in runs}
         if done:
-            self.console.say(f"already done: {len(done)} of {len(runs)} runs")
+            self.console.say(f"{len(done)} of {len(runs)} runs were done before")
         if earlier := len(every - done):
             self.console.say(f"{earlier} earlier runs of {self.out} are compared with them")
         for number, run in enumerate(runs, 1):

@@ -90,10 +90,11 @@ def weight_settings(given: ClassWeights) -> tuple[str, ...]:
     """
     if isinstance(given, Mapping):
         given = tuple(f"{label}={weight}" for label, weight in given.items())
-    several = isinstance(given, Iterable) and not isinstance(given, str)
-    listed = [] if given is None else [*given] if several else [given]
-    for one in [] if listed == [BALANCED] else listed:
-        _, equals, weight = str(one).rpartition("=")
+    elif isinstance(given, str) or not isinstance(given, Iterable):
+        given = () if given is None else (given,)
+    listed = tuple(map(str, given))
+    for one in () if listed == (BALANCED,) else listed:
+        _, equals, weight = one.rpartition("=")
         try:
             usable = bool(equals) and 0 < float(weight) < math.inf
         except ValueError:
@@ -104,7 +105,7 @@ def weight_settings(given: ClassWeights) -> tuple[str, ...]:
                 f"{one!r:.60}",
                 code="class-weights",
             )
-    return tuple(map(str, listed))
+    return listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +134,9 @@ RATES = ((1024, 2e-5), (768, 5e-5), (384, 1e-4), (256, 4e-4), (0, 5e-4))
 FULL_WIDTH, TAGGING = 768, 2
 """For token classification, the factor of the rates of models that are narrower than BERT-base
 (benchmarks/defaults.py)."""
-NARROW, MANY_INPUTS = 384, 3_000
-"""Models narrower than this train on so many inputs at half of the rate: at the whole of it, a part
-of the long runs learn nothing (benchmarks/defaults.py)."""
+NARROW_WIDTH, MANY_INPUTS = 384, 3_000
+"""Models narrower than this train on so many inputs at half of the rate, which was better on MRPC
+and on CoLA, where one of two runs at the whole rate learned nothing (benchmarks/defaults.py)."""
 BATCHES = ((5000, 32), (500, 16), (50, 8), (0, 4))
 """(training inputs, batch size): the default batch size for at least so many inputs."""
 DEFAULT_EPOCHS, MAX_EPOCHS = 3, 20
@@ -203,7 +204,7 @@ class Grid:
         own = next(rate for least, rate in RATES if width >= least)
         if task_type == "token-classification" and width < FULL_WIDTH:
             own *= TAGGING
-        if width < NARROW and inputs >= MANY_INPUTS:
+        if width < NARROW_WIDTH and inputs >= MANY_INPUTS:
             own /= 2
         rate = self.learning_rate or (own,)
         needed = math.ceil(MIN_UPDATES / math.ceil(inputs / max(batch)))

@@ -107,7 +107,8 @@ def combine(states: list[Hidden], layers: str, mix: Tensor | None = None) -> Ten
             f"the weights of '{layers}' are learned; choose sum, or a model fine-tuned with "
             f"--frozen --layers {layers}"
         )
-    return mix[-1] * torch.einsum("l,ltw->tw", mix[:-1].softmax(0), torch.stack(chosen))
+    stacked = torch.stack(chosen).to(mix.dtype)  # on a GPU, states may be in bf16
+    return mix[-1] * torch.einsum("l,ltw->tw", mix[:-1].softmax(0), stacked)
 
 
 def encoder_features(

@@ -86,11 +86,10 @@ def find_partners(packed: Packed, images: Sequence[Regions]) -> tuple[int, ...]:
     """Return `PackedStreams.partners`."""
     texts = numbered_arrays(np.split(packed.ids.numpy(), packed.cu_seqlens[1:-1].numpy()))
     pictures = numbered_arrays([image.vectors for image in images])
-    found = []
-    for number in range(len(images)):
-        others = np.flatnonzero((texts != texts[number]) & (pictures != pictures[number]))
-        following = others[np.searchsorted(others, number) :]
-        found.append(int((following if len(following) else others)[0]) if len(others) else -1)
+    found, count = [], len(images)
+    for number in range(count):
+        differs = np.roll((texts != texts[number]) & (pictures != pictures[number]), -number)
+        found.append((number + int(differs.argmax())) % count if differs.any() else -1)
     return tuple(found)
 
 

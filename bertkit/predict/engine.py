@@ -123,13 +123,14 @@ def shares(tokens: int, threads: int) -> tuple[int, int]:
 
     Args:
         tokens: the number of tokens in all sequences.
-        threads: the caller's number of threads, unless this thread has called `compute_with`.
+        threads: the caller's number of threads; if it is not 1 and this thread has called
+            `compute_with`, that number counts.
 
     Returns:
         The number of threads that compute separate batches, and the tokens per batch; (1, 0) if it
         is faster that all threads work on the same batch.
     """
-    threads = getattr(told, "threads", threads)
+    threads = 1 if threads == 1 else getattr(told, "threads", threads)  # 1 on a GPU
     if threads == 1 or tokens < threads * LEAST_TOKENS:
         return 1, 0
     share = tokens // (threads * BATCHES_PER_THREAD)

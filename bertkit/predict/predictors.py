@@ -402,12 +402,10 @@ class ChoicePredictor(TaskPredictor):
             image = task.read_image(choices.pop(), place)
         if len(choices) != 1 and not isinstance(given, Mapping):
             raise InputTypeError(f"{place} is {short_repr(given)}; give {self.wanted}")
-        if len(choices) > 1:  # a column for each
-            choices = choices[: count_choices(choices)]
         if len(choices) == 1:
             choices = [*require_list(from_json(choices[0], str, place), f"{place}: choices")]
-            if isinstance(given, Mapping):  # of which the last may be empty, as in a file
-                choices = choices[: count_choices(choices)]
+        if isinstance(given, Mapping):  # the last choices may be empty, as in a file
+            choices = choices[: count_choices(choices)]
         require_texts(place, text, *choices)
         if not choices:
             raise BertkitError(f"{place} has no choice to choose from")

@@ -175,7 +175,7 @@ def cell(value: Any) -> str:
     value = jsonable(value)
     if value is None:
         return ""
-    if isinstance(value, str | bool):  # True is the label that a reader makes of it
+    if isinstance(value, str | bool):  # readers name the label True so
         return str(value)
     return json.dumps(value, ensure_ascii=False)
 
@@ -192,69 +192,83 @@ def check_row(row: dict[str, Any], names: Iterable[str], out: Path) -> None:
 
 @contextmanager
 def parquet_writer(out: Path, temporary: Path) -> Iterator[Callable[[Rows], None]]:
-    """Yield a function that writes a chunk of rows.
+    """Yield a function that writes a chunk of rows; see `ParquetRows`."""
+    require_utf8(out)
+    rows = ParquetRows(out, temporary)
+    try:
+        yield rows.write
+    finally:
+        with disk_errors(out):
+            rows.close()
+
+
+class ParquetRows:
+    """A Parquet file to which chunks of rows are written.
 
     The chunks give the column types. Where a chunk needs a wider one (fractions after whole
-    numbers, an object with more keys, anything after null), the rows before it are written again.
+    numbers, an object with more keys), the rows before it are written again, so new keys in every
+    chunk cost time that grows with the square of their number.
+
+    Args:
+        out: the file, for messages.
+        temporary: the file to write.
     """
-    require_utf8(out)
-    arrow = optional_library("pyarrow", "Parquet files")
-    parquet = optional_library("pyarrow.parquet", "Parquet files")
-    file: Any = None
-    schema: Any = None
 
-    def new_writer() -> Any:
-        typed = [
-            arrow.field(one.name, arrow.string()) if one.type == arrow.null() else one
-            for one in schema
-        ]
-        return parquet.ParquetWriter(temporary, arrow.schema(typed))
+    def __init__(self, out: Path, temporary: Path) -> None:
+        self.out, self.temporary = out, temporary
+        self.arrow = optional_library("pyarrow", "Parquet files")
+        self.parquet = optional_library("pyarrow.parquet", "Parquet files")
+        self.file: Any = None
+        self.schema: Any = None
+        """The types so far; columns that have only null are null, and stored as text."""
 
-    def widened_writer() -> Any:
-        file.close()
-        before = temporary_name(out)
-        temporary.rename(before)
-        try:
-            writer = new_writer()
-            with parquet.ParquetFile(before) as rows:
-                for batch in rows.iter_batches():
-                    write_rows(writer, batch.to_pylist())
-        finally:
-            before.unlink()
-        return writer
-
-    def write_rows(writer: Any, rows: Rows) -> None:
-        writer.write_table(arrow.Table.from_pylist(rows, schema=writer.schema))
-
-    def write(rows: Rows) -> None:
-        nonlocal file, schema
-        with depth_errors(out):
+    def write(self, rows: Rows) -> None:
+        """Write a chunk."""
+        with depth_errors(self.out):
             flat = [encodable(row) for row in rows]
         try:
             names = dict.fromkeys(name for row in flat for name in row)
-            found = arrow.table({name: [row.get(name) for row in flat] for name in names}).schema
-            if file is None:
-                schema = found
-                with disk_errors(out):
-                    file = new_writer()
-            for row in flat:
-                check_row(row, schema.names, out)
-            wider = arrow.unify_schemas([schema, found], promote_options="permissive")
-            with disk_errors(out):
-                if wider != schema:
-                    schema = wider
-                    file = widened_writer()
-                write_rows(file, flat)
-        except (arrow.ArrowException, OverflowError) as error:  # the latter for large integers
+            columns = {name: [row.get(name) for row in flat] for name in names}
+            found = self.arrow.table(columns).schema
+            if self.file is not None:
+                for row in flat:
+                    check_row(row, self.schema.names, self.out)
+                both = [self.schema, found]
+                found = self.arrow.unify_schemas(both, promote_options="permissive")
+            with disk_errors(self.out):
+                self._widen(found)
+                self._write(flat)
+        except (self.arrow.ArrowException, OverflowError) as error:  # the latter: large integers
             raise BertkitError(
-                f"{out}: a column's values are not of one type that Parquet has "
+                f"{self.out}: a column's values are not of one type that Parquet has "
                 f"({str(error).splitlines()[0]}); write .jsonl",
                 code="format",
             ) from error
 
-    try:
-        yield write
-    finally:
-        if file is not None:
-            with disk_errors(out):
-                file.close()
+    def close(self) -> None:
+        """Finish the file."""
+        if self.file is not None:
+            self.file.close()
+
+    def _widen(self, schema: Any) -> None:
+        """Take wider types, and write what is written already again, if they differ."""
+        text = self.arrow.string()
+        fields = [one.with_type(text) if one.type == self.arrow.null() else one for one in schema]
+        stored, self.schema = self.arrow.schema(fields), schema
+        if self.file is not None and stored == self.file.schema:
+            return
+        self.close()
+        before = temporary_name(self.out)
+        if self.file is not None:
+            self.temporary.rename(before)
+        try:
+            self.file = self.parquet.ParquetWriter(self.temporary, stored)
+            if before.exists():
+                with self.parquet.ParquetFile(before) as rows:
+                    for group in range(rows.num_row_groups):
+                        self._write(rows.read_row_group(group).to_pylist())
+        finally:
+            before.unlink(missing_ok=True)
+
+    def _write(self, rows: Rows) -> None:
+        self.file.write_table(self.arrow.Table.from_pylist(rows, schema=self.file.schema))

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException
+from starlette._utils import get_route_path
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -82,7 +83,7 @@ class RequestMiddleware:
         try:
             problem = next(self._problems(scope, headers), None)
             if problem is None:
-                if scope["path"].startswith("/v1/"):
+                if get_route_path(scope).startswith("/v1/"):
                     await self.turns.take()
                 await self.app(scope, body.receive, answer.send)
             else:
@@ -105,7 +106,8 @@ class RequestMiddleware:
 
     def _problems(self, scope: Scope, headers: Headers) -> Iterator[RefusedError]:
         """Yield the reasons why a request is refused, if any."""
-        path, length = scope["path"], headers.get("content-length", "")
+        path = get_route_path(scope)  # without the prefix of a larger application
+        length = headers.get("content-length", "")
         if length and "transfer-encoding" in headers:  # the next request's start is unclear
             yield RefusedError(400, "send content-length or transfer-encoding, not both").closing()
         if path in ALWAYS:

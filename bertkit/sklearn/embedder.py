@@ -15,9 +15,10 @@ from sklearn.utils.validation import check_is_fitted
 from bertkit.checkpoints.huggingface import load_model
 from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import Encoder
+from bertkit.model.pooling import write_pooling
 from bertkit.predict.embeddings import Embedder, read_embedder
 from bertkit.predict.engine import choose_mode
-from bertkit.sklearn.fitted import FittedModel
+from bertkit.sklearn.fitted import FittedModel, whole_fit
 from bertkit.sklearn.inputs import read_texts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
@@ -74,6 +75,7 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         tags.transformer_tags.preserves_dtype = []
         return tags
 
+    @whole_fit
     def fit(self, X: Any, y: Any = None) -> Self:
         """Read the model; the texts are only checked.
 
@@ -93,11 +95,16 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         if self.max_length is not None:
             check_scalar(self.max_length, "max_length", Integral, min_val=3)
             settings = replace(settings, max_length=int(self.max_length))
-        self._settings = settings
         details = {"pooling": settings.pooling}
+
+        def write_settings(folder: Path) -> None:
+            if settings.pooling in ("cls", "mean"):  # sentence-transformers has no others
+                write_pooling(folder, settings, found.model.config)
+
         self.model_ = FittedModel(
-            lambda folder: save_model(folder, found.model, tokenizer, details)
+            lambda folder: save_model(folder, found.model, tokenizer, details, extra=write_settings)
         )
+        self._settings = settings
         self._n_features_out = found.model.config.hidden_size
         return self
 

@@ -22,7 +22,7 @@ from bertkit.errors import BertkitError
 from bertkit.finetuning.settings import BALANCED, ClassWeights, Grid, RunSettings, TrainingSettings
 from bertkit.predict.load import load_predictor
 from bertkit.predict.predictors import TaskPredictor
-from bertkit.sklearn.fitted import FittedModel, tuned_model
+from bertkit.sklearn.fitted import FittedModel, tuned_model, whole_fit
 from bertkit.sklearn.inputs import (
     UNLABELLED,
     InputValueError,
@@ -247,6 +247,7 @@ class BertClassifier(ClassifierMixin, WeightedEstimator):
         tags.classifier_tags.multi_label = True
         return tags
 
+    @whole_fit
     def fit(self, X: Any, y: Any) -> Self:
         """Fine-tune the model.
 
@@ -270,7 +271,7 @@ class BertClassifier(ClassifierMixin, WeightedEstimator):
         weights = self._weights(self.class_weight, keys)
         task_type = "multi-label-classification" if many else "classification"
         self._tune(task_type, examples_of_texts(table, labels), weights)
-        self.classes_, self._names = classes, names  # a fit that fails leaves the last one whole
+        self.classes_, self._names = classes, names
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -314,6 +315,7 @@ class BertRegressor(RegressorMixin, TunedEstimator):
     parameters and the attributes are those of `BertClassifier`.
     """
 
+    @whole_fit
     def fit(self, X: Any, y: Any) -> Self:
         """Fine-tune the model.
 
@@ -356,6 +358,7 @@ class BertTagger(WeightedEstimator):
         model_: the fine-tuned model; see `BertClassifier`.
     """
 
+    @whole_fit
     def fit(self, X: Any, y: Any) -> Self:
         """Fine-tune the model.
 

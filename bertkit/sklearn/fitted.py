@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import check_free
@@ -23,6 +24,23 @@ from bertkit.training.device import choose_device, choose_precision
 from bertkit.training.journal import RunLog
 
 Loaded = TypeVar("Loaded")
+FitMethod = TypeVar("FitMethod", bound=Callable[..., Any])
+
+
+def whole_fit(fit: FitMethod) -> FitMethod:
+    """Let a `fit` that fails leave the estimator as the last one made it."""
+
+    @wraps(fit)
+    def fitted(estimator: Any, *arguments: Any, **named: Any) -> Any:
+        before = vars(estimator).copy()
+        try:
+            return fit(estimator, *arguments, **named)
+        except BaseException:
+            vars(estimator).clear()
+            vars(estimator).update(before)
+            raise
+
+    return cast("FitMethod", fitted)
 
 
 class FittedModel:

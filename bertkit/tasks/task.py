@@ -304,7 +304,9 @@ class Task(ABC):
         Raises:
             BertkitError: the task has no classes.
         """
-        raise BertkitError(f"{self.task_type} has no classes, so leave out class weights", code="class-weights")
+        raise BertkitError(
+            f"{self.task_type} has no classes, so leave out class weights", code="class-weights"
+        )
 
     def remarks(self, inputs: Sequence[Any], *, choosing: bool = False) -> list[str]:
         """Return notes for the user on these inputs, as sentences.

@@ -210,6 +210,7 @@ MAX_FIELD = (1 << 31) - 1
 DIVIDERS = {";": "semicolons", "\t": "tabs"}
 SEPARATOR = re.compile("sep=(.)")
 """The first line of some CSV files, which tells Excel the delimiter."""
+BLANK_LINE = "blank line in a file of one column"
 QUOTED_TSV = "field of TSV quoted as in CSV (the format csv reads its quotes), kept"
 
 
@@ -226,13 +227,27 @@ def split_rows(
         ends: whether line ends inside a quoted field stay as in the file, so that offsets match the
             user's text; otherwise they become Unix line ends.
     """
+    width = blank = first = 0
+    for number, fields in every_row(source, counts, columns, ends=ends):
+        if not fields:
+            blank, first = blank + 1, first or number
+            continue
+        if blank and width == 1:  # each may be an empty field
+            counts.note(BLANK_LINE, f"{source.path}:{first}")
+            counts.skipped[BLANK_LINE] += blank - 1
+        width, blank, first = width or len(fields), 0, 0
+        yield number, fields
+
+
+def every_row(
+    source: Source, counts: TextCounts, columns: Sequence[str] | None, *, ends: bool
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line number and the fields of every row, [] for a blank one."""
     if source.format == "tsv":
-        lines = text_lines(source, counts)
-        for number, line in lines:
+        for number, line in text_lines(source, counts):
             if '""' in line and any(is_quoted(field) for field in line.split("\t")):
                 counts.note(QUOTED_TSV, f"{source.path}:{number}")
-            if line:
-                yield number, line.split("\t")
+            yield number, line.split("\t") if line else []
         return
     csv.field_size_limit(MAX_FIELD)
     divider, before, lines = detect_divider(
@@ -251,8 +266,7 @@ def split_rows(
     reader = csv.reader(texts(), delimiter=divider, strict=True)
     try:
         for fields in reader:
-            if fields:
-                yield start, fields
+            yield start, fields
             start, size = before + reader.line_num + 1, 0
     except csv.Error as error:
         raise BertkitError(

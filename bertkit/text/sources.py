@@ -82,8 +82,9 @@ def find_sources(
             `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (split "train" unless given).
         format: one of `FORMATS` for every file, or "auto" to use the extension before .gz, .bz2,
             .xz or .zst. With "auto", a text file that starts with `<doc ` has WikiExtractor's
-            format. A file with an unknown extension becomes a source of format "unknown" if a
-            folder or a glob contained it, and is an error if it was named.
+            format, and one without an extension that starts with a JSON object is JSON lines. A
+            file with an unknown extension becomes a source of format "unknown" if a folder or a
+            glob contained it, and is an error if it was named.
 
     Raises:
         BertkitError: a path is missing, a folder or glob holds nothing to read, the format is
@@ -162,10 +163,10 @@ def local_files(path: str) -> tuple[list[tuple[str, int]], bool]:
     elif Path(path).exists():
         return [(path, Path(path).stat().st_size)], True
     elif glob.has_magic(path):
-        found = []
-        for match in sorted(glob.glob(path, recursive=True)):  # noqa: PTH207 (absolute patterns)
-            found += folder_files(match) if Path(match).is_dir() else [match]
-        names = list({os.path.normpath(name): name for name in found}.values())
+        found: set[str] = set()
+        for match in glob.glob(path, recursive=True):  # noqa: PTH207 (absolute patterns)
+            found.update(folder_files(match) if Path(match).is_dir() else [str(Path(match))])
+        names = sorted(found)
         if not names:
             raise BertkitError(f"no file matches {path}; check the pattern and its quotes")
     else:
@@ -228,7 +229,7 @@ def is_pipe(path: str) -> bool:
     return Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir())
 
 
-JSON_OBJECT = re.compile(rb'\{\s*"[^"\n]*"\s*:')
+JSON_OBJECT = re.compile(rb'\{[ \t]*"[^"\n]*"[ \t]*:')
 
 
 def first_line_format(path: str) -> str:

@@ -152,26 +152,21 @@ class CompiledTokenizer:
         """
         text, ends = utf8_of(texts)
         lengths = np.empty(len(texts), dtype=np.int64)
-        done, code, tokenizer = 0, self._code, self._tokenizer
-        with self._lock:
-            while done < len(texts):
+        code, tokenizer, many = self._code, self._tokenizer, ctypes.c_int64(len(texts))
+        while True:
+            with self._lock:
                 done = code.bertkit_encode(
-                    tokenizer,
-                    text,
-                    pointer(ends),
-                    ctypes.c_int64(done),
-                    ctypes.c_int64(len(texts)),
-                    pointer(lengths),
+                    *(tokenizer, text, pointer(ends), many, pointer(lengths)),
                     ctypes.c_int64(with_spans),
                 )
                 if done < 0:
                     raise MemoryError
-                if done < len(texts):
-                    self._pages.learn(texts[done])
-            count = code.bertkit_count(tokenizer) if texts else 0
-            ids = copied(code.bertkit_ids(tokenizer), count)
-            spans = copied(code.bertkit_spans(tokenizer), 2 * count * with_spans)
-        return EncodedTexts(ids, lengths, spans.reshape(-1, 2))
+                if done == len(texts):
+                    count = code.bertkit_count(tokenizer)
+                    ids = copied(code.bertkit_ids(tokenizer), count)
+                    spans = copied(code.bertkit_spans(tokenizer), 2 * count * with_spans)
+                    return EncodedTexts(ids, lengths, spans.reshape(-1, 2))
+            self._pages.learn("".join(texts[done:]))  # other threads may encode meanwhile
 
 
 def utf8_of(texts: Sequence[str]) -> tuple[bytes, np.ndarray]:

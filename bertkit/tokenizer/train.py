@@ -173,7 +173,8 @@ def join_pairs(
 
 
 LARGEST_PAIR_COUNT = 1 << 30
-"""What the trainer of `tokenizers` can count for certain: it has 32 bits and a sign."""
+"""The largest count of a pair that is safe; the trainer of `tokenizers` counts in signed 32-bit
+integers."""
 
 
 def counts_in_range(counts: dict[str, int], min_frequency: int) -> tuple[dict[str, int], int]:

@@ -175,6 +175,19 @@ def test_an_export_continues_the_card_of_its_model(models: Path, tmp_path: Path)
     assert "90%" not in card.text
 
 
+def test_an_export_of_an_export_has_its_own_check(models: Path, tmp_path: Path) -> None:
+    source = carded(models, "classify", tmp_path / "model")
+    write_export(read_export_source(source), "huggingface", tmp_path / "first")
+    write_export(read_export_source(tmp_path / "first"), "tensorflow", tmp_path / "second")
+    first, second = (
+        ModelCard.load(tmp_path / name / CARD).text.partition("## Export")[2].partition("##")[0]
+        for name in ("first", "second")
+    )
+    assert "transformers" in first
+    assert "transformers" not in second
+    assert second.strip()
+
+
 def test_a_model_of_the_hub_is_named_with_its_commit(models: Path, tmp_path: Path) -> None:
     commit = "0123456789" * 4
     folder = tmp_path / f"models--org--name/snapshots/{commit}"

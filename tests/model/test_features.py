@@ -68,6 +68,9 @@ def test_combine_by_hand() -> None:
         torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-6)
     with pytest.raises(BertkitError, match="--frozen --layers weighted-sum"):
         combine(states, "weighted-sum")
+    rounded = [state.bfloat16() for state in states]  # as a GPU has them
+    found = combine(rounded, "weighted-sum", mix)
+    torch.testing.assert_close(found, combine([s.float() for s in rounded], "weighted-sum", mix))
 
 
 def test_layers_are_those_of_transformers(

@@ -14,7 +14,13 @@ from bertkit import load
 from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
 from bertkit.errors import BertkitError
 from bertkit.predict import engine
-from bertkit.predict.engine import check_change, choose_mode, one_thread_each
+from bertkit.predict.engine import (
+    check_change,
+    choose_mode,
+    compute_with,
+    one_thread_each,
+    shares,
+)
 from bertkit.predict.load import load_predictor
 from bertkit.tasks.classification import Classification
 from tests.conftest import run
@@ -104,6 +110,19 @@ def test_workers_compute_with_one_thread_and_others_keep_theirs() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_gpu_gets_one_batch_whatever_the_threads_of_the_caller() -> None:
+    found: list[tuple[int, int]] = []
+
+    def work() -> None:
+        compute_with(16)
+        found.extend([shares(8192, 1), shares(8192, 2)])
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+    assert (found[0], found[1][0]) == ((1, 0), 16)
 
 
 def test_a_thread_that_begins_meanwhile_gets_its_own_number() -> None:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+import bertkit
 from bertkit.cli.serve import read_token
 from bertkit.cli.serve import serve_command as verb
 from bertkit.errors import BertkitError
@@ -50,6 +52,21 @@ def test_a_token_is_asked_for_where_work_is_done(serve: Callable[..., TestClient
     described = own.get("/openapi.json").json()
     assert described["paths"]["/v1/classify"]["post"]["security"] == [{"token": []}]
     assert described["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+
+
+def test_a_token_is_asked_for_in_a_larger_application(models: Path) -> None:
+    outer = FastAPI()
+    app = bertkit.serving_app(str(models / "classify"), token="open-sesame", device="cpu")
+    outer.mount("/bert", app)
+    with TestClient(app), TestClient(outer) as own:
+        for path in ("/bert/v1/models", "/bert/metrics"):
+            assert own.get(path).status_code == 401
+            right = {"authorization": "Bearer open-sesame"}
+            assert own.get(path, headers=right).status_code == 200
+        assert own.post("/bert/v1/classify", json=ASKED).status_code == 401
+        assert own.get("/bert/health").status_code == 200
+    with TestClient(app, root_path="/bert") as own:
+        assert own.get("/bert/v1/models").status_code == 401
 
 
 def test_a_body_that_is_too_large_is_refused(serve: Callable[..., TestClient]) -> None:

@@ -453,7 +453,7 @@ def test_a_grid_resumes_where_it_was(
     run(*command, out, status=130)
     run(*command, out)
     assert len(made) == 3 + 4  # the interrupted one again, and the three others
-    assert "already done: 2 of 6 runs" in capsys.readouterr().err
+    assert "2 of 6 runs were done before" in capsys.readouterr().err
     run(*command, whole)
     for name in ("results.json", "results/dev.jsonl", "model/model.safetensors"):
         found, expected = (out / name).read_bytes(), (whole / name).read_bytes()

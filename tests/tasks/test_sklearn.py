@@ -239,6 +239,9 @@ def test_a_fit_that_fails_leaves_the_last_one(pretrained: Path) -> None:
         assert model.classes_.tolist() == sorted(set(LABELS))
         assert (model.predict_proba(NEW) == before).all()
         model.set_params(**QUICK)
+    with pytest.raises(ValueError, match="at least"):
+        model.fit([("a", "b")] * 4, ["x"] * 4)
+    assert (model.n_features_in_, model.predict_proba(NEW).tolist()) == (1, before.tolist())
 
 
 def test_class_weights(pretrained: Path) -> None:
@@ -273,7 +276,7 @@ def test_what_is_not_read_is_said(pretrained: Path) -> None:
         model.predict([["ab" * 30]])
 
 
-def test_vectors_are_those_of_the_embedder(pretrained: Path) -> None:
+def test_vectors_are_those_of_the_embedder(pretrained: Path, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     embedder = BertEmbedder(pretrained, precision="fp32")
     expected = bertkit.load_embedder(pretrained, precision="fp32").encode(NEW)
@@ -281,8 +284,12 @@ def test_vectors_are_those_of_the_embedder(pretrained: Path) -> None:
     assert embedder.transform(NEW).dtype == np.float32
     framed = embedder.set_output(transform="pandas").transform(pandas.Series(NEW))
     assert framed.columns[-1] == "bertembedder31"
-    short = BertEmbedder(pretrained, max_length=8, pooling="cls", normalize=False).fit(NEW)
+    changes: dict[str, Any] = {"max_length": 8, "pooling": "cls", "normalize": False}
+    short = BertEmbedder(pretrained, precision="fp32", **changes).fit(NEW)
     assert not np.allclose(short.transform(NEW), expected)
+    short.model_.save(tmp_path / "saved")
+    saved = bertkit.load(tmp_path / "saved", precision="fp32")
+    assert (saved.encode(NEW) == short.transform(NEW)).all()
 
 
 def test_a_pooler_that_the_encoders_of_its_family_lack_is_kept(

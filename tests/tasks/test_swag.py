@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 
+import pandas
 import pytest
 
 from bertkit.cli.options import ColumnFlags
@@ -116,7 +117,9 @@ def test_a_model_of_swag_reads_swags_rows_alike_everywhere(
     rows = tmp_path / "val.jsonl"
     with val.open() as lines:
         rows.write_text("".join(json.dumps(line) + "\n" for line in csv.DictReader(lines)))
-    assert evaluate(model, rows).scores == evaluate(model, val).scores
+    pandas.read_json(rows, lines=True, dtype=str).to_parquet(tmp_path / "val.parquet")
+    for file in (rows, tmp_path / "val.parquet"):
+        assert evaluate(model, file).scores == evaluate(model, val).scores
     columns = ColumnFlags(text="sent1", choices=("ending0", "ending1"))
     with pytest.raises(BertkitError, match="model knows; leave out --choices and --text"):
         predict_command(model, str(val), out=out, columns=columns)

@@ -10,6 +10,7 @@ import pytest
 from bertkit.datasets.columns import TextColumns
 from bertkit.datasets.tabular import has_columns, numbered_rows, read_rows
 from bertkit.errors import BertkitError
+from bertkit.predict.text_vectors import read_lines
 from bertkit.text.documents import read_documents
 from bertkit.text.lines import TextCounts, field_divider
 from bertkit.text.sources import find_sources
@@ -80,3 +81,17 @@ def test_rows_that_are_kept_whole_have_no_column_twice(tmp_path: Path) -> None:
     assert row["text"] == "hello"
     with pytest.raises(BertkitError, match="two columns 'note'"):
         list(numbered_rows(str(tmp_path / "a.csv"), TextCounts(), columns=("text",), whole=True))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_blank_lines_of_one_column_are_counted(write: Write, name: str) -> None:
+    path = write(name, "\ntext\none\n\n\ntwo\n\n")
+    counts = TextCounts()
+    assert [row["text"] for _, row in read_rows(path, counts)] == ["one", "two"]
+    assert counts.skipped == {"blank line in a file of one column": 2}
+    assert counts.examples == {"blank line in a file of one column": f"{path}:4"}
+    with pytest.raises(BertkitError, match=f"{name}:4: blank line"):
+        list(read_lines(path, "text", TextCounts()))
+    counts = TextCounts()
+    assert len(list(read_rows(write(name, "text,b\n\none,x\n"), counts))) == 1
+    assert name == "a.tsv" or not counts.skipped

@@ -95,6 +95,8 @@ def test_globs(tmp_path: Path) -> None:
     assert match("odd[1].txt") == ["odd[1].txt"]
     assert match("**/deep") == ["AB/deep/wiki_02"]
     assert match("**/[Aw]*") == match("A?")
+    write(tmp_path / "AB-other.txt")
+    assert match("**/*") == names(find_sources([str(tmp_path)]), tmp_path)
 
 
 def test_unknown_extensions_stay_visible_in_a_folder_and_fail_when_named(tmp_path: Path) -> None:

@@ -383,7 +383,17 @@ def test_pairs_that_are_too_frequent_for_32_bits(monkeypatch: pytest.MonkeyPatch
     expected = learn_from_counts(counts, 5 + 20 + 12, min_frequency=2)
     monkeypatch.setattr(train, "LARGEST_PAIR_COUNT", 700)
     assert train.counts_in_range({"the": 1400, "a": 1}, 5) == ({"the": 700, "a": 1}, 3)
-    assert learn_from_counts(counts, 5 + 20 + 12, min_frequency=2)[:-2] == expected[:-2]
+    repeat, fed = train.repeat_words, Counter[str]()
+
+    def repeat_words(given: dict[str, int]) -> Iterator[str]:
+        fed.update(given)
+        return repeat(given)
+
+    monkeypatch.setattr(train, "repeat_words", repeat_words)
+    found = learn_from_counts(counts, 5 + 20 + 12, min_frequency=2)
+    assert found[:-4] == expected[: len(found) - 4]
+    assert {"the", "then", "cat", "cats"} <= set(found)
+    assert fed == {"the": 450, "then": 250, "cat": 20, "cats": 15, "dog": 2, "rare": 1}
 
 
 def test_both_criteria_share_alphabet_and_checks() -> None:
