@@ -62,7 +62,9 @@ def tokenize_block(
     sentences: list[str] = []
     owned: list[int] = []
     for document in documents:
-        pieces = list(cut_strings(split_sentences(document, language)))
+        pieces = split_sentences(document, language)
+        if len(document) > MAX_STRING:
+            pieces = list(cut_strings(pieces))
         sentences += pieces
         owned.append(len(pieces))
     ids, lengths = tokenizer.encode_arrays(sentences)

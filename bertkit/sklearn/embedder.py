@@ -95,15 +95,13 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         if self.max_length is not None:
             check_scalar(self.max_length, "max_length", Integral, min_val=3)
             settings = replace(settings, max_length=int(self.max_length))
-        details = {"pooling": settings.pooling}
 
-        def write_settings(folder: Path) -> None:
+        def write(folder: Path) -> None:
+            save_model(folder, found.model, tokenizer, {"pooling": settings.pooling})
             if settings.pooling in ("cls", "mean"):  # sentence-transformers has no others
                 write_pooling(folder, settings, found.model.config)
 
-        self.model_ = FittedModel(
-            lambda folder: save_model(folder, found.model, tokenizer, details, extra=write_settings)
-        )
+        self.model_ = FittedModel(write)
         self._settings = settings
         self._n_features_out = found.model.config.hidden_size
         return self

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.text.lines import NumberedRow, TextCounts, check_line_length, split_rows, text_lines
+from bertkit.text.lines import NumberedRow, TextCounts, check_size, split_rows, text_lines
 from bertkit.text.sources import DAMAGE, FORMATS, Source, find_sources, one_line, open_binary
 
 __all__ = ["Source", "TextCounts", "find_sources", "read_documents"]
@@ -77,9 +77,7 @@ def text_documents(source: Source, counts: TextCounts, column: str) -> Iterator[
             start, size = (start, size) if lines else (number, 0)
             lines.append(line)
             size += len(line)
-            check_line_length(
-                f"{source.path}:{start}", size, "no blank line, which ends a document,"
-            )
+            check_size(size, source.path, start, "no blank line, which ends a document,")
         elif lines:
             yield start, "\n".join(lines)
             lines = []
@@ -108,7 +106,7 @@ def wikiextractor_documents(
         else:
             lines.append(line)
             size += len(line)
-            check_line_length(f"{source.path}:{start}", size, "no </doc>")
+            check_size(size, source.path, start, "no </doc>")
     if lines is not None:
         counts.note("unclosed <doc>, kept", f"{source.path}:{start}")
         yield start, "\n".join(lines)

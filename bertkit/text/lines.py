@@ -124,18 +124,18 @@ def line_blocks(stream: BinaryIO, path: str, *, ends: bool = False) -> Iterator[
             number, size = number + lines.count(b"\n") + 1, 0
         pending.append(rest)
         size += len(rest)
-        check_line_length(f"{path}:{number}", size, "no line end")
+        check_size(size, path, number, "no line end")
         block = stream.read(READ_BYTES)
     if last := b"".join(pending):
         yield unix(last)
 
 
-def check_line_length(place: str, size: int, missing: str) -> None:
+def check_size(size: int, path: str, number: int, missing: str) -> None:
     """Refuse a line, document or row that is too long, before it fills the memory."""
     if size > MAX_TEXT_SIZE:
         raise BertkitError(
-            f"{place}: {missing} in {MAX_TEXT_SIZE:,} characters, the most that are read at once; "
-            "fix the file or leave it out"
+            f"{path}:{number}: {missing} in {MAX_TEXT_SIZE:,} characters, the most that are read "
+            "at once; fix the file or leave it out"
         )
 
 
@@ -259,7 +259,7 @@ def every_row(
         nonlocal size
         for _, line in lines:
             size += len(line)
-            check_line_length(f"{source.path}:{start}", size, "no end of the row that begins here")
+            check_size(size, source.path, start, "no end of the row that begins here")
             yield line if ends else f"{line}\n"
 
     # strict: an unclosed quote would otherwise swallow the rest of the file

@@ -25,6 +25,8 @@ from bertkit.tokenizer.normalize import character_rule
 WORDPIECE_SOURCE = Path(__file__).with_name("wordpiece.c")
 PAGE, PAGES = 256, 0x110000 // 256
 MOST_BYTES, IN_CONTEXT = 15, 255
+LONG_TEXT = 10_000
+"""The most characters whose rules are computed while other threads wait."""
 
 
 class EncodedTexts(NamedTuple):
@@ -152,13 +154,15 @@ class CompiledTokenizer:
         """
         text, ends = utf8_of(texts)
         lengths = np.empty(len(texts), dtype=np.int64)
-        code, tokenizer, many = self._code, self._tokenizer, ctypes.c_int64(len(texts))
-        while True:
+        given = (text, pointer(ends))
+        rest = (ctypes.c_int64(len(texts)), pointer(lengths), ctypes.c_int64(with_spans))
+        code, tokenizer, done = self._code, self._tokenizer, 0
+        while texts:
             with self._lock:
-                done = code.bertkit_encode(
-                    *(tokenizer, text, pointer(ends), many, pointer(lengths)),
-                    ctypes.c_int64(with_spans),
-                )
+                done = code.bertkit_encode(tokenizer, *given, ctypes.c_int64(0), *rest)
+                while 0 <= done < len(texts) and len(texts[done]) <= LONG_TEXT:
+                    self._pages.learn(texts[done])
+                    done = code.bertkit_encode(tokenizer, *given, ctypes.c_int64(done), *rest)
                 if done < 0:
                     raise MemoryError
                 if done == len(texts):
@@ -166,7 +170,8 @@ class CompiledTokenizer:
                     ids = copied(code.bertkit_ids(tokenizer), count)
                     spans = copied(code.bertkit_spans(tokenizer), 2 * count * with_spans)
                     return EncodedTexts(ids, lengths, spans.reshape(-1, 2))
-            self._pages.learn("".join(texts[done:]))  # other threads may encode meanwhile
+            self._pages.learn(texts[done])  # for which no other thread should wait
+        return EncodedTexts(np.empty(0, np.int32), lengths, np.empty((0, 2), np.int32))
 
 
 def utf8_of(texts: Sequence[str]) -> tuple[bytes, np.ndarray]:

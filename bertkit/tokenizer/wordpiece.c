@@ -386,7 +386,7 @@ static int encode_text(Tokenizer *tokenizer, const uint8_t *text, const uint8_t 
     return end_word(tokenizer, with_spans);
 }
 
-/* Encode texts.
+/* Encode texts, from the one with the index `first`; the ids of those before it are kept.
 
 Args:
     text: the texts as UTF-8, one after the other, and eight bytes more; `ends` has the end of each.
@@ -396,9 +396,10 @@ Args:
 Returns `count`, or the index of the first text with a character whose rule is not known yet.
 */
 int64_t bertkit_encode(Tokenizer *tokenizer, const uint8_t *text, const int64_t *ends,
-                       int64_t count, int64_t *lengths, int64_t with_spans) {
-    tokenizer->count = 0;
-    for (int64_t i = 0; i < count; i++) {
+                       int64_t first, int64_t count, int64_t *lengths, int64_t with_spans) {
+    if (!first)
+        tokenizer->count = 0;
+    for (int64_t i = first; i < count; i++) {
         const int64_t before = tokenizer->count;
         const int state =
             encode_text(tokenizer, text + (i ? ends[i - 1] : 0), text + ends[i], (int)with_spans);
