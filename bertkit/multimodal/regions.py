@@ -96,8 +96,7 @@ def find_partners(packed: Packed, images: Sequence[Regions]) -> tuple[int, ...]:
 def numbered_arrays(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Return a number for each array, (arrays,), the same for equal ones."""
     known: dict[tuple[tuple[int, ...], bytes], int] = {}
-    keys = [(array.shape, array.tobytes()) for array in arrays]
-    return np.array([known.setdefault(key, len(known)) for key in keys])
+    return np.array([known.setdefault((a.shape, a.tobytes()), len(known)) for a in arrays])
 
 
 @lru_cache(maxsize=8)

@@ -26,12 +26,10 @@ def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
         if "::" in url or system.isfile(root):  # a chained URL names one member of an archive
             return [(url, 0 if "::" in url else system.size(root) or 0)], True
         fixed, *magic = GLOB_SIGN.split(root, maxsplit=1)
-        found = set() if magic else set(system.find(root))
-        for name, about in (system.glob(root, detail=True) if magic else {}).items():
-            if about.get("type") == "directory":  # it stands for the files below it
-                found.update(system.find(name))
-            else:
-                found.add(name)
+        matches = system.glob(root, detail=True) if magic else {root: {"type": "directory"}}
+        found = set[str]()
+        for name, about in matches.items():  # a folder stands for the files below it
+            found.update(system.find(name) if about.get("type") == "directory" else [name])
         start = fixed.rpartition("/")[0] if magic else root
         hidden = {name for name in found if "/." in name.removeprefix(start)}
         names = sorted(name for name in found if name not in hidden and system.isfile(name))
