@@ -160,6 +160,8 @@ def glue_columns(name: str, path: str | Records, columns: TextColumns) -> TextCo
     def has(*names: str) -> bool:
         return has_columns(path, names, columns.format, header=columns.header)
 
+    if not isinstance(path, Records) and has(columns.text):  # tuples have every column
+        return columns
     if has(*own):
         return replace(columns, text=task.text, pair=task.pair)
     if has(columns.text):

@@ -107,10 +107,13 @@ def is_json(path: str) -> bool:
 
 
 def has_json_lines(path: str) -> bool:
-    """Return whether the first line of a file is one JSON object and not a whole SQuAD-JSON."""
+    """Return whether the first line with text is one JSON object and not a whole SQuAD-JSON."""
     try:
         with open_binary(path) as stream:
-            row = json.loads(stream.readline(MAX_JSON_LINE))
+            line = b"\n"
+            while line and not line.strip():
+                line = stream.readline(MAX_JSON_LINE)
+            row = json.loads(line)
     except (BertkitError, *DAMAGE, ValueError, RecursionError):  # reading the file will report it
         return False
     return isinstance(row, dict) and "data" not in row

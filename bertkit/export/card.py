@@ -74,7 +74,8 @@ def export_card(source: ExportSource, to: str, manifest: Mapping[str, Any]) -> C
         metadata["base_model_relation"] = "quantized"
     title, what = FORMAT_TEXTS[to]
     summary = f"{card.summary}\n\nThis folder holds {origin_text(source.path)} as {what}."
-    metadata["tags"] = list(dict.fromkeys([*metadata.get("tags", ()), to]))
+    tags = [tag for tag in metadata.get("tags", ()) if tag not in FORMAT_TEXTS]
+    metadata["tags"] = [*tags, to]
     metric = manifest.get("metric")
     if metric and "model-index" not in metadata:
         found = Scored(source_name(metric["dev"]), "dev", metric["exported"])

@@ -155,8 +155,8 @@ class Grid:
     tries 16 and 32."""
     learning_rate: tuple[float, ...] = ()
     """The peak learning rate; by default it is chosen by the model's width, from 2e-5 for 1024 and
-    5e-5 for 768 to 5e-4 below 256, twice as much for tags below 768. The paper tries 5e-5, 3e-5 and
-    2e-5."""
+    5e-5 for 768 to 5e-4 below 256, twice as much for tags below 768, and below 384 half as much for
+    3,000 inputs or more. The paper tries 5e-5, 3e-5 and 2e-5."""
     epochs: tuple[int, ...] = ()
     """Passes over the training data; by default 3, or more (up to 20) until there are 200 updates.
     The paper tries 2, 3 and 4."""
@@ -216,7 +216,8 @@ class Grid:
         chosen, said = self.chosen(width, inputs, task_type), []
         if not self.learning_rate:
             [rate] = chosen.learning_rate
-            said.append(f"learning rate {rate:g} for {task_type} and a model of width {width}")
+            fit = f"{task_type}, {inputs:,} inputs and a model of width {width}"
+            said.append(f"learning rate {rate:g} for {fit}")
         if not self.batch_size:
             said.append(f"batch size {chosen.batch_size[0]} for {inputs:,} inputs")
         if not self.epochs:

@@ -94,7 +94,8 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         )
         if self.max_length is not None:
             check_scalar(self.max_length, "max_length", Integral, min_val=3)
-            settings = replace(settings, max_length=int(self.max_length))
+            positions = found.model.config.max_position_embeddings
+            settings = replace(settings, max_length=min(int(self.max_length), positions))
 
         def write(folder: Path) -> None:
             save_model(folder, found.model, tokenizer, {"pooling": settings.pooling})

@@ -171,5 +171,5 @@ def encode_splits(
         console.say(describe_items(name, items))
         lost = {what: count for what, count in items.cut.items() if what != NOTHING_READ}
         if any(lost.values()):
-            warnings.warn(f"{name}: {describe_cut(lost)}", stacklevel=5)
+            warnings.warn(f"{name}: {describe_cut(lost)}", stacklevel=6)
     return found

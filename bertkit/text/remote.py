@@ -29,7 +29,7 @@ def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
         matches = system.glob(root, detail=True) if magic else {root: {"type": "directory"}}
         found = set[str]()
         for name, about in matches.items():  # a folder stands for the files below it
-            found.update(system.find(name) if about.get("type") == "directory" else [name])
+            found.update(system.find(name) if about.get("type") != "file" else [name])
         start = fixed.rpartition("/")[0] if magic else root
         hidden = {name for name in found if "/." in name.removeprefix(start)}
         names = sorted(name for name in found if name not in hidden and system.isfile(name))

@@ -26,7 +26,7 @@ WORDPIECE_SOURCE = Path(__file__).with_name("wordpiece.c")
 PAGE, PAGES = 256, 0x110000 // 256
 MOST_BYTES, IN_CONTEXT = 15, 255
 LONG_TEXT = 10_000
-"""The most characters whose rules are computed while other threads wait."""
+"""The characters of a text from which its rules are computed before other threads have to wait."""
 
 
 class EncodedTexts(NamedTuple):
@@ -84,16 +84,16 @@ class CharacterPages:
         """Set the rules of all characters of a text."""
         code = wordpiece_library()
         assert code is not None
-        with self._lock:
-            for character in set(text):
-                if self._known[ord(character)]:
-                    continue
-                rule = character_rule(
-                    character, lowercase=self.lowercase, strip_accents=self.strip_accents
-                )
-                encoded = b"" if rule is None else rule.encode("utf-8", "surrogatepass")
-                size = IN_CONTEXT if rule is None or len(encoded) > MOST_BYTES else len(encoded)
-                place, size_of = ctypes.c_int64(ord(character)), ctypes.c_int64(size)
+        for character in set(text):
+            if self._known[ord(character)]:
+                continue
+            rule = character_rule(
+                character, lowercase=self.lowercase, strip_accents=self.strip_accents
+            )
+            encoded = b"" if rule is None else rule.encode("utf-8", "surrogatepass")
+            size = IN_CONTEXT if rule is None or len(encoded) > MOST_BYTES else len(encoded)
+            place, size_of = ctypes.c_int64(ord(character)), ctypes.c_int64(size)
+            with self._lock:  # for this character only, as others may wait
                 if code.bertkit_set_rule(self.pointers, place, encoded, size_of):
                     raise MemoryError
                 self._known[ord(character)] = True
@@ -152,26 +152,31 @@ class CompiledTokenizer:
         Raises:
             MemoryError: there is not enough memory.
         """
+        for one in texts:
+            if len(one) > LONG_TEXT and not one.isascii():
+                self._pages.learn(one)
         text, ends = utf8_of(texts)
         lengths = np.empty(len(texts), dtype=np.int64)
-        given = (text, pointer(ends))
-        rest = (ctypes.c_int64(len(texts)), pointer(lengths), ctypes.c_int64(with_spans))
-        code, tokenizer, done = self._code, self._tokenizer, 0
-        while texts:
-            with self._lock:
-                done = code.bertkit_encode(tokenizer, *given, ctypes.c_int64(0), *rest)
-                while 0 <= done < len(texts) and len(texts[done]) <= LONG_TEXT:
-                    self._pages.learn(texts[done])
-                    done = code.bertkit_encode(tokenizer, *given, ctypes.c_int64(done), *rest)
+        done, code, tokenizer = 0, self._code, self._tokenizer
+        with self._lock:
+            while done < len(texts):
+                done = code.bertkit_encode(
+                    tokenizer,
+                    text,
+                    pointer(ends),
+                    ctypes.c_int64(done),
+                    ctypes.c_int64(len(texts)),
+                    pointer(lengths),
+                    ctypes.c_int64(with_spans),
+                )
                 if done < 0:
                     raise MemoryError
-                if done == len(texts):
-                    count = code.bertkit_count(tokenizer)
-                    ids = copied(code.bertkit_ids(tokenizer), count)
-                    spans = copied(code.bertkit_spans(tokenizer), 2 * count * with_spans)
-                    return EncodedTexts(ids, lengths, spans.reshape(-1, 2))
-            self._pages.learn(texts[done])  # for which no other thread should wait
-        return EncodedTexts(np.empty(0, np.int32), lengths, np.empty((0, 2), np.int32))
+                if done < len(texts):
+                    self._pages.learn(texts[done])
+            count = code.bertkit_count(tokenizer) if texts else 0
+            ids = copied(code.bertkit_ids(tokenizer), count)
+            spans = copied(code.bertkit_spans(tokenizer), 2 * count * with_spans)
+        return EncodedTexts(ids, lengths, spans.reshape(-1, 2))
 
 
 def utf8_of(texts: Sequence[str]) -> tuple[bytes, np.ndarray]:

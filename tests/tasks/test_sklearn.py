@@ -270,8 +270,9 @@ def test_tags(pretrained: Path) -> None:
 
 def test_what_is_not_read_is_said(pretrained: Path) -> None:
     model = BertTagger(pretrained, **QUICK, max_length=20)
-    with pytest.warns(UserWarning, match="train: inputs with words cut at 18 tokens: 1"):
+    with pytest.warns(UserWarning, match="train: inputs with words cut at 18 tokens: 1") as said:
         model.fit([["ab" * 30, "river"], *SENTENCES], [["O", "O"], *TAGS])
+    assert said[0].filename == __file__
     with pytest.warns(UserWarning, match="words cut at 18 tokens: 1"):
         model.predict([["ab" * 30]])
 

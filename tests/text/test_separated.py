@@ -92,6 +92,8 @@ def test_blank_lines_of_one_column_are_counted(write: Write, name: str) -> None:
     assert counts.examples == {"blank line in a file of one column": f"{path}:4"}
     with pytest.raises(BertkitError, match=f"{name}:4: blank line"):
         list(read_lines(path, "text", TextCounts()))
-    counts = TextCounts()
-    assert len(list(read_rows(write(name, "text,b\n\none,x\n"), counts))) == 1
-    assert name == "a.tsv" or not counts.skipped
+    for others in ("text,b\none,x\n\ntwo,y\n", "text\r\r\none\r\r\ntwo\r\r\n"):
+        divided = others.replace(",", "\t") if name == "a.tsv" else others
+        counts = TextCounts()
+        assert len(list(read_rows(write(name, divided), counts))) == 2
+        assert not counts.skipped
