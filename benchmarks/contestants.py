@@ -20,7 +20,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.exports import CALIBRATION, CLASSES, export, export_ctranslate2, export_openvino
+from benchmarks.exports import (
+    CALIBRATION,
+    CLASSES,
+    OPENVINO_TYPES,
+    export,
+    export_ctranslate2,
+    export_openvino,
+)
 from benchmarks.peers import Encoded, Model, Setting, longest_first, padded
 from benchmarks.record import ROOT, installed, precisions
 from benchmarks.workloads import Workload
@@ -211,7 +218,7 @@ def openvino_graphs(model: Path, folder: Path, workload: Workload) -> dict[str, 
     plain = export(model, workload.head, folder)["plain fp32"]
     inputs = [padded([one]) for one in chosen]
     paths = export_openvino(plain, folder, f"{workload.name}-{len(inputs)}", inputs)
-    types = {"fp32": "f32", "bf16": "bf16"}
+    types = OPENVINO_TYPES
     rest = {"INFERENCE_PRECISION_HINT": types[precisions()[-1]]}
     found = {
         precision: {"": Graph(paths["fp32"], {"INFERENCE_PRECISION_HINT": types[precision]})}

@@ -124,6 +124,10 @@ def export_ctranslate2(model: Path, folder: Path) -> Path:
     return made_folder(folder / f"{model.name}-ctranslate2", make)
 
 
+OPENVINO_TYPES = {"fp32": "f32", "bf16": "bf16"}
+"""Precision -> how OpenVINO names it."""
+
+
 def export_openvino(
     plain: Path, folder: Path, name: str, calibration: Sequence[dict[str, np.ndarray]]
 ) -> dict[str, Path]:

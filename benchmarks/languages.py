@@ -135,10 +135,8 @@ def prepare_stores(pages: dict[str, list[Page]], work: Path) -> dict[str, TokenS
             if not page.is_test
         ]
         text = "\n".join(lines) + "\n"
-        if (
-            not path.is_file() or path.read_text(encoding="utf-8") != text
-        ):  # an edited file is a new text
-            write_text(path, text)
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            write_text(path, text)  # a store notices that its text was written anew
     options = LearnOptions(smoothing=SMOOTHING)
     tokenizer = learn_tokenizer(
         [str(path) for path in texts.values()], work / "tokenizer", VOCABULARY, options

@@ -16,6 +16,7 @@ import json
 import lzma
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import threading
@@ -123,24 +124,21 @@ def main() -> None:
     texts = [data / "wikipedia" / part for part in PARTS]
     bare = bare_rate(vocabulary, texts[0], arguments.repeats)
     rows: dict[str, Any] = {"bare tokenizers, one thread": {"megabytes_per_second": summary(bare)}}
-    folder = tempfile.TemporaryDirectory()
-    plain = Path(folder.name) / texts[0].stem
-    with lzma.open(texts[0]) as packed, plain.open("wb") as file:
-        shutil.copyfileobj(packed, file)
-    for name, processes, chosen in (
-        ("prepare, one part, uncompressed, 1 process", 1, [plain]),
-        ("prepare, one part, 1 process", 1, texts[:1]),
-        ("prepare, one part, 2 processes", 2, texts[:1]),
-        ("prepare, two parts, 2 processes", 2, texts),
-        ("prepare, both parts three times, 2 processes", 2, 3 * texts),
-    ):
-        rows[name] = row = measure(processes, vocabulary, chosen, arguments.repeats)
-        own = row["megabytes_per_second"]["median"]
-        row["over_bare"] = round(
-            own / rows["bare tokenizers, one thread"]["megabytes_per_second"]["median"], 2
-        )
-        print(name, row)
-    folder.cleanup()
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / texts[0].stem
+        with lzma.open(texts[0]) as packed, plain.open("wb") as file:
+            shutil.copyfileobj(packed, file)
+        for name, processes, chosen in (
+            ("prepare, one part, uncompressed, 1 process", 1, [plain]),
+            ("prepare, one part, 1 process", 1, texts[:1]),
+            ("prepare, one part, 2 processes", 2, texts[:1]),
+            ("prepare, two parts, 2 processes", 2, texts),
+            ("prepare, both parts three times, 2 processes", 2, 3 * texts),
+        ):
+            rows[name] = row = measure(processes, vocabulary, chosen, arguments.repeats)
+            own = row["megabytes_per_second"]["median"]
+            row["over_bare"] = round(own / statistics.median(bare), 2)
+            print(name, row)
     print(write_result("prepare", rows))
 
 

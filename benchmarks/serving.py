@@ -32,6 +32,7 @@ import torch
 
 from benchmarks.exports import (
     CALIBRATION,
+    OPENVINO_TYPES,
     export_openvino,
     has_integer_products,
     silence,
@@ -142,7 +143,7 @@ def write_graphs(folder: Path, start: PretrainedWeights, texts: Sequence[str]) -
         own = np.array([tokenizer.cls_id, *ids, tokenizer.sep_id])
         inputs.append(padded([(own, len(own))]))
     paths = export_openvino(plain, folder, "serving", inputs)
-    hint = {"INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[precisions()[-1]]}
+    hint = {"INFERENCE_PRECISION_HINT": OPENVINO_TYPES[precisions()[-1]]}
     graphs = {precisions()[-1]: paths["fp32"], "int8 static": paths["int8 static"]}
     found = {name: (str(path), hint) for name, path in graphs.items()}
     (folder / "openvino.json").write_text(json.dumps(found))

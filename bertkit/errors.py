@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from os import PathLike
 
 BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -77,6 +77,12 @@ def refuse_one(given: object, what: str) -> None:
     """
     if isinstance(given, str | bytes | PathLike):
         raise InputTypeError(f"{what} must be a list, not {short_repr(given)}; put it in brackets")
+
+
+def refuse_twice(path: str, column: str, names: Sequence[str]) -> None:
+    """Refuse a file with two columns of the wanted name: the values of one would be lost."""
+    if names.count(column) > 1:
+        raise BertkitError(f"{path} has two columns '{column}'; rename one of them")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

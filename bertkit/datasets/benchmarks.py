@@ -160,12 +160,12 @@ def glue_columns(name: str, path: str | Records, columns: TextColumns) -> TextCo
     def has(*names: str) -> bool:
         return has_columns(path, names, columns.format, header=columns.header)
 
-    if not isinstance(path, Records) and has(columns.text):  # tuples have every column
-        return columns
-    if has(*own):
-        return replace(columns, text=task.text, pair=task.pair)
-    if has(columns.text):
-        return columns
+    known = [([columns.text], columns), (own, replace(columns, text=task.text, pair=task.pair))]
+    if isinstance(path, Records):  # tuples have every column
+        known.reverse()
+    for names, found in known:
+        if has(*names):
+            return found
     flags = "--text A --pair B" if task.pair else "--text A"
     shown = " and ".join(map(repr, own))
     raise BertkitError(

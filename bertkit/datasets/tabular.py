@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.datasets.records import MissingColumnError, Records, is_null
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, nearest, refuse_twice
 from bertkit.text.documents import LONE_SURROGATE, open_data_set, open_parquet, parquet_rows
 from bertkit.text.lines import TextCounts, split_rows, text_lines
 from bertkit.text.sources import DAMAGE, Source, find_sources, one_line
@@ -118,10 +118,8 @@ def file_rows(
                 counts.note(f"row without column '{missing[0]}'", f"{source.path}:{line}")
             names.update(dict.fromkeys(row))
             found.update(set(needed).difference(missing))
-            if missing:
-                yield line, None
-            else:
-                yield line, {name: None if is_null(one) else one for name, one in row.items()}
+            plain = {name: None if is_null(one) else one for name, one in row.items()}
+            yield line, None if missing else plain
     except DAMAGE as error:
         raise damaged_file(source.path, line, error) from error
     if names:
@@ -146,8 +144,7 @@ def require_columns(path: str, columns: Iterable[str], names: Iterable[str]) -> 
             raise MissingColumnError(
                 f"{path} has no column '{column}' (columns: {', '.join(known)}){hint}", column
             )
-        if known.count(column) > 1:
-            raise BertkitError(f"{path} has two columns '{column}'; rename one of them")
+        refuse_twice(path, column, known)
 
 
 def require_all(counts: TextCounts, advice: str) -> None:

@@ -33,12 +33,13 @@ LatestRun = tuple[str, dict[str, list[Any]]]
 def is_complete(out: Path, scorer: Scorer, best: RunResult, results: Sequence[RunResult]) -> bool:
     """Return whether `write_best` is done for these runs, and the model is intact."""
     found = read_written(out)
+    predicted = found.get("predicted", {})
     for name, inputs in scorer.data.test:
-        own = found.get("predicted", {}).get(name, {})
+        own = predicted.get(name, {})
         if name in scorer.items and own.get("digest") != digest_inputs([inputs]):
             return False
     for name in scorer.items:
-        files = found.get("predicted", {}).get(name, {}).get("files", ())
+        files = predicted.get(name, {}).get("files", ())
         if not all((out / "results" / file).is_file() for file in files):
             return False
     if not (out / "model" / CARD).is_file():  # deleted to get a new one

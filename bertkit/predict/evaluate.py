@@ -9,19 +9,12 @@ from typing import Any
 
 from bertkit.checkpoints.pretrained import resolve_model
 from bertkit.console import Console, console_or_new
-from bertkit.datasets.benchmarks import (
-    OFFICIAL,
-    DataFiles,
-    check_sources,
-    glue_columns,
-    read_split,
-)
-from bertkit.datasets.columns import TextColumns
+from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, check_sources, read_split
 from bertkit.datasets.glue import GLUE
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.predict.engine import count_bar
-from bertkit.predict.files import Given, is_swag
+from bertkit.predict.files import Given, is_swag, usual_columns
 from bertkit.predict.load import load_predictor
 from bertkit.predict.predictors import TaskPredictor
 from bertkit.tasks.classification import Classification
@@ -204,9 +197,8 @@ def scored_inputs(
         task = own if data is None else str(details.get("data"))
         if isinstance(file, str | Path) and is_swag(details, str(file), columns):
             task = "swag"  # whose rows are more than a text and choices
-        official, named_columns = str(details.get("data")), given.keys() & {"text", "pair"}
-        if named and official in GLUE and isinstance(columns, TextColumns) and not named_columns:
-            columns = glue_columns(official, getattr(files, next(iter(named))), columns)
+        if source := files.train or files.dev or files.test:
+            columns = usual_columns(details, given, columns, source)
         if data is not None and task not in OFFICIAL:
             raise BertkitError(
                 "the model was not fine-tuned on an official data set; say with --task which one "

@@ -21,6 +21,7 @@ from bertkit.datasets.columns import ChoiceColumns, TextColumns, WordColumns
 from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
 from bertkit.datasets.glue import GLUE
 from bertkit.datasets.readers import Columns
+from bertkit.datasets.records import Records
 from bertkit.datasets.swag import SWAG_COLUMNS, read_swag
 from bertkit.datasets.tabular import Fields, has_columns
 from bertkit.errors import BertkitError
@@ -247,12 +248,20 @@ def model_inputs(
                 f"{file} has SWAG's columns, which the model knows; leave out {flags}"
             )
         return named, iter(read_swag(file, counts, labelled=False, format=named.format, rows=rows))
-    data = str(details.get("data"))
-    if data in GLUE and isinstance(named, TextColumns) and not given.keys() & {"text", "pair"}:
-        named = glue_columns(data, file, named)
+    named = usual_columns(details, given, named, file)
     return named, named.read(
         file, counts, labelled=False, keep_unlabelled=True, scoring=True, rows=rows
     )
+
+
+def usual_columns(
+    details: Mapping[str, Any], given: Given, columns: Columns, source: str | Records
+) -> Columns:
+    """Return the columns; for a GLUE model whose texts the caller did not name, `glue_columns`."""
+    data = str(details.get("data"))
+    if data in GLUE and isinstance(columns, TextColumns) and not given.keys() & {"text", "pair"}:
+        return glue_columns(data, source, columns)
+    return columns
 
 
 def is_swag(details: Mapping[str, Any], file: str, columns: Columns) -> bool:

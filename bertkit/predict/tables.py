@@ -229,15 +229,19 @@ class ParquetRows:
         try:
             names = dict.fromkeys(name for row in flat for name in row)
             columns = {name: [row.get(name) for row in flat] for name in names}
-            found = self.arrow.table(columns).schema
+            table = self.arrow.table(columns)
+            schema = table.schema
             if self.file is not None:
                 for row in flat:
                     check_row(row, self.schema.names, self.out)
-                both = [self.schema, found]
-                found = self.arrow.unify_schemas(both, promote_options="permissive")
+                both = [self.schema, schema]
+                schema = self.arrow.unify_schemas(both, promote_options="permissive")
             with disk_errors(self.out):
-                self._widen(found)
-                self._write(flat)
+                self._widen(schema)
+                if table.schema == self.file.schema:
+                    self.file.write_table(table)
+                else:
+                    self._write(flat)
         except (self.arrow.ArrowException, OverflowError) as error:  # the latter: large integers
             raise BertkitError(
                 f"{self.out}: a column's values are not of one type that Parquet has "
@@ -251,24 +255,25 @@ class ParquetRows:
             self.file.close()
 
     def _widen(self, schema: Any) -> None:
-        """Take wider types, and write what is written already again, if they differ."""
+        """Begin the file, or write what it has again if the types differ from its own."""
         text = self.arrow.string()
         fields = [one.with_type(text) if one.type == self.arrow.null() else one for one in schema]
         stored, self.schema = self.arrow.schema(fields), schema
-        if self.file is not None and stored == self.file.schema:
+        if self.file is None:
+            self.file = self.parquet.ParquetWriter(self.temporary, stored)
+            return
+        if stored == self.file.schema:
             return
         self.close()
         before = temporary_name(self.out)
-        if self.file is not None:
-            self.temporary.rename(before)
+        self.temporary.rename(before)
         try:
             self.file = self.parquet.ParquetWriter(self.temporary, stored)
-            if before.exists():
-                with self.parquet.ParquetFile(before) as rows:
-                    for group in range(rows.num_row_groups):
-                        self._write(rows.read_row_group(group).to_pylist())
+            with self.parquet.ParquetFile(before) as rows:
+                for group in range(rows.num_row_groups):
+                    self._write(rows.read_row_group(group).to_pylist())
         finally:
-            before.unlink(missing_ok=True)
+            before.unlink()
 
     def _write(self, rows: Rows) -> None:
         self.file.write_table(self.arrow.Table.from_pylist(rows, schema=self.file.schema))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, nearest, refuse_twice
 from bertkit.text.lines import NumberedRow, TextCounts, check_size, split_rows, text_lines
 from bertkit.text.sources import DAMAGE, FORMATS, Source, find_sources, one_line, open_binary
 
@@ -143,7 +143,7 @@ def separated_documents(source: Source, counts: TextCounts, column: str) -> Iter
     """Yield one column of a CSV (quoted as in spreadsheets) or TSV (no quotes) with a header."""
     lines = split_rows(source, counts, [column])
     _, header = next(lines, (0, []))
-    refuse_twice(source, column, header)
+    refuse_twice(source.path, column, header)
 
     def rows() -> Iterator[tuple[int, Mapping[str, object]]]:
         for number, fields in lines:
@@ -160,7 +160,7 @@ def parquet_documents(source: Source, counts: TextCounts, column: str) -> Iterat
         names = file.schema_arrow.names
         if column not in names:
             raise missing_column(source, column, names)
-        refuse_twice(source, column, names)
+        refuse_twice(source.path, column, names)
         yield from text_column(parquet_rows(file, [column]), source, counts, column)
 
 
@@ -241,12 +241,6 @@ def text_column(
         names.update(dict.fromkeys(row))
     if number and not found:
         raise missing_column(source, column, names)
-
-
-def refuse_twice(source: Source, column: str, names: Sequence[str]) -> None:
-    """Refuse a file with two columns of the wanted name: the texts of one would be lost."""
-    if names.count(column) > 1:
-        raise BertkitError(f"{source.path} has two columns '{column}'; rename one of them")
 
 
 def missing_column(source: Source, column: str, names: Iterable[str]) -> BertkitError:

@@ -227,17 +227,18 @@ def split_rows(
         ends: whether line ends inside a quoted field stay as in the file, so that offsets match the
             user's text; otherwise they become Unix line ends.
     """
-    width = blank = first = yielded = 0
+    blank, first, yielded, one_column = 0, 0, 0, False
     for number, fields in every_row(source, counts, columns, ends=ends):
         if not fields:
             blank, first = blank + 1, first or number
             continue
         if yielded == 1 and blank == 1:  # each line ends twice, as csv of Python does it on Windows
-            width = 0
-        if blank and width == 1:  # each may be an empty field
+            one_column = False
+        if blank and one_column:  # each may be an empty field
             counts.note(BLANK_LINE, f"{source.path}:{first}")
             counts.skipped[BLANK_LINE] += blank - 1
-        width = width if yielded else len(fields)
+        if not yielded:
+            one_column = len(fields) == 1
         blank, first, yielded = 0, 0, yielded + 1
         yield number, fields
 

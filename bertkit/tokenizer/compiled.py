@@ -26,7 +26,7 @@ WORDPIECE_SOURCE = Path(__file__).with_name("wordpiece.c")
 PAGE, PAGES = 256, 0x110000 // 256
 MOST_BYTES, IN_CONTEXT = 15, 255
 LONG_TEXT = 10_000
-"""The characters of a text from which its rules are computed before other threads have to wait."""
+"""The characters of a text from which its rules are computed while other threads need not wait."""
 
 
 class EncodedTexts(NamedTuple):
@@ -152,31 +152,30 @@ class CompiledTokenizer:
         Raises:
             MemoryError: there is not enough memory.
         """
-        for one in texts:
-            if len(one) > LONG_TEXT and not one.isascii():
-                self._pages.learn(one)
         text, ends = utf8_of(texts)
         lengths = np.empty(len(texts), dtype=np.int64)
-        done, code, tokenizer = 0, self._code, self._tokenizer
-        with self._lock:
-            while done < len(texts):
-                done = code.bertkit_encode(
-                    tokenizer,
-                    text,
-                    pointer(ends),
-                    ctypes.c_int64(done),
-                    ctypes.c_int64(len(texts)),
-                    pointer(lengths),
-                    ctypes.c_int64(with_spans),
-                )
-                if done < 0:
-                    raise MemoryError
-                if done < len(texts):
-                    self._pages.learn(texts[done])
-            count = code.bertkit_count(tokenizer) if texts else 0
-            ids = copied(code.bertkit_ids(tokenizer), count)
-            spans = copied(code.bertkit_spans(tokenizer), 2 * count * with_spans)
-        return EncodedTexts(ids, lengths, spans.reshape(-1, 2))
+        code, tokenizer = self._code, self._tokenizer
+        rest = (ctypes.c_int64(len(texts)), pointer(lengths), ctypes.c_int64(with_spans))
+        while True:
+            done = 0
+            with self._lock:
+                while done < len(texts):
+                    place = (text, pointer(ends), ctypes.c_int64(done))
+                    done = code.bertkit_encode(tokenizer, *place, *rest)
+                    if done < 0:
+                        raise MemoryError
+                    if done < len(texts) and len(texts[done]) > LONG_TEXT:
+                        break
+                    if done < len(texts):
+                        self._pages.learn(texts[done])
+                else:
+                    count = code.bertkit_count(tokenizer) if texts else 0
+                    ids = copied(code.bertkit_ids(tokenizer), count)
+                    spans = copied(code.bertkit_spans(tokenizer), 2 * count * with_spans)
+                    return EncodedTexts(ids, lengths, spans.reshape(-1, 2))
+            for one in texts[done:]:  # all at once, as encoding starts again
+                if len(one) > LONG_TEXT:
+                    self._pages.learn(one)
 
 
 def utf8_of(texts: Sequence[str]) -> tuple[bytes, np.ndarray]:
