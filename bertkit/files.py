@@ -322,8 +322,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     aside = temporary.with_name(f"{temporary.name}-old")
     with disk_errors(path):
         remove_leftovers(path)
-        temporary.mkdir(parents=True)
         try:
+            temporary.mkdir(parents=True)
             yield temporary
             for file in temporary.rglob("*"):
                 if file.is_file():
@@ -334,10 +334,11 @@ def new_folder(path: Path) -> Iterator[Path]:
                 path.replace(aside)
             temporary.replace(path)
             sync_folder(path.parent)
+            remove_path(aside)  # here, so that the block below goes on if a signal interrupts it
         finally:
-            remove_path(temporary)
             if aside.exists() and not path.exists():
                 aside.replace(path)
+            remove_path(temporary)
             remove_path(aside)
 
 

@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import errno
 import os
+import pathlib
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -347,3 +352,67 @@ def test_the_home_of_a_user_that_there_is_not() -> None:
     assert from_home("~nobody-of-this-name/x.csv") == "~nobody-of-this-name/x.csv"
     assert from_home("~") == str(Path.home())
     assert from_home("s3://store/~") == "s3://store/~"
+
+
+def interrupted(action: Callable[[], object], moment: int) -> bool:
+    """Call something with a Ctrl-C before its n-th step in files; return whether one came."""
+    left = moment
+    traced = {files.__file__, pathlib.__file__}
+
+    def step(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        nonlocal left
+        if frame.f_code.co_filename not in traced:
+            return None
+        # A generator cannot be interrupted at its yield, which is a "return", too.
+        if event == "line" or (event == "return" and frame.f_code.co_filename != files.__file__):
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(step)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an open file
+@pytest.mark.parametrize("kind", ["folder", "file"])
+@pytest.mark.parametrize("old", [True, False], ids=["replaced", "new"])
+def test_an_interruption_at_any_step_leaves_no_temporary_file(
+    tmp_path: Path, kind: str, old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # takes most of the time
+    path = tmp_path / "out"
+
+    def write(content: str) -> None:
+        if kind == "file":
+            write_text(path, content)
+        else:
+            with new_folder(path) as folder:
+                (folder / "part").write_text(content)
+
+    def content() -> str:
+        return (path / "part" if kind == "folder" else path).read_text()
+
+    files.process_namespace()  # a step that only the first call takes
+    moment, went_on = 0, True
+    while went_on:
+        files.remove_path(path)
+        if old:
+            write("old")
+        moment += 1
+        went_on = interrupted(partial(write, "new"), moment)
+        assert [entry.name for entry in tmp_path.iterdir()] in ([], ["out"]), moment
+        if old or not went_on:
+            assert path.exists(), moment
+        if path.exists():
+            assert content() in ("old", "new"), moment
+    assert content() == "new"
+    assert moment > 20
