@@ -25,6 +25,9 @@ text-choices: what are case, punctuation and segment embeddings worth? See
 static-vectors: what do hidden states add to vectors of words alone? See `benchmarks.word_vectors`,
 which uses one of those networks.
 
+answer-ends: are answers better if the end is scored given the start? The head `conditional` is
+compared with the paper's independent start and end on a part of SQuAD 1.1, with the same seeds.
+
 The page docs/open-questions.md has the results.
 
     python -m benchmarks.open_questions --data FOLDER [--questions nesting features] [--seeds 3]
@@ -50,18 +53,22 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
-from benchmarks.defaults import folder_name, task_data, tuned_scores
+from benchmarks.defaults import folder_name, sample, task_data, tuned_scores
+from benchmarks.quality_data import dataset, make_slices
 from benchmarks.record import data_folder, new_parser, start_model, summary, write_result
 from benchmarks.text_choices import text_choices
 from benchmarks.word_vectors import static_vectors
-from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.datasets.glue import read_glue
-from bertkit.finetuning.settings import FinetuneSettings, Grid
+from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.grid import all_results
+from bertkit.finetuning.settings import FinetuneSettings, Grid, HeadSettings
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import Sums, cross_entropy_sums
 from bertkit.pretraining_data.batch import Packed, TensorFields, from_arrays
 from bertkit.sklearn import BertClassifier, BertEmbedder
+from bertkit.tasks.data import TaskData
 from bertkit.text.documents import read_documents
 from bertkit.text.lines import TextCounts
 from bertkit.text.sentences import split_sentences
@@ -88,6 +95,9 @@ MOST_DEV = 3_000
 PASSAGE = 5
 """Sentences of a paragraph that are put in order."""
 TRAIN_PASSAGES, TEST_PASSAGES = 4_000, 500
+END_HEADS = {"linear": "independent ends, as in the paper", "conditional": "end given the start"}
+"""Head -> row."""
+END_EPOCHS = 2
 
 
 @dataclass(frozen=True)
@@ -297,6 +307,44 @@ def next_sentence(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], d
     return rows, {"scores_by_seed": runs, "most_dev_inputs": MOST_DEV}
 
 
+def answer_ends(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a row for each head with its scores on questions of SQuAD 1.1."""
+    start = read_pretrained(start_model())
+    slices = work / "slices"
+    make_slices(data, slices)
+    whole = dataset("squad-1.1", data, slices, start.config.max_position_embeddings)
+    used = sample(whole, None, MOST_DEV)
+    found = {head: end_scores_of(used, start, work, head, seeds) for head in END_HEADS}
+    pairs = {
+        metric: [b - a for a, b in zip(*(found[head][metric] for head in END_HEADS), strict=True)]
+        for metric in ("f1", "exact_match")
+    }
+    rows: dict[str, Any] = {
+        name: {
+            "seeds": seeds,
+            **{f"{m} percent": summary(scores) for m, scores in found[h].items()},
+        }
+        for h, name in END_HEADS.items()
+    }
+    rows["end given the start minus independent"] = {
+        "seeds": seeds, **{f"{metric} percent": summary(gain) for metric, gain in pairs.items()}
+    }  # fmt: skip
+    sizes = {"train_questions": len(used.train), "dev_questions": MOST_DEV, "epochs": END_EPOCHS}
+    return rows, {**sizes, "scores_by_seed": found}
+
+
+def end_scores_of(
+    used: TaskData, start: PretrainedWeights, work: Path, head: str, seeds: int
+) -> dict[str, list[float]]:
+    """Fine-tune with a head, unless that is done, and return the scores of all seeds in percent."""
+    out = work / "answer-ends" / head
+    grid = Grid(seeds=seeds, epochs=(END_EPOCHS,))
+    settings = FinetuneSettings(grid=grid, head=HeadSettings(head=head), track=())
+    finetune(used, start, out, settings=settings)
+    scores = [next(iter(run.scores.values())) for run in all_results(out)]
+    return {name: [round(100 * one[name], 2) for one in scores] for name in ("f1", "exact_match")}
+
+
 def read_passages(data: Path) -> list[list[str]]:
     """Return passages of consecutive sentences, each from one paragraph of another document."""
     [source] = find_sources([str(data / "wikipedia" / "wiki_AA.txt.xz")])
@@ -391,6 +439,7 @@ QUESTIONS = {
     "sentence-order": sentence_order,
     "static-vectors": static_vectors,
     "text-choices": text_choices,
+    "answer-ends": answer_ends,
 }
 
 

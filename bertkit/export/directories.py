@@ -35,6 +35,7 @@ from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import FeatureModel
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.pooling import write_pooling
+from bertkit.model.task_heads import extra_head
 
 CHECKPOINT = "bert_model.ckpt"
 GOOGLE_HEADS = {
@@ -100,12 +101,12 @@ def check_plain(source: ExportSource) -> None:
     """Check that other libraries have the model's head.
 
     Raises:
-        BertkitError: the head reads chosen layers or a BiLSTM.
+        BertkitError: the head reads chosen layers or a BiLSTM, or scores ends given starts.
     """
-    if isinstance(source.model, FeatureModel) or getattr(source.model, "bilstm", None) is not None:
+    if isinstance(source.model, FeatureModel) or extra_head(source.model):
         raise BertkitError(
-            "no other library has a head that reads chosen layers or a BiLSTM; export the encoder "
-            "with --head encoder"
+            "no other library has a head that reads chosen layers or a BiLSTM, or that scores ends "
+            "given starts; export the encoder with --head encoder"
         )
 
 

@@ -33,6 +33,7 @@ from bertkit.model.electra import ReplacedTokenHead
 from bertkit.model.encoder import Encoder, Layer, ModelConfig, activation, initialize
 from bertkit.model.features import FeatureModel, combine
 from bertkit.model.pooling import TextPooling
+from bertkit.model.task_heads import extra_head
 
 PADDED_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -88,7 +89,7 @@ class PaddedModel(nn.Module):
         pooling: the pooling settings; only for the head "embedding".
 
     Raises:
-        BertkitError: the model has a BiLSTM or a second encoder, which have no padded form.
+        BertkitError: the model has an `extra_head` or a second encoder, which have no padded form.
     """
 
     def __init__(
@@ -99,10 +100,10 @@ class PaddedModel(nn.Module):
         pooling: TextPooling | None = None,
     ) -> None:
         super().__init__()
-        if getattr(model, "bilstm", None) is not None or getattr(model, "beside", None) is not None:
+        if extra_head(model) or getattr(model, "beside", None) is not None:
             raise BertkitError(
-                "a model with a BiLSTM or a second encoder has no padded form; export its "
-                "encoder with --head encoder"
+                "a model with a BiLSTM, a conditional end or a second encoder has no padded form; "
+                "export its encoder with --head encoder"
             )
         self.model, self.head, self.pooling = model, head, pooling
         found = model if isinstance(model, Encoder) else model.encoder

@@ -1,4 +1,4 @@
-"""The head on the encoder: the task's linear layer, a BiLSTM, or a head on a frozen encoder.
+"""The head on the encoder: the task's own layer, one of two variants, or one on a frozen encoder.
 
 See paper sections 4.2 (fine-tuned on other questions first), 5.1 (BiLSTM) and 5.3 (frozen).
 """
@@ -25,8 +25,15 @@ from bertkit.model.features import (
     save_feature_model,
     save_with_head,
 )
-from bertkit.model.task_heads import TaskModel, add_bilstm
+from bertkit.model.task_heads import (
+    SpanModel,
+    TaskModel,
+    add_bilstm,
+    add_conditional_end,
+    extra_head,
+)
 from bertkit.tasks.data import TaskData
+from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.saved import task_details
 from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import Task
@@ -82,9 +89,16 @@ def build_with(
         BertkitError: an option needs another one, the task has no such head, or the second model
             does not fit.
     """
-    if head.head not in HEADS:
-        raise BertkitError(f"no head is called '{head.head}'{nearest(head.head, HEADS)}")
-    if head.units < 0 or (head.units and head.head == "linear"):
+    known = (*HEADS, "conditional")
+    if head.head not in known:
+        raise BertkitError(f"no head is called '{head.head}'{nearest(head.head, known)}")
+    conditional = head.head == "conditional"
+    if conditional and (head.frozen or not isinstance(task, QuestionAnswering)):
+        raise BertkitError(
+            "--head conditional is for question-answering with an encoder that is fine-tuned, not "
+            f"for {'--frozen' if head.frozen else task.task_type}"
+        )
+    if head.units < 0 or (head.units and head.head != "bilstm"):
         raise BertkitError("--units must be above 0 and needs --head bilstm")
     if task.reads_images and (head.frozen or head.head != "linear"):
         raise BertkitError(
@@ -95,6 +109,8 @@ def build_with(
             raise BertkitError("--layers and --beside go with --frozen; add it or leave them out")
         if head.head == "linear":
             return None
+        if conditional:
+            return lambda sizes: add_conditional_end(SpanModel(sizes))
         return lambda sizes: add_bilstm(task.build(sizes), head.units)
     if not isinstance(task, TokenClassification):
         raise BertkitError(
@@ -132,8 +148,8 @@ def save_tuned(
     """
     if isinstance(model, FeatureModel):
         save_feature_model(folder, model, tokenizer, details, card)
-    elif model.bilstm is not None:
-        details = {**details, "head": "bilstm", "frozen": False}
+    elif name := extra_head(model):
+        details = {**details, "head": name, "frozen": False}
         save_with_head(folder, model, tokenizer, details, card)
     else:
         save_model(folder, model, tokenizer, details, card=card)

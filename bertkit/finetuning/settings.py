@@ -122,8 +122,9 @@ class HeadSettings:
     new_head: bool = False
     """Initialise the head randomly even if the model has one for the same task and labels."""
     head: str = "linear"
-    """linear, or bilstm: two BiLSTM layers, on a frozen encoder (paper section 5.3) or on a
-    fine-tuned one (section 5.1)."""
+    """linear; bilstm: two BiLSTM layers, on a frozen encoder (paper section 5.3) or on a fine-tuned
+    one (section 5.1); or conditional: in question answering, the end of an answer is scored given
+    its start."""
     units: int = 0
     """The units of the BiLSTM in each direction; 0 for the paper's 768 on a frozen encoder, and
     otherwise for the encoder's width."""

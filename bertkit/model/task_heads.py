@@ -1,7 +1,8 @@
 """Models for fine-tuning (paper section 4): the encoder with one new linear layer.
 
 For the ablation in the paper's section 5.1, a new BiLSTM can be inserted between the encoder and
-the linear layer; see `add_bilstm`.
+the linear layer; see `add_bilstm`. The end of an answer can be scored given its start; see
+`add_conditional_end`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from bertkit.model.encoder import Encoder, ModelConfig, initialize
 from bertkit.model.features import HEAD_FILE, bilstm_units, in_fp32, take_head
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import ClassLogits
+
+PAIR_WIDTH = 64
+"""The width of the query and the key of a token in `add_conditional_end`."""
 
 
 class LinearModel(nn.Module):
@@ -80,15 +84,21 @@ class SpanModel(nn.Module):
         self.config = config
         self.encoder = Encoder(config)
         self.bilstm: BiLSTM | None = None
+        self.pair_outputs: nn.Linear | None = None
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         initialize(self.qa_outputs, config)
 
     def forward(self, packed: Packed) -> ClassLogits:
-        """Return (tokens, 2) logits: whether a token is the answer's first, and its last, token."""
+        """Return (tokens, 2) logits: whether a token is the answer's first, and its last, token.
+
+        After `add_conditional_end` the token's query and key follow: (tokens, 2 + 2 * PAIR_WIDTH).
+        """
         hidden = self.encoder(packed)
         if self.bilstm is not None:
             hidden = self.bilstm(hidden, packed)
         logits = in_fp32(self.qa_outputs, hidden)
+        if self.pair_outputs is not None:
+            logits = torch.cat([logits, in_fp32(self.pair_outputs, hidden)], dim=-1)
         if self.config.direction != "left_to_right" or self.bilstm is not None:
             return logits
         order = torch.arange(len(logits), device=logits.device)
@@ -119,19 +129,45 @@ def add_bilstm(model: TaskModel, units: int = 0) -> TaskModel:
     return model
 
 
-def load_bilstm_model(directory: Path, model: TaskModel) -> TaskModel:
-    """Load a fine-tuned model with a BiLSTM, which `features.save_with_head` wrote.
+def add_conditional_end(model: SpanModel) -> SpanModel:
+    """Let the score of an answer's end depend on its start, as the paper's does not.
+
+    A new linear layer gives each token a query and a key. The score of token j as the end of an
+    answer that starts at token i is its end logit plus `query_i . key_j / sqrt(PAIR_WIDTH)`; this
+    is the biaffine scorer of Dozat and Manning (2017).
+
+    Args:
+        model: the model, which is changed in place and returned.
+    """
+    model.pair_outputs = nn.Linear(model.config.hidden_size, 2 * PAIR_WIDTH)
+    initialize(model.pair_outputs, model.config)
+    return model
+
+
+def extra_head(model: nn.Module) -> str:
+    """Return the name of a fine-tuned model's head that other libraries do not have, or ""."""
+    if getattr(model, "pair_outputs", None) is not None:
+        return "conditional"
+    return "bilstm" if getattr(model, "bilstm", None) is not None else ""
+
+
+def load_with_head(directory: Path, model: TaskModel, head: str) -> TaskModel:
+    """Load a fine-tuned model with an `extra_head`, which `features.save_with_head` wrote.
 
     Args:
         directory: the model directory.
         model: a model of the same sizes, whose weights are replaced.
+        head: the name of the head.
 
     Raises:
         BertkitError: a file is missing or damaged, or the head does not fit the encoder.
     """
     tensors = read_tensors(directory / HEAD_FILE)
     with torch.device("meta"):  # size and weights come from the file
-        model = add_bilstm(model, bilstm_units(tensors))
+        if head == "conditional" and isinstance(model, SpanModel):
+            model = add_conditional_end(model)
+        else:
+            model = add_bilstm(model, bilstm_units(tensors))
     model.encoder = load_model(directory, Encoder).model  # its pooler is unused here
-    take_head(model, tensors, "a BiLSTM", directory)
+    take_head(model, tensors, f"'{head}'", directory)
     return model.eval()

@@ -33,6 +33,7 @@ from bertkit.datasets.glue import GLUE
 from bertkit.datasets.records import Records, as_source
 from bertkit.datasets.tabular import value_name
 from bertkit.errors import BertkitError, InputTypeError, short_repr
+from bertkit.model.task_heads import extra_head
 from bertkit.predict.engine import Engine, choose_mode
 from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.tasks.classification import LabelPrediction, LabelSetPrediction
@@ -104,6 +105,10 @@ class TaskPredictor:
                 raise BertkitError(
                     "the models of an ensemble must have the same settings, such as window lengths"
                 )
+        if len(loaded) > 1 and any(extra_head(one.model) == "conditional" for one in loaded):
+            raise BertkitError(
+                "models that score ends given starts (--head conditional) cannot form an ensemble"
+            )
         said = [one.details.get("pairs") for one in loaded]
         known = [pairs for pairs in said if isinstance(pairs, bool)]
         if len(set(known)) > 1:

@@ -3,7 +3,9 @@
 A start vector and an end vector score every token; training maximises the probability of the right
 start and end among the tokens of the window, and [CLS] means "no answer here" (in a left-to-right
 network, the scores of [CLS] are read at the last [SEP]: see `SpanModel`). `spans.py` makes the
-windows, aligns answers with their tokens and decodes spans.
+windows, aligns answers with their tokens and decodes spans. With the head "conditional", the end is
+predicted given the start (see `add_conditional_end`): in training given the right one, and in
+predictions given each of the best ones.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from bertkit.datasets.examples import GoldAnswer, QuestionExample
 from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.task_heads import SpanModel
+from bertkit.model.task_heads import PAIR_WIDTH, SpanModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import ordered_predictions
 from bertkit.tasks.metrics import best_threshold, squad_scores
@@ -165,9 +167,16 @@ class QuestionAnswering(Task):
             packed.cu_seqlens.diff(),
             output_size=len(logits),
         )
+        spans = batch.tensors["spans"]
+        logits, pairs = logits[:, :2], logits[:, 2:]
+        if pairs.shape[1]:  # ends given the right starts
+            query, key = pairs.chunk(2, dim=-1)
+            starts = packed.first_tokens + spans[:, 0]
+            product = (query[starts][rows] * key).sum(dim=-1) / math.sqrt(PAIR_WIDTH)
+            logits = torch.stack([logits[:, 0], logits[:, 1] + product], dim=-1)
         table = logits.new_full((len(packed.cu_seqlens) - 1, packed.max_seqlen, 2), -torch.inf)
         table = table.index_put((rows, packed.position_ids), logits)
-        losses = F.cross_entropy(table, batch.tensors["spans"], reduction="sum") / 2
+        losses = F.cross_entropy(table, spans, reduction="sum") / 2
         return {"loss": LossSum(losses, "windows")}
 
     def decode(
@@ -184,7 +193,7 @@ class QuestionAnswering(Task):
             best = decode(
                 own,
                 [row[:, 0] for row in rows],
-                [row[:, 1] for row in rows],
+                [end_scores(row) for row in rows],
                 given.context,
                 nbest=self.nbest,
                 max_answer_length=self.max_answer_length,
@@ -298,6 +307,26 @@ class QuestionAnswering(Task):
             "no_answer_probability": prediction.no_answer_probability,
             "null_odds": prediction.null_odds,
         }
+
+
+def end_scores(outputs: np.ndarray) -> np.ndarray:
+    """Return how well each token of a window ends an answer.
+
+    Args:
+        outputs: the outputs of a `SpanModel`, (tokens, 2) or (tokens, 2 + 2 * PAIR_WIDTH).
+
+    Returns:
+        The end logits, (tokens,); or for conditional ends the logarithms of their probabilities
+        given a start, (starts, tokens).
+    """
+    ends, pairs = outputs[:, 1], outputs[:, 2:]
+    if not pairs.shape[1]:
+        return ends
+    query, key = np.split(pairs, 2, axis=1)
+    scores = ends + query @ key.T / math.sqrt(PAIR_WIDTH)
+    scores -= scores.max(axis=1, keepdims=True)
+    scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    return scores
 
 
 def usual_question_length(max_length: int) -> int:

@@ -23,7 +23,7 @@ from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_object
 from bertkit.model.encoder import check_vocabulary
 from bertkit.model.features import load_feature_model
-from bertkit.model.task_heads import ClassificationModel, TaskModel, load_bilstm_model
+from bertkit.model.task_heads import ClassificationModel, TaskModel, load_with_head
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.regression import Regression
@@ -71,7 +71,7 @@ def load_task_model(
     if details.get("head") and details.get("frozen") is False:
         with torch.device("meta"):
             network = task.build(load_config(folder))
-        model = load_bilstm_model(folder, network)
+        model = load_with_head(folder, network, str(details["head"]))
     elif details.get("head"):
         model = load_feature_model(folder)
     else:

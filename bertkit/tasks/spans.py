@@ -63,6 +63,7 @@ class Span(NamedTuple):
     """The probability among the n best."""
     start_logit: float
     end_logit: float
+    """The logit of the end; or the logarithm of its probability given the start."""
     start: int
     end: int
 
@@ -217,15 +218,16 @@ def decode(
 ) -> Decoded:
     """Find the best spans over all windows of one question.
 
-    The candidates are the pairs of the `nbest` best starts and `nbest` best ends among the context
-    tokens of each window; if no pair is valid, all starts and ends are tried. A span must start at
-    a token with `best_context`, must not end before it starts, and has at most `max_answer_length`
-    tokens. Of spans with the same text, only the best is kept.
+    The candidates are the pairs of the `nbest` best starts among the context tokens of each window
+    and their `nbest` best ends; if no pair is valid, all starts and ends are tried. A span must
+    start at a token with `best_context`, must not end before it starts, and has at most
+    `max_answer_length` tokens. Of spans with the same text, only the best is kept.
 
     Args:
         windows: the windows from `make_windows`.
         start_logits: the start logits of each window, (tokens of the window,).
-        end_logits: the end logits of each window, likewise.
+        end_logits: the end logits of each window, likewise; or (starts, tokens), those of each
+            token for an answer that starts at each token.
         context: the raw text.
         nbest: the number of spans to list.
         max_answer_length: the maximum tokens of an answer.
@@ -235,9 +237,9 @@ def decode(
         BertkitError: a logit is not a finite number.
     """
     starts = [np.asarray(logits, dtype=np.float64) for logits in start_logits]
-    ends = [np.asarray(logits, dtype=np.float64) for logits in end_logits]
+    ends = [np.atleast_2d(np.asarray(logits, dtype=np.float64)) for logits in end_logits]
     for window, start, end in zip(windows, starts, ends, strict=True):
-        assert len(start) == len(end) == len(window.ids)
+        assert len(start) == end.shape[1] == len(window.ids)
         if not (np.isfinite(start).all() and np.isfinite(end).all()):
             raise BertkitError(
                 "the model gives logits that are not finite; its training diverged", code=NOT_FINITE
@@ -249,7 +251,8 @@ def decode(
         return best_spans(np.concatenate(found), context, nbest)
 
     spans = offered(every=False) or offered(every=True)
-    nulls = [(start[0] + end[0], start[0], end[0]) for start, end in zip(starts, ends, strict=True)]
+    firsts = [(start[0], end[0, 0]) for start, end in zip(starts, ends, strict=True)]
+    nulls = [(start + end, start, end) for start, end in firsts]
     null_score, null_start, null_end = map(float, min(nulls))
     best = spans[0] if spans else Span("", 0.0, null_start, null_end, 0, 0)
     if null:
@@ -279,7 +282,8 @@ def candidates(
 ) -> np.ndarray:
     """Return the candidates of a window, (spans, 4): start and end logit, start and end character.
 
-    They are made of its `nbest` best starts and ends, or of `every` start and end.
+    They are made of its `nbest` best starts and ends, or of `every` start and end; `start` is
+    (tokens,) and `end` (1, tokens), or (starts, tokens) for ends that depend on the start.
 
     They are ordered by the rank of the start, then of the end; of equal logits the earlier token
     comes first. The caller's stable sort keeps this order among equal sums.
@@ -287,14 +291,16 @@ def candidates(
     part = slice(window.first, window.first + len(window.offsets))
     taken = None if every else nbest
     first = np.argsort(-start[part], kind="stable")[:taken]
-    last = np.argsort(-end[part], kind="stable")[:taken]
     first = first[window.best_context[first]]
-    length = last[None, :] - first[:, None]
+    end = end[:, part] if len(end) == 1 else end[part, part][first]
+    last = np.argsort(-end, axis=1, kind="stable")[:, :taken]
+    length = last - first[:, None]
     rows, columns = np.nonzero((length >= 0) & (length < max_answer_length))
-    first, last = first[rows], last[columns]
+    last = np.broadcast_to(last, length.shape)[rows, columns]
+    ends = np.broadcast_to(end, (len(first), end.shape[1]))[rows, last]
+    first = first[rows]
     return np.stack(
-        [start[part][first], end[part][last], window.offsets[first, 0], window.offsets[last, 1]],
-        axis=1,
+        [start[part][first], ends, window.offsets[first, 0], window.offsets[last, 1]], axis=1
     )
 
 

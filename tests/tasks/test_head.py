@@ -23,8 +23,10 @@ from bertkit import (
 from bertkit.checkpoints.huggingface import load_config
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
-from bertkit.datasets.examples import QuestionExample
+from bertkit.datasets.examples import GoldAnswer, QuestionExample
 from bertkit.errors import BertkitError
+from bertkit.export.export import write_export
+from bertkit.export.source import read_export_source
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.heads import same_task
 from bertkit.finetuning.settings import Grid, HeadSettings
@@ -32,9 +34,9 @@ from bertkit.model.electra import ReplacedTokenModel
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.features import FeatureModel
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.task_heads import ClassificationModel
+from bertkit.model.task_heads import ClassificationModel, SpanModel, add_conditional_end
 from bertkit.tasks.classification import Classification
-from bertkit.tasks.question_answering import QuestionAnswering
+from bertkit.tasks.question_answering import QuestionAnswering, end_scores
 from bertkit.tasks.saved import load_task_model
 from bertkit.tasks.task import make_batch
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
@@ -228,6 +230,75 @@ def test_a_bilstm_on_a_start_of_the_same_task_is_new(
     assert isinstance(load_task_model(second, CPU).model, ClassificationModel)
     assert load_task_model(third, CPU).model.bilstm is not None
     assert load_task_model(fourth, CPU).model.bilstm is None
+
+
+@pytest.mark.parametrize("direction", ["bidirectional", "left_to_right"])
+def test_ends_given_starts_are_tuned_saved_and_loaded(
+    direction: str, begin: Any, write: Any, tmp_path: Path
+) -> None:
+    out = tuned(
+        "question-answering", begin("start", direction=direction), write, tmp_path / "run",
+        epochs=16, head="conditional",
+    )  # fmt: skip
+    details, config = (read_json(out / "model" / f"{name}.json") for name in ("bertkit", "config"))
+    assert (details["head"], details["frozen"]) == ("conditional", False)
+    assert config["architectures"] == ["BertModel"]
+    assert answers(out, "question-answering") == [f"{place}" for place in PLACES]
+    rows = [json.loads(row) for row in (out / "results" / "dev.jsonl").read_text().splitlines()]
+    assert [row["answer"] for row in rows] == [*PLACES]
+    predict = load(out, device="cpu", precision="fp32")
+    found = [predict("Where is it?", f"In the {place}.").probability for place in PLACES]
+    assert found == pytest.approx([row["probability"] for row in rows], abs=1e-5)
+    with pytest.raises(BertkitError, match="cannot form an ensemble"):
+        load([out, out], device="cpu")
+    with pytest.raises(BertkitError, match="ends given starts"):
+        write_export(read_export_source(out), "huggingface", tmp_path / "export")
+    with pytest.raises(BertkitError, match=r"conditional end .* has no padded form"):
+        write_export(read_export_source(out), "onnx", tmp_path / "export")
+    write_json(out / "model" / "bertkit.json", {**details, "head": "bilstm"})
+    with pytest.raises(BertkitError, match="of another shape or type than in 'bilstm'"):
+        load(out, device="cpu")
+
+
+def test_the_loss_of_ends_given_starts_is_their_probability(
+    pretrained: Path, tokenizer: Tokenizer
+) -> None:
+    torch.manual_seed(0)
+    model = add_conditional_end(SpanModel(load_config(pretrained))).eval()
+    for weight in (model.qa_outputs.weight, model.pair_outputs.weight):
+        torch.nn.init.normal_(weight)  # so that the terms are not all alike
+    task = QuestionAnswering(max_length=32, max_question_length=8)
+    contexts = {"In the garden.": "garden", "candle letter stone": "letter stone"}
+    given = [
+        QuestionExample(str(i), "Where?", text, (GoldAnswer(answer, text.index(answer)),), "row")
+        for i, (text, answer) in enumerate(contexts.items())
+    ]
+    parts = [item.parts[0] for item in task.items(given, tokenizer).items]
+    batch = make_batch(parts, task.targets)
+    loss = task.objective(model, batch)["loss"]
+    wanted = 0.0
+    for part in parts:
+        with torch.inference_mode():
+            outputs = model(make_batch([part]).packed)
+        start, end, _ = part.target
+        assert end_scores(outputs.numpy()).shape == (len(outputs), len(outputs))
+        assert 0 < start <= end
+        wanted -= float(outputs[:, 0].log_softmax(0)[start]) / 2
+        wanted -= float(end_scores(outputs.numpy())[start, end]) / 2
+    assert loss.value.item() == pytest.approx(wanted, rel=1e-5)
+    loss.value.backward()
+    assert model.pair_outputs.weight.grad.abs().min() > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("classification", {}), ("question-answering", {"frozen": True})],
+)
+def test_ends_given_starts_are_for_answers(
+    kind: str, options: Any, pretrained: Path, write: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(BertkitError, match="--head conditional is for question-answering"):
+        tuned(kind, pretrained, write, tmp_path / "run", head="conditional", **options)
 
 
 @pytest.mark.slow
