@@ -315,20 +315,16 @@ def answer_ends(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], dic
     whole = dataset("squad-1.1", data, slices, start.config.max_position_embeddings)
     used = sample(whole, None, MOST_DEV)
     found = {head: end_scores_of(used, start, work, head, seeds) for head in END_HEADS}
-    pairs = {
-        metric: [b - a for a, b in zip(*(found[head][metric] for head in END_HEADS), strict=True)]
-        for metric in ("f1", "exact_match")
+    independent, given = (found[head] for head in END_HEADS)
+    gains = {
+        metric: [b - a for a, b in zip(scores, given[metric], strict=True)]
+        for metric, scores in independent.items()
     }
+    columns = {**{name: found[head] for head, name in END_HEADS.items()}, "difference": gains}
     rows: dict[str, Any] = {
-        name: {
-            "seeds": seeds,
-            **{f"{m} percent": summary(scores) for m, scores in found[h].items()},
-        }
-        for h, name in END_HEADS.items()
+        name: {"seeds": seeds, **{f"{metric} percent": summary(own[metric]) for metric in own}}
+        for name, own in columns.items()
     }
-    rows["end given the start minus independent"] = {
-        "seeds": seeds, **{f"{metric} percent": summary(gain) for metric, gain in pairs.items()}
-    }  # fmt: skip
     sizes = {"train_questions": len(used.train), "dev_questions": MOST_DEV, "epochs": END_EPOCHS}
     return rows, {**sizes, "scores_by_seed": found}
 

@@ -19,7 +19,7 @@ from bertkit.files import write_json, write_text
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
 from bertkit.tasks.data import TaskData, load_dataset
-from bertkit.tasks.windows import WindowLengths, WordWindows
+from bertkit.tasks.windows import QuestionWindows, WindowLengths, WordWindows
 
 
 class Setting(NamedTuple):
@@ -65,7 +65,7 @@ SQUAD2_TRAIN = 4_000
 def dataset(task: str, data: Path, slices: Path, positions: int) -> TaskData:
     """The data of a task, as `bertkit finetune` reads it."""
     glue = {"sst-2": slices}
-    lengths = WindowLengths()
+    lengths: WindowLengths = WindowLengths()
     if task == "arc-easy":
         train, dev = (str(data / "arc-easy" / name) for name in ARC_FILES)
         return load_dataset(
@@ -82,9 +82,11 @@ def dataset(task: str, data: Path, slices: Path, positions: int) -> TaskData:
         task, lengths = "conll-2003", WordWindows(context=context)
         files = DataFiles(data=data / "conll2003")
     elif task == "squad-1.1":
+        lengths = QuestionWindows()
         train = str(slices / "squad" / "train.json")
         files = DataFiles(train=train, dev=str(data / "squad" / "dev-v1.1.json"))
     elif task == "squad-2.0":
+        lengths = QuestionWindows()
         files = DataFiles(train=f"{slices}/squad2/train.json", dev=f"{slices}/squad2/dev.json")
     else:
         files = DataFiles(data=glue.get(task, data / "glue"))
