@@ -142,14 +142,21 @@ def weighted_vectors(encoder: Encoder, packed: Packed, pooling: str, weights: Te
 def read_pooling(folder: Path) -> tuple[Path, TextPooling]:
     """Return the folder with the weights, and the pooling that a model directory configures.
 
-    A directory without sentence-transformers' files gives itself and the normalised mean.
+    A directory without sentence-transformers' files gives itself and the settings that bertkit saved
+    for a pooling that sentence-transformers does not have, or else the normalised mean.
 
     Raises:
         BertkitError: a file is damaged, a module or mode is not supported, or the mode reads a
             token that cannot attend to the others in the model's direction.
     """
     if not (folder / "modules.json").is_file():
-        return folder, TextPooling()
+        saved, plain = read_optional_json(folder / "bertkit.json").get("embedding"), TextPooling()
+        if saved is None:
+            return folder, plain
+        types = {name: type(value) for name, value in vars(plain).items()}
+        if not isinstance(saved, dict) or {n: type(v) for n, v in saved.items()} != types:
+            raise BertkitError(f"{folder / 'bertkit.json'}: embedding is not valid; save it again")
+        return folder, TextPooling(**saved)
     modules = read_modules(folder)
     weights = folder / modules["Transformer"]
     where = folder / modules["Pooling"] / "config.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
@@ -98,8 +98,12 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             settings = replace(settings, max_length=min(int(self.max_length), positions))
 
         def write(folder: Path) -> None:
-            save_model(folder, found.model, tokenizer, {"pooling": settings.pooling})
-            if settings.pooling in ("cls", "mean"):  # sentence-transformers has no others
+            details: dict[str, Any] = {"pooling": settings.pooling}
+            shared = settings.pooling in ("cls", "mean")  # sentence-transformers has no others
+            if not shared:
+                details["embedding"] = asdict(settings)
+            save_model(folder, found.model, tokenizer, details)
+            if shared:
                 write_pooling(folder, settings, found.model.config)
 
         self.model_ = FittedModel(write)

@@ -27,6 +27,7 @@ from sklearn.utils import get_tags
 import bertkit
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
+from bertkit.files import read_json, write_json
 from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
@@ -285,12 +286,17 @@ def test_vectors_are_those_of_the_embedder(pretrained: Path, tmp_path: Path) -> 
     assert embedder.transform(NEW).dtype == np.float32
     framed = embedder.set_output(transform="pandas").transform(pandas.Series(NEW))
     assert framed.columns[-1] == "bertembedder31"
-    changes: dict[str, Any] = {"max_length": 8, "pooling": "cls", "normalize": False}
-    short = BertEmbedder(pretrained, precision="fp32", **changes).fit(NEW)
-    assert not np.allclose(short.transform(NEW), expected)
-    short.model_.save(tmp_path / "saved")
-    saved = bertkit.load(tmp_path / "saved", precision="fp32")
-    assert (saved.encode(NEW) == short.transform(NEW)).all()
+    for pooling in ("cls", "pooler"):  # sentence-transformers has only the first
+        changes: dict[str, Any] = {"max_length": 8, "pooling": pooling, "normalize": False}
+        short = BertEmbedder(pretrained, precision="fp32", **changes).fit(NEW)
+        assert not np.allclose(short.transform(NEW), expected)
+        short.model_.save(tmp_path / pooling)
+        saved = bertkit.load_embedder(tmp_path / pooling, precision="fp32")
+        assert (saved.encode(NEW) == short.transform(NEW)).all()
+    details = read_json(tmp_path / "pooler" / "bertkit.json")
+    write_json(tmp_path / "pooler" / "bertkit.json", {**details, "embedding": {"prompt": 1}})
+    with pytest.raises(BertkitError, match="embedding is not valid"):
+        bertkit.load_embedder(tmp_path / "pooler")
 
 
 def test_a_pooler_that_the_encoders_of_its_family_lack_is_kept(
