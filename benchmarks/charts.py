@@ -63,8 +63,8 @@ COMPARISONS = (
         "Fine-tuning on MRPC, bf16",
         "the Trainer of transformers",
         "finetuning",
-        "bertkit bf16",
-        "over_trainer_bf16",
+        "mrpc, bertkit bf16",
+        "over_faster_trainer_bf16",
     ),
     Comparison(
         "Sentence embeddings, fp32",

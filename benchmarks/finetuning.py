@@ -1,21 +1,28 @@
-"""Speed of fine-tuning against transformers' Trainer on MRPC, side by side in one run.
+"""Speed and memory of fine-tuning against transformers' Trainer, side by side in one run.
 
-Every contestant tunes the same encoder on the same pairs for one epoch, in turn, several times:
-the Trainer with dynamic padding in fp32 and under bf16 autocast, bertkit in both. Within
-its time each builds its optimizer, and bertkit its network too. Scores are compared by
-`benchmarks.quality`.
+Every contestant tunes the same encoder for one epoch on the same examples: pairs of MRPC, sentences
+of CoNLL-2003, and windows of SQuAD 1.1. The Trainer pads each batch to its longest example; it
+draws batches at random, as it does by default, or of similar lengths. Each measurement is a process
+of its own, which warms up on two batches first; the contestants take turns. The time includes
+building the optimizer, and bertkit's also its network. Scores are compared by `benchmarks.quality`.
 """
 
 from __future__ import annotations
 
+import json
+import resource
+import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.quality_data import SETTINGS, dataset, make_slices
 from benchmarks.record import (
+    child_result,
     data_folder,
     new_parser,
     precisions,
@@ -24,94 +31,140 @@ from benchmarks.record import (
     timed,
     write_result,
 )
-from benchmarks.reference import glue
+from benchmarks.reference import build
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.datasets.glue import GLUE, read_glue
 from bertkit.finetuning.run import train_task
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
-from bertkit.tasks.classification import Classification
-from bertkit.text.lines import TextCounts
+from bertkit.tasks.task import Items
 
-BATCH = 32
+INPUTS = {"mrpc": 512, "conll-2003": 1024, "squad-1.1": 128}
+"""Task -> the first inputs of its training data."""
+SAMPLING = {"random": "Trainer", "group_by_length": "Trainer by length"}
+"""The Trainer's way to draw batches -> its name in the table."""
+WARM_UP = 2
+"""Batches."""
+Epoch = Callable[[], object]
 
 
-def own(precision: str, data: Path, examples: int) -> tuple[Callable[[], None], int]:
-    """Bertkit's epoch, and the tokens in it."""
+def own(task: str, precision: str, data: Path, slices: Path) -> tuple[Epoch, Epoch, Items]:
+    """A warm-up and an epoch of bertkit, and its examples."""
     start = read_pretrained(start_model())
-    task = Classification(GLUE["mrpc"].labels)
-    inputs = read_glue("mrpc", data / "glue", "train", TextCounts())[:examples]
-    items = task.items(inputs, start.tokenizer)
-    run = RunSettings(batch_size=BATCH, learning_rate=1e-4, epochs=1, seed=1)
+    used = dataset(task, data, slices, start.config.max_position_embeddings)
+    items = used.task.items(used.train[: INPUTS[task]], start.tokenizer)
+    setting = SETTINGS[task]
+    run = RunSettings(
+        batch_size=setting.batch, learning_rate=setting.learning_rate, epochs=1, seed=1
+    )
 
-    def epoch() -> None:
+    def epoch(some: Items = items) -> None:
         train_task(
-            *(start, task, items, run, TrainingSettings()),
+            *(start, used.task, some, run, TrainingSettings()),
             device=torch.device("cpu"),
             precision=precision,
             keep_head=False,
         )
 
-    return epoch, items.tokens
+    few = replace(items, items=items.items[: WARM_UP * setting.batch])
+    return lambda: epoch(few), epoch, items
 
 
-def theirs(precision: str, data: Path, examples: int) -> Callable[[], None]:
-    """The Trainer's epoch."""
+def theirs(
+    task: str, precision: str, sampling: str, data: Path, slices: Path, examples: int
+) -> tuple[Epoch, Epoch]:
+    """A warm-up and an epoch of the Trainer."""
     from transformers import AutoTokenizer, Trainer, TrainingArguments
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     tokenizer = AutoTokenizer.from_pretrained(start_model())
-    parts = glue("mrpc", data / "glue" / "MRPC", tokenizer)
+    tokenizer.model_max_length = 512
+    setting, parts = SETTINGS[task], build(task, data, slices, start_model(), tokenizer)
 
-    def epoch() -> None:
+    def epoch(number: int = examples) -> None:
         with tempfile.TemporaryDirectory() as folder:
             arguments = TrainingArguments(
                 output_dir=folder, use_cpu=True, bf16=precision == "bf16", report_to=[],
-                learning_rate=1e-4, per_device_train_batch_size=BATCH, num_train_epochs=1,
-                weight_decay=0.01, warmup_steps=0.1, save_strategy="no", disable_tqdm=True,
-                logging_strategy="no", remove_unused_columns=False,
+                learning_rate=setting.learning_rate, per_device_train_batch_size=setting.batch,
+                num_train_epochs=1, weight_decay=0.01, warmup_steps=0.1, save_strategy="no",
+                disable_tqdm=True, logging_strategy="no", remove_unused_columns=False,
+                train_sampling_strategy=sampling,
             )  # fmt: skip
-            trainer = Trainer(
+            Trainer(
                 model=parts.model,
                 args=arguments,
-                train_dataset=parts.train[:examples],
+                train_dataset=parts.train[:number],
                 data_collator=parts.collate,
-            )
-            trainer.train()
+            ).train()
 
-    return epoch
+    return lambda: epoch(WARM_UP * setting.batch), epoch
+
+
+def measure_one(arguments: list[str]) -> None:
+    """Print the seconds of one epoch and the highest memory in GB; of bertkit, the sizes, too."""
+    task, precision, sampling, data, slices, examples = arguments
+    found: dict[str, Any] = {}
+    if sampling:
+        count = int(examples)
+        warm_up, epoch = theirs(task, precision, sampling, Path(data), Path(slices), count)
+    else:
+        warm_up, epoch, items = own(task, precision, Path(data), Path(slices))
+        parts = sum(len(item.parts) for item in items.items)
+        found = {"examples": parts, "tokens": items.tokens}
+    warm_up()
+    found["seconds"] = timed(epoch)[1]
+    found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(json.dumps(found))
+
+
+def table(task: str, measured: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, Any]:
+    """The rows of a task: (the Trainer's way to draw batches or "", precision) -> measurements."""
+    rows = {}
+    examples, tokens = (measured["", precisions()[0]][0][name] for name in ("examples", "tokens"))
+    for (sampling, precision), runs in measured.items():
+        row: dict[str, Any] = {
+            "samples_per_second": summary([examples / run["seconds"] for run in runs]),
+            "real_tokens_per_second": summary([tokens / run["seconds"] for run in runs]),
+        }
+        for other in precisions():
+            peers = zip(*(measured[name, other] for name in SAMPLING), strict=True)
+            best = [min(run["seconds"] for run in turn) for turn in peers]
+            ratios = [b / run["seconds"] for run, b in zip(runs, best, strict=True)]
+            row[f"over_faster_trainer_{other}"] = summary(ratios)
+        row["peak_memory_gigabytes"] = round(max(run["memory"] for run in runs), 2)
+        rows[f"{task}, {SAMPLING.get(sampling, 'bertkit')} {precision}"] = row
+    return rows
 
 
 def main() -> None:
-    """Measure all four in turn."""
-    parser = new_parser(__doc__)
-    parser.add_argument("--examples", type=int, default=1024)
+    """Measure all contestants in turn on every task."""
+    if sys.argv[1:2] == ["--child"]:
+        measure_one(sys.argv[2:])
+        return
+    parser = new_parser(__doc__, work="runs/finetuning-speed")
+    parser.add_argument("--tasks", nargs="+", choices=INPUTS, default=[*INPUTS])
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    data, count = data_folder(arguments.data), arguments.examples
-    contestants: dict[str, Callable[[], None]] = {}
-    tokens = 0
-    for precision in precisions():
-        contestants[f"Trainer {precision}"] = theirs(precision, data, count)
-        contestants[f"bertkit {precision}"], tokens = own(precision, data, count)
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(arguments.repeats):
-        for name, epoch in contestants.items():
-            seconds[name].append(timed(epoch)[1])
-            print(name, f"{seconds[name][-1]:.1f} s", flush=True)
+    data, slices = data_folder(arguments.data), arguments.work / "slices"
+    make_slices(data, slices)
     rows: dict[str, Any] = {}
-    for name, own_seconds in seconds.items():
-
-        def over(other: str, times: list[float] = own_seconds) -> dict[str, float]:
-            return summary([b / a for a, b in zip(times, seconds[other], strict=True)])
-
-        rows[name] = {
-            "samples_per_second": summary([count / s for s in own_seconds]),
-            "real_tokens_per_second": summary([tokens / s for s in own_seconds]),
-            **{f"over_trainer_{p}": over(f"Trainer {p}") for p in precisions()},
+    details: dict[str, Any] = {"repeats": arguments.repeats}
+    for task in arguments.tasks:
+        measured: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        examples = 0
+        for _ in range(arguments.repeats):
+            for precision in precisions():
+                for sampling in ("", *SAMPLING):
+                    found = child_result(task, precision, sampling, data, slices, examples)
+                    examples = found.get("examples", examples)
+                    measured.setdefault((sampling, precision), []).append(found)
+                    print(task, sampling or "bertkit", precision, found, flush=True)
+        rows |= table(task, measured)
+        tokens = measured["", precision][0]["tokens"]
+        details[task] = {
+            "examples": examples,
+            "mean_tokens": round(tokens / examples, 1),
+            "batch": SETTINGS[task].batch,
         }
-    details = {"examples": count, "mean_tokens": round(tokens / count, 1), "batch": BATCH,
-               "repeats": arguments.repeats}  # fmt: skip
     print(write_result("finetuning", rows, details))
 
 

@@ -94,6 +94,8 @@ def check_output_files(arguments: ArgumentCollection) -> None:
         elif isinstance(mark, Read):
             read += named(argument, mark)
     for out in written:
+        if out.mark == FILE and out.path.is_dir():
+            raise BertkitError(f"{out} is a folder; give the name of a file", code="folder")
         for given in read:
             if reason := overwrites(out, given):
                 raise BertkitError(f"{reason}; choose another path", code="overwrites-input")

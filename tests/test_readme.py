@@ -190,7 +190,7 @@ def test_charts_follow_their_results(tmp_path: Path) -> None:
     drawn = charts.charts(folder)
     assert drawn == charts.charts(RESULTS)
     for file, row, column in (
-        ("finetuning", "bertkit bf16", "over_trainer_bf16"),
+        ("finetuning", "mrpc, bertkit bf16", "over_faster_trainer_bf16"),
         ("quality", "mrpc, f1", "bertkit"),
     ):
         path = folder / f"{file}.json"

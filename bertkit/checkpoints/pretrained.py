@@ -114,14 +114,15 @@ def read_pretrained(path: Path) -> PretrainedWeights:
 def model_folder(path: Path) -> Path:
     """Return the model directory that a path or a hub name means.
 
-    It is the path itself, `model/` inside a run directory, or the folder of a model of the Hugging
-    Face hub (see `hub.py`), which is downloaded if the cache does not have it.
+    It is the path itself, `model/` inside a run directory, `0_Transformer/` or the like inside a
+    directory of an old sentence-transformers, or the folder of a model of the Hugging Face hub (see
+    `hub.py`), which is downloaded if the cache does not have it.
 
     Raises:
         BertkitError: there is no model at the path.
     """
     path = resolve_model(path)
-    for folder in (path, path / "model"):
+    for folder in (path, path / "model", *sorted(path.glob("0_*"))):
         if (folder / "config.json").is_file() or (folder / "bert_config.json").is_file():
             return folder
     if not path.is_dir():  # the prefix of a Google checkpoint

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import rich.console
 from rich.table import Table
 
-from bertkit.config import FLATTEN, as_json
+from bertkit.config import FLATTEN, as_json, dotted_values, read_recipe
 from bertkit.files import write_json
 from bertkit.outputs import FILE, NAMED
 from bertkit.planning import GIB, HERE
@@ -68,16 +70,37 @@ def plan_command(
         hours=hours,
         price=price,
     )
-    print_plan(made, Path(recipe).stem, rich.console.Console(), price)
+    flags = (*overrides(recipe, settings, made.flags), *made.flags)
+    print_plan(made, recipe, flags, rich.console.Console(), price)
     if json is not None:
         write_json(json, as_json(made))
 
 
-def print_plan(made: Plan, recipe: str, out: rich.console.Console, price: float | None) -> None:
+def overrides(recipe: str, settings: PretrainRecipe, planned: Sequence[str]) -> list[str]:
+    """Return the flags that turn a recipe into the settings, except for the planned flags."""
+    before = dict(dotted_values(as_json(read_recipe(PretrainRecipe, recipe))))
+    flags = []
+    for name, value in dotted_values(as_json(settings)):
+        flag = f"--{name.replace('_', '-')}"
+        if value != before[name] and flag not in (one.split()[0] for one in planned):
+            words = value if isinstance(value, list) else [value]
+            flags.append(shlex.join([flag, *map(str, words)]))
+            if isinstance(value, bool):
+                flags[-1] = f"{flag}={str(value).lower()}"
+    return flags
+
+
+def print_plan(
+    made: Plan,
+    recipe: str,
+    flags: Sequence[str],
+    out: rich.console.Console,
+    price: float | None,
+) -> None:
     """Print the plan as text and tables."""
     config, machine = made.model, made.machine
     out.print(
-        f"{recipe}: {config.num_hidden_layers} layers x {config.hidden_size}, "
+        f"{Path(recipe).stem}: {config.num_hidden_layers} layers x {config.hidden_size}, "
         f"{config.num_attention_heads} heads, a vocabulary of {config.vocab_size:,}: "
         f"{made.parameters:,} parameters, {made.precision}\n"
         f"corpus: {made.corpus}, {made.corpus_tokens:,.0f} tokens\n"
@@ -90,7 +113,8 @@ def print_plan(made: Plan, recipe: str, out: rich.console.Console, price: float 
     out.print(speed_table(made))
     out.print(budget_table(made, price))
     if made.flags:
-        out.print(f"bertkit pretrain {recipe} {' '.join(made.flags)}", soft_wrap=True, markup=False)
+        command = shlex.join(["bertkit", "pretrain", recipe])
+        out.print(f"{command} {' '.join(flags)}", soft_wrap=True, markup=False)
     source = "assumed" if machine.mfu else "measured here; assumed"
     out.print(f"{source}: {'; '.join(made.assumed)}.", markup=False, highlight=False)
 

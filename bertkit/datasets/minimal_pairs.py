@@ -17,7 +17,7 @@ from bertkit.datasets.records import MissingColumnError, Records, as_source
 from bertkit.datasets.tabular import Fields, first_left_out, numbered_rows, value_name
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.lines import TextCounts, plain_lines
-from bertkit.text.sources import Source, find_sources
+from bertkit.text.sources import Source, extension, find_sources
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 SET, FIELD = "UID", "field"
@@ -110,24 +110,21 @@ def all_pairs(
 
 
 def titled_files(source: str) -> list[tuple[Source, str]]:
-    """Return files with the names of their sets: without endings, and without folders if unique.
+    """Return files with the names of their sets: without endings and folders, as far as unique.
 
     A data set of the hub has its whole name.
     """
     files = find_sources([source])
-    titles = [
-        file.path if file.format == "huggingface" else Path(file.path).name.partition(".")[0]
-        for file in files
-    ]
-    known = [title for file, title in zip(files, titles, strict=True) if file.format != "unknown"]
-    if len(set(known)) < len(known):
-        folders = [Path(file.path).parent for file in files]
-        root = os.path.commonpath(folders)
-        titles = [
-            str(Path(os.path.relpath(folder, root), title))
-            for folder, title in zip(folders, titles, strict=True)
-        ]
-    return list(zip(files, titles, strict=True))
+    paths = [file.path for file in files]
+    root = os.path.commonpath([Path(path).parent for path in paths])
+    whole = [os.path.relpath(path, root) for path in paths]
+    short = [path[: path.lower().rfind(extension(path)) or None] for path in whole]
+    for titles in ([Path(title).name for title in short], short, whole):
+        known = [t for file, t in zip(files, titles, strict=True) if file.format != "unknown"]
+        if len(set(known)) == len(known):
+            break
+    pairs = zip(files, titles, strict=True)
+    return [(file, file.path if file.format == "huggingface" else title) for file, title in pairs]
 
 
 def row_pairs(

@@ -8,6 +8,7 @@ per output; inputs of matrix products are quantized to 8 bits at run time.
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
 import tempfile
 import warnings
@@ -87,7 +88,9 @@ def write_program(source: ExportSource, folder: Path) -> Opened:
     program, names = trace(source.padded()), source.outputs
     program.example_inputs = None  # they would be pickled; the rest of the file is plain numbers
     with silence():
-        torch.export.save(program, folder / PROGRAM_FILE)
+        buffer = io.BytesIO()  # on a full disk, torch would abort the process
+        torch.export.save(program, buffer)
+        (folder / PROGRAM_FILE).write_bytes(buffer.getvalue())
         module = torch.export.load(folder / PROGRAM_FILE).module()
 
     @torch.inference_mode()

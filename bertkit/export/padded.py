@@ -191,9 +191,7 @@ class PaddedModel(nn.Module):
         """Return (batch, length, features): the combined chosen layers, or else the last layer."""
         if not isinstance(self.model, FeatureModel):
             return states[-1]
-        batch, length, _ = states[0].shape
-        flat = [state.flatten(0, 1) for state in states]
-        return combine(flat, self.model.layers, self.model.mix).view(batch, length, -1)
+        return combine(states, self.model.layers, self.model.mix)
 
     def embedding(self, states: list[Tensor], mask: Tensor) -> Tensor:
         """Return (batch, width) pooled vectors, normalised if the settings say so."""

@@ -133,8 +133,8 @@ def read_export_source(
         return encoder_source(start)
     if tuned := tuned_tensors(start.tensors):
         raise BertkitError(
-            f"{path} holds the head of a fine-tuned model ({shown_names(tuned)}) that bertkit does "
-            "not know by its config.json (architectures); export only the encoder: --head encoder"
+            f"{path} holds the head of a fine-tuned model ({shown_names(tuned)}), but no file "
+            "names its task and labels; export only the encoder: --head encoder"
         )
     return pretrained_source(start)
 

@@ -30,7 +30,7 @@ class RunSettings:
     @property
     def name(self) -> str:
         """The name of the run's folder."""
-        return f"b{self.batch_size}-lr{self.learning_rate:g}-e{self.epochs}-s{self.seed}"
+        return f"b{self.batch_size}-lr{self.learning_rate:.12g}-e{self.epochs}-s{self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,7 @@ class Grid:
                 raise BertkitError(f"{name} takes numbers, got {values}")
             if not all(0 < value < math.inf for value in values):
                 raise BertkitError(f"{name} must be a finite number above 0, got {values}")
-            if len({f"{value:g}" for value in values}) < len(values):
+            if len({f"{value:.12g}" for value in values}) < len(values):
                 raise BertkitError(f"{name} has a value twice; give each value once")
             kind = float if name == "learning_rate" else int
             if not all(value == kind(value) for value in values):

@@ -24,7 +24,7 @@ from bertkit.model.bilstm import BiLSTM
 from bertkit.model.cpu import Dropout
 from bertkit.model.encoder import Encoder, ModelConfig, initialize
 from bertkit.pretraining_data.batch import Packed
-from bertkit.shapes import ClassLogits, Hidden
+from bertkit.shapes import ClassLogits
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 LAYERS = (
@@ -76,14 +76,14 @@ def new_mix(layers: str, config: ModelConfig) -> Tensor:
     return torch.cat([torch.zeros(count), torch.ones(1)])
 
 
-def combine(states: list[Hidden], layers: str, mix: Tensor | None = None) -> Tensor:
-    """Combine the states of all layers into one vector per token, (tokens, `feature_width`).
+def combine(states: list[Tensor], layers: str, mix: Tensor | None = None) -> Tensor:
+    """Combine the states of all layers into one vector per token, (..., `feature_width`).
 
     A weighted sum is scale * sum(softmax(scores) * states), as in ELMo (Peters et al. 2018,
     equation 1).
 
     Args:
-        states: the result of `Encoder.layers_of`: embeddings first.
+        states: the states, (..., width), after the embeddings and after each layer.
         layers: one of `LAYERS`.
         mix: for weighted sums, (layers + 1,): the scores of the layers, lowest layer first, and
             then the scale.
@@ -108,7 +108,7 @@ def combine(states: list[Hidden], layers: str, mix: Tensor | None = None) -> Ten
             f"--frozen --layers {layers}"
         )
     stacked = torch.stack(chosen).to(mix.dtype)  # on a GPU, states may be in bf16
-    return mix[-1] * torch.einsum("l,ltw->tw", mix[:-1].softmax(0), stacked)
+    return mix[-1] * torch.einsum("l,l...w->...w", mix[:-1].softmax(0), stacked)
 
 
 def encoder_features(

@@ -142,8 +142,9 @@ def weighted_vectors(encoder: Encoder, packed: Packed, pooling: str, weights: Te
 def read_pooling(folder: Path) -> tuple[Path, TextPooling]:
     """Return the folder with the weights, and the pooling that a model directory configures.
 
-    A directory without sentence-transformers' files gives itself and the settings that bertkit saved
-    for a pooling that sentence-transformers does not have, or else the normalised mean.
+    A directory without sentence-transformers' files gives itself and the settings in its
+    `bertkit.json`, where a pooling is saved that sentence-transformers does not have, or the
+    normalised mean.
 
     Raises:
         BertkitError: a file is damaged, a module or mode is not supported, or the mode reads a

@@ -330,8 +330,8 @@ def read_picture(source: Any, place: str, size: int) -> np.ndarray:
     name = str(source) if isinstance(source, Path) else "the picture"
     try:
         with opened_picture(source) as picture:
-            if picture.width * picture.height > MOST_PIXELS:
-                raise ValueError(f"it has more than {MOST_PIXELS:,} pixels")
+            if not 0 < picture.width * picture.height <= MOST_PIXELS:
+                raise ValueError(f"it has no pixels, or more than {MOST_PIXELS:,}")
             if picture.mode.startswith(("I", "F")):  # conversion would clip its values at 255
                 raise ValueError("it has more than 8 bits per channel")
             turn(picture, in_place=True)  # without a copy, which could have 200 MB

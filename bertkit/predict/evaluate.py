@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from bertkit.console import Console, console_or_new
 from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, check_sources, read_split
 from bertkit.datasets.glue import GLUE
 from bertkit.errors import BertkitError
-from bertkit.files import write_json
+from bertkit.files import read_object, write_json
+from bertkit.outputs import within
 from bertkit.predict.engine import count_bar
 from bertkit.predict.files import Given, is_swag, usual_columns
 from bertkit.predict.load import load_predictor
@@ -56,6 +58,8 @@ class Evaluation:
     def save(self, out: Path, models: Sequence[Path | str]) -> list[Path]:
         """Write predictions, official files, scores and a record of the evaluation to a folder.
 
+        The files of an earlier evaluation of this split in the folder are removed.
+
         Returns:
             The files with predictions.
 
@@ -63,6 +67,8 @@ class Evaluation:
             BertkitError: the folder cannot be written.
         """
         split = self.done.split
+        remove_earlier(out, split)
+        files = write_results(self.predictor.task, out, self.done)
         if self.scores:
             write_json(out / f"{split}-scores.json", self.scores)
         record: dict[str, Any] = {
@@ -79,9 +85,21 @@ class Evaluation:
             "precision": self.predictor.precision,
             "device": str(self.predictor.device),
             "environment": environment(),
+            "files": [str(file.relative_to(out)) for file in files],
         }
         write_json(out / f"{split}-run.json", record)
-        return write_results(self.predictor.task, out, self.done)
+        return files
+
+
+def remove_earlier(out: Path, split: str) -> None:
+    """Remove the predictions, official files and scores of an earlier evaluation of a split."""
+    files: Any = None
+    with suppress(BertkitError):  # there is no record, or it is damaged
+        files = read_object(out / f"{split}-run.json").get("files")
+    for name in (f"{split}-scores.json", *(files if isinstance(files, list) else ())):
+        path = out / str(name)
+        if path.is_file() and within(path, out):  # the record may be a stranger's
+            path.unlink()
 
 
 def evaluate(

@@ -119,7 +119,8 @@ def model_info(model: Path | str) -> dict[str, Any]:
     """
     start = read_pretrained(Path(model))
     folder, config = model_folder(start.path), start.config
-    heads = any(name.startswith(("cls.", "discriminator_")) for name in start.tensors)
+    kept = ("cls.predictions.", "cls.seq_relationship.", "discriminator_")
+    heads = any(name.startswith(kept) for name in start.tensors)
     details, task = dict(start.details), "pre-training" if heads else "encoder"
     if folder.is_dir() and is_tuned(folder):
         details = task_details(folder)

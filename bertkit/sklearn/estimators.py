@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from numbers import Integral, Real
@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.console import Console
 from bertkit.datasets.examples import Example
+from bertkit.datasets.fields import row_number
 from bertkit.errors import BertkitError
 from bertkit.finetuning.settings import BALANCED, ClassWeights, Grid, RunSettings, TrainingSettings
 from bertkit.predict.load import load_predictor
@@ -193,12 +194,18 @@ class WeightedEstimator(TunedEstimator):
         )
         self.class_weight = class_weight
 
-    def _weights(self, given: ClassWeight, names: dict[Any, str]) -> ClassWeights:
-        """Return class weights by name."""
+    def _weights(
+        self, given: ClassWeight, names: dict[Any, str], present: Set[str]
+    ) -> ClassWeights:
+        """Return class weights by name, without those of classes that a fold lacks."""
         if given is None:
             return ()
         if isinstance(given, dict):
-            return {names.get(label, str(label)): weight for label, weight in given.items()}
+            weights = {names.get(label, str(label)): weight for label, weight in given.items()}
+            known = {*names.values()}
+            if present <= weights.keys():  # as in scikit-learn
+                known |= weights.keys()
+            return {n: one for n, one in weights.items() if n in present or n not in known}
         if given != BALANCED:
             raise InputValueError(
                 f"The 'class_weight' parameter must be a dict, 'balanced' or None, not {given!r}"
@@ -268,7 +275,8 @@ class BertClassifier(ClassifierMixin, WeightedEstimator):
             keys = {number: one for number, one in enumerate(names) if str(number) not in names}
         else:
             keys = dict(zip(classes.tolist(), names, strict=True))
-        weights = self._weights(self.class_weight, keys)
+        present = {one for row in labels for one in (row if many else (row,))}
+        weights = self._weights(self.class_weight, keys, present)
         task_type = "multi-label-classification" if many else "classification"
         self._tune(task_type, examples_of_texts(table, labels), weights)
         self.classes_, self._names = classes, names
@@ -327,7 +335,8 @@ class BertRegressor(RegressorMixin, TunedEstimator):
             ValueError: a text or a number is missing, the lengths differ, all numbers are the same,
                 or a parameter is out of range.
             TypeError: a value of X is not a text.
-            BertkitError: there is no such model, or the loss became NaN or infinite.
+            BertkitError: there is no such model, a number is too large, or the loss became NaN or
+                infinite.
         """
         table = self._texts(X, y, reset=True)
         numbers = check_array(
@@ -338,6 +347,8 @@ class BertRegressor(RegressorMixin, TunedEstimator):
                 f"{type(self).__name__} needs at least two different numbers in y; it has "
                 f"n_samples={len(numbers)}, all {numbers[0]:g}"
             )
+        for place, number in enumerate(numbers.tolist()):
+            row_number(number, "y", f"row {place}")
         return self._tune("regression", examples_of_texts(table, numbers.tolist()))
 
     def predict(self, X: Any) -> np.ndarray:
@@ -381,7 +392,7 @@ class BertTagger(WeightedEstimator):
                 f"{', '.join(tags) or 'rows without a word'}"
             )
         names_of_classes(sorted(tags))  # names that the model can hold
-        weights = self._weights(self.class_weight, {})
+        weights = self._weights(self.class_weight, {}, tags)
         self._tune("token-classification", examples, weights)
         self.classes_ = np.array(sorted(self._predictor().task.labels))
         return self

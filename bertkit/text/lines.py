@@ -292,19 +292,21 @@ def detect_divider(
     columns: Sequence[str] | None,
 ) -> tuple[str, int, Iterator[tuple[int, str]]]:
     """Return the delimiter of a CSV, the number of lines before its header, and the other lines."""
-    if columns is None:
-        return ",", 0, lines
+    divider, before = ",", 0
     for number, line in lines:
         header = line.rstrip("\r\n")
         if not header.strip(" \t"):
             continue
         if number == 1 and (said := SEPARATOR.fullmatch(header)):
-            return said[1], number, lines
-        divider = field_divider(header, columns)
+            divider, before = said[1], number
+        else:
+            divider = field_divider(header, columns) if columns is not None else ","
+            before, lines = number - 1, chain([(number, line)], lines)
         if divider != ",":
-            counts.note(f"CSV divided by {DIVIDERS[divider]}, kept", source.path)
-        return divider, number - 1, chain([(number, line)], lines)
-    return ",", 0, lines
+            name = DIVIDERS.get(divider, repr(divider))
+            counts.note(f"CSV divided by {name}, kept", source.path)
+        break
+    return divider, before, lines
 
 
 def field_divider(header: str, columns: Sequence[str]) -> str:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,8 @@ from bertkit.export.export import Check, compare_outputs, write_export
 from bertkit.export.padded import OUTPUTS
 from bertkit.export.source import ExportSource, read_export_source
 from bertkit.export.verify import Opened, built_in, padded_arrays, run_exported, run_packed
-from bertkit.files import temporary_name
+from bertkit.files import read_json, temporary_name, write_json
+from bertkit.model.features import FeatureModel
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load
 from bertkit.tasks.classification import Classification
@@ -202,7 +205,7 @@ def test_sentence_transformers_loads_an_embedding_model(models: Path, tmp_path: 
 
 def test_what_cannot_be_exported_is_refused(models: Path, tmp_path: Path) -> None:
     bilstm, plain = read_export_source(models / "bilstm"), read_export_source(models / "encoder")
-    with pytest.raises(BertkitError, match="a BiLSTM or a second encoder has no padded form"):
+    with pytest.raises(BertkitError, match=r"a BiLSTM, .* has no padded form"):
         write_export(bilstm, "onnx", tmp_path / "out")
     with pytest.raises(BertkitError, match=r"no other library has a head .* a BiLSTM"):
         write_export(bilstm, "huggingface", tmp_path / "out")
@@ -221,6 +224,46 @@ def test_what_cannot_be_exported_is_refused(models: Path, tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     with pytest.raises(BertkitError, match="does not end in a name"):
         temporary_name(Path())
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch-export"])
+def test_taggers_on_one_chosen_layer_are_exported(models: Path, tmp_path: Path, to: str) -> None:
+    source = read_export_source(models / "bilstm")
+    for layers in ("embeddings", "second-to-last"):
+        tagger = FeatureModel(source.config, 3, layers, "linear")
+        manifest = write_export(replace(source, model=tagger), to, tmp_path / layers)
+        assert manifest["check"]["outputs"]["logits"]["max_error"] < 1e-5
+
+
+def test_a_full_disk_is_one_error_of_a_program_too(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(BertkitError, match="the disk is full"):
+        write_export(read_export_source(models / "tag"), "torch-export", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_of_an_old_sentence_transformers_is_exported(
+    models: Path, tmp_path: Path
+) -> None:
+    """Its weights are in a folder of their own."""
+    old = tmp_path / "old"
+    shutil.copytree(models / "embedding", old)
+    (old / "0_Transformer").mkdir()
+    for file in [*old.iterdir()]:
+        if file.is_file() and file.name != "modules.json":
+            file.rename(old / "0_Transformer" / file.name)
+    modules = read_json(old / "modules.json")
+    write_json(old / "modules.json", [{**modules[0], "path": "0_Transformer"}, *modules[1:]])
+    manifest = write_export(read_export_source(old), "torch-export", tmp_path / "out")
+    assert (manifest["head"], manifest["max_length"]) == ("embedding", 24)
+    plain = read_export_source(models / "embedding", head="encoder").model.state_dict()
+    found = read_export_source(old, head="encoder").model.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in plain.items())
 
 
 def test_an_export_does_not_replace_what_it_is_made_of(models: Path, tmp_path: Path) -> None:

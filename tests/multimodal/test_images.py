@@ -220,6 +220,8 @@ def test_bad_pictures_name_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         )
         assert message.startswith("t.csv:2: ")
     refused("image-file", lambda: read_image(b"", "t:1", GRID))
+    for empty in (np.zeros((0, 5, 3), np.uint8), np.zeros((5, 0), np.uint8)):
+        refused("image-file", lambda empty=empty: read_image(empty, "t:1", GRID))
     refused("image-kind", lambda: read_image(content, "t:1", None))
     monkeypatch.setattr(module, "MOST_PIXELS", 64 * 64 - 1)
     refused("image-file", lambda: read_image(content, "t:1", GRID))

@@ -137,6 +137,13 @@ def test_sets_of_files_with_one_name(tmp_path: Path) -> None:
         (tmp_path / folder / "agreement.txt").write_text("river.\nrivers.\n")
     found = read_minimal_pairs(tmp_path, TextCounts())
     assert {one.set for one in found} == {"en/agreement", "de/agreement"}
+    (tmp_path / "de" / "agreement.csv").write_text("sentence_good,sentence_bad\na,b\n")
+    found = read_minimal_pairs(tmp_path / "de", TextCounts())
+    assert {one.set for one in found} == {"agreement.txt", "agreement.csv"}
+    for name in ("verbs.en.csv", "verbs.de.csv"):
+        (tmp_path / "en" / name).write_text("sentence_good,sentence_bad\na,b\n")
+    found = read_minimal_pairs(tmp_path / "en", TextCounts())
+    assert {one.set for one in found} == {"agreement", "verbs.en", "verbs.de"}
 
 
 def test_what_is_left_out_is_counted_with_its_place(

@@ -118,6 +118,18 @@ def test_classify_from_csv_to_answers(
     assert (record["inputs"], record["scored"], record["precision"]) == (2, 1, "fp32")
     assert record["models"] == [str(out)] * 2
     assert record["environment"]["versions"]["torch"] == torch.__version__
+    (tmp_path / "scored" / "mine.txt").write_text("kept")
+    assert record["files"] == ["test.jsonl"]
+    for name in ("old.json", "../asked.txt"):
+        (tmp_path / "scored" / name).touch()
+    record["files"] += ["old.json", "../asked.txt", "..", ".", "absent.txt"]
+    (tmp_path / "scored" / "test-run.json").write_text(json.dumps(record))
+    bare = write("unlabelled.csv", "text\nriver stone\n")
+    run("evaluate", out, bare, "--split", "test", "--out", tmp_path / "scored")
+    assert {file.name for file in (tmp_path / "scored").iterdir()} == {
+        "mine.txt", "test-run.json", "test.jsonl"
+    }, "the scores of other inputs are gone"  # fmt: skip
+    assert asked.is_file(), "it is outside"
     capsys.readouterr()
     run("evaluate", out, weather, "--ensemble", out, "--split", "test")
     assert "classification test: accuracy 100.0%" in capsys.readouterr().out

@@ -229,6 +229,9 @@ def test_several_labels_by_name(pretrained: Path) -> None:
     assert numbered.predict_proba(TEXTS).tolist() == model.predict_proba(TEXTS).tolist()
     with pytest.raises(BertkitError, match="names the label '2'"):
         model.set_params(class_weight={2: 2.0}).fit(TEXTS, frame)
+    frame["cold"] = 0  # a fold without a label
+    frame["dry"] = 1 - frame["wet"]
+    model.set_params(class_weight={"cold": 2.0}).fit(TEXTS, frame)
 
 
 def test_a_fit_that_fails_leaves_the_last_one(pretrained: Path) -> None:
@@ -253,6 +256,12 @@ def test_class_weights(pretrained: Path) -> None:
         return float(model.fit(TEXTS, labels).predict_proba(TEXTS)[:, 1].mean())
 
     assert share(None) < share("balanced") < share({1: 50.0})
+    assert share({0: 1.0, 1: 50.0, 2: 9.0}) == share({1: 50.0}), "a fold may lack a class"
+    tagger = BertTagger(pretrained, **QUICK, class_weight=dict.fromkeys([*"BIO", "B-Z"], 2.0))
+    with pytest.raises(BertkitError, match="names the label 'B'"):
+        tagger.fit(SENTENCES, TAGS)
+    weights = dict.fromkeys(["B-X", "B-Y", "I-X", "I-Y", "O", "B-Z"], 2.0)
+    tagger.set_params(class_weight=weights).fit(SENTENCES, TAGS)
 
 
 def test_tags(pretrained: Path) -> None:

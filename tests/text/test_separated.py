@@ -52,6 +52,9 @@ def test_what_excel_says_and_blank_lines(write: Write) -> None:
     assert [(i.text, i.place) for i in TextColumns().read(path, TextCounts())] == [
         ("one, two", f"{path}:3")
     ]
+    rows = read_rows(path, counts := TextCounts(), header=False, columns=["0"])
+    assert [row["0"] for _, row in rows] == ["text", "one, two"]
+    assert counts.skipped == {"CSV divided by semicolons, kept": 1}
     path = write("b.csv", "\n \ntext;label\none;x\n")
     assert [(i.text, i.place) for i in TextColumns().read(path, TextCounts())] == [
         ("one", f"{path}:4")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.cli.plan import amount, duration, plan_command
-from bertkit.config import read_recipe
+from bertkit.config import find_recipe, read_recipe
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.model.cpu import merge_similar
@@ -54,6 +55,7 @@ from bertkit.pretraining_data.pairs import PairOptions, measure_pairs, plan_bloc
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.recipe import ModelSize, Objectives, Phases, PretrainRecipe, Training
 from bertkit.training.step import LoopSettings, run_objective
+from tests.conftest import run
 
 CPU = torch.device("cpu")
 RECIPE = PretrainRecipe()
@@ -417,6 +419,19 @@ def test_the_verb_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert part in shown, shown
     written = json.loads((tmp_path / "plan.json").read_text())
     assert written["parameters"] == 110_106_428
+    mine = tmp_path / "my tiny.toml"
+    mine.write_text(find_recipe("tiny").read_text())
+    given = ["--training.no-bias-correction", "--phases.batch-sizes", "16", "8"]
+    run("plan", mine, "--machine", "h100", "--hours", "0.001", "--tokens", "1000000", *given)
+    [command] = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("bertkit pretrain")
+    ]
+    words = shlex.split(command)
+    assert words[:3] == ["bertkit", "pretrain", str(mine)]
+    planned = read_recipe(PretrainRecipe, words[2], words[3:])
+    assert planned.phases.batch_sizes == (16, 8)
+    assert not planned.training.bias_correction
+    assert planned.model == read_recipe(PretrainRecipe, "tiny").model
     assert [len(found["steps"]) for found in written["answers"]] == [2, 2]
     assert written["phases"][0]["fit"]["memory"]["peak"] > 0
     for wrong in ({"price": -1.0}, {"seconds": 0.0}, {"device": "cpu"}, {"seconds": 9.0}):
