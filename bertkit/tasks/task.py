@@ -204,6 +204,8 @@ class Task(ABC):
     """The name of the task type in `bertkit.json`: classification, regression, ..."""
     labels: tuple[str, ...]
     """The names of the classes, in the order of the outputs; () if there are none."""
+    answer_field: ClassVar[str]
+    """The field of predictions with the answer: a label, labels, tags, a number or an index."""
     reads_images: ClassVar[bool] = False
     """Whether every input has an image beside its text; see `bertkit.tasks.images`."""
 
@@ -294,9 +296,9 @@ class Task(ABC):
     def degenerate(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> str:
         """Return why predictions on labelled inputs show a run that learned nothing, else ""."""
 
-    @abstractmethod
     def plain(self, prediction: Any) -> Any:
         """Return a prediction as a plain value, such as a label, to compare with `gold`."""
+        return getattr(prediction, self.answer_field)
 
     def balanced_weights(self, items: Items) -> np.ndarray:
         """Return a weight for each class, (classes,), such that all classes count equally.
