@@ -20,7 +20,6 @@ from bertkit.predict.predictors import TaskPredictor
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.data import (
     describe_items,
-    is_labelled,
     labelled_part,
     note_unique,
     write_results,
@@ -135,7 +134,7 @@ def evaluate(
             *(predictor.task, predictor.loaded[0].details, file, task, data, split),
             *(columns or {}, counts),
         )
-        labelled = any(is_labelled([given]) for given in inputs)
+        labelled = any(given.gold is not None for given in inputs)
         if not labelled and not unlabelled_ok:
             raise BertkitError(f"{split} has no labels to score by; give --out for the predictions")
         if not labelled and compare_fp32:
