@@ -24,7 +24,7 @@ from bertkit.datasets.fields import (
 from bertkit.datasets.image_columns import ALIGNED, LABELS_GIVEN, ImageColumns
 from bertkit.datasets.readers import Columns, Reading, RowReader, row_texts
 from bertkit.datasets.records import Records
-from bertkit.datasets.squad import has_json_lines, is_json, make_question, read_squad
+from bertkit.datasets.squad import has_json_lines, make_question, read_squad
 from bertkit.datasets.tabular import Fields, read_rows, value_name
 from bertkit.errors import BertkitError
 from bertkit.files import from_home
@@ -282,7 +282,8 @@ class QuestionColumns(Columns):
         path = from_home(path)
         if self.format != "auto":
             return self.format in {*ROW_FORMATS, "tsv"}
-        if is_json(path) or (Path(path).is_file() and not extension(path)):
+        ending = extension(path)
+        if ending == ".json" or (not ending and Path(path).is_file()):
             return has_json_lines(path)
         return holds_rows(path, {*ROW_FORMATS, "tsv"})
 
