@@ -19,18 +19,19 @@ from bertkit.errors import NOT_FINITE, BertkitError, nearest
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import check_layers, encoder_features
 from bertkit.predict.engine import check_outputs
+from bertkit.tasks.data import with_unknown
 from bertkit.tasks.task import (
     NOTHING_UNKNOWN,
     PREDICTION_TOKENS,
-    Encoded,
+    Item,
     ItemPart,
+    Items,
     Unknown,
     make_batch,
     split_outputs,
     split_parts,
-    unknown_of_text,
 )
-from bertkit.tasks.windows import check_stride, check_window_lengths, context_windows
+from bertkit.tasks.windows import check_stride, check_window_lengths, context_windows, surround
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
 from bertkit.training.memory import in_halves
@@ -159,12 +160,17 @@ def split_text(text: str, tokenizer: Tokenizer, max_length: int, stride: int) ->
     ids = np.array(encoding.ids, dtype=np.int32)
     parts = []
     for first, end, answered in context_windows(np.ones_like(ids), max_length - 2, stride):
-        whole = np.array([tokenizer.cls_id, *ids[first:end], tokenizer.sep_id], dtype=np.int32)
-        parts.append(ItemPart((Encoded(whole, len(whole)),), (answered, first)))
+        window = surround(ids[first:end], None, tokenizer)
+        parts.append(ItemPart((window,), (answered, first)))
     vocabulary = tokenizer.vocabulary
     tokens = [vocabulary[tokenizer.cls_id], *encoding.tokens, vocabulary[tokenizer.sep_id]]
     unknown = unknown_of_text(parts, tokenizer.unk_id)
     return WindowedText(tokens, [(0, 0), *encoding.offsets, (0, 0)], parts, unknown)
+
+
+def unknown_of_text(parts: list[ItemPart], unknown: int) -> Unknown:
+    """Count the tokens with the id `unknown` in the windows of one text."""
+    return with_unknown(Items([Item(0, parts)], 1, 0, {}), unknown).unknown
 
 
 def batched_features(

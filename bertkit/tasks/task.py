@@ -135,14 +135,6 @@ class Items:
         return sum(part.tokens for item in self.items for part in item.parts)
 
 
-def unknown_of_text(parts: Sequence[ItemPart], unknown: int) -> Unknown:
-    """Count the tokens with the id `unknown` in the windows `[CLS] text [SEP]` of one text."""
-    ids = [part.sequences[0].ids[1:-1] for part in parts]
-    lost = sum(int(np.count_nonzero(one == unknown)) for one in ids)
-    total = sum(map(len, ids))
-    return Unknown(lost, total, int(lost == total))
-
-
 def check_segments(items: Items, config: ModelConfig) -> None:
     """Check that sequences have one text if the network has only one segment.
 
