@@ -84,21 +84,18 @@ class ModelConfig:
             raise BertkitError(
                 f"model config: embedding_size must be 0 or more, not {self.embedding_size!r}"
             )
-        if self.direction not in DIRECTIONS:
-            hint = nearest(str(self.direction), DIRECTIONS)
-            raise BertkitError(f"model config: unknown direction {self.direction!r}{hint}")
+        acts = {"hidden_act": ACTIVATIONS, "pooler_act": tuple(POOLER_ACTIVATIONS)}
+        for name, known in {"direction": DIRECTIONS, **acts}.items():
+            value = getattr(self, name)
+            if value not in known:
+                hint = nearest(str(value), known)
+                raise BertkitError(f"model config: unknown {name} {value!r}{hint}")
         for name in REAL_FIELDS:
             value = getattr(self, name)
             if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value < 1:
                 raise BertkitError(f"model config: {name} must be in [0, 1), not {value!r}")
         if not self.initializer_range:
             raise BertkitError("model config: initializer_range must be above 0")
-        if self.hidden_act not in ACTIVATIONS:
-            hint = nearest(str(self.hidden_act), ACTIVATIONS)
-            raise BertkitError(f"model config: unknown hidden_act {self.hidden_act!r}{hint}")
-        if self.pooler_act not in POOLER_ACTIVATIONS:
-            hint = nearest(str(self.pooler_act), POOLER_ACTIVATIONS)
-            raise BertkitError(f"model config: unknown pooler_act {self.pooler_act!r}{hint}")
         if self.hidden_size % self.num_attention_heads:
             raise BertkitError(
                 f"model config: hidden_size {self.hidden_size} is not a multiple of "
