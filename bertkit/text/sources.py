@@ -127,16 +127,6 @@ def one_source(path: str | Path) -> Source:
     return source
 
 
-def check_outside(folder: Path, paths: Sequence[str]) -> None:
-    """Check that the output folder is not inside one of the inputs."""
-    for path in paths:
-        if Path(path).is_dir() and folder.resolve().is_relative_to(Path(path).resolve()):
-            raise BertkitError(
-                f"{folder} lies in {path}, whose files are all read as text; choose a folder "
-                "outside of it"
-            )
-
-
 def huggingface_source(path: str) -> Source:
     """Return the source for `hf:NAME[:CONFIG[:SPLIT]]` with every part filled in; loads nothing."""
     name, config, split, *rest = [*path.removeprefix("hf:").split(":"), "", ""]
