@@ -11,7 +11,6 @@ from bertkit.datasets.conll import conll_sentences
 from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
 from bertkit.datasets.fields import (
     expand_choices,
-    from_json,
     is_empty_choice,
     label_names,
     letter_index,
@@ -300,8 +299,7 @@ class QuestionColumns(Columns):
                 return None
             golds = None
             if reading.labelled and self.answers in row:
-                value = from_json(row[self.answers], str | dict, place)
-                golds = row_answers(value, self.answers, place)
+                golds = row_answers(row[self.answers], self.answers, place)
             return make_question(
                 "", texts[0], texts[1], golds, place, reading.counts, scoring=reading.scoring
             )

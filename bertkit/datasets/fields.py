@@ -148,7 +148,8 @@ def letter_index(key: str) -> int:
 
 def row_answers(value: Any, column: str, place: str) -> Gold:
     """Return the answers in a field, without those of empty text."""
-    return [gold for item in flat(value) for gold in answers_in(item, column, place)]
+    items = flat(from_json(value, str | dict, place))
+    return [gold for item in items for gold in answers_in(item, column, place)]
 
 
 def flat(value: Any) -> Iterator[Any]:
