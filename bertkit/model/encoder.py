@@ -355,33 +355,6 @@ ONE_SEGMENT = (
 )
 
 
-def check_batch(packed: Packed, config: ModelConfig) -> None:
-    """Check that all ids are within the embeddings; on a GPU others cause garbage or a crash.
-
-    This reads the ids, so on a GPU it waits for the device: call it on input, not at every step.
-
-    Raises:
-        BertkitError: an id is out of range; the message gives the id, its position and the range.
-    """
-    check_length(packed, config)
-    for name, indices, size in (
-        ("token id", packed.ids, config.vocab_size),
-        ("segment", packed.segment_ids, config.type_vocab_size),
-        ("position", packed.position_ids, config.max_position_embeddings),
-    ):
-        wrong = ((indices < 0) | (indices >= size)).nonzero()
-        if len(wrong):
-            place = int(wrong[0, 0])
-            sequence = int((packed.cu_seqlens[1:] <= place).sum())
-            if name == "segment" and size == 1:
-                raise BertkitError(ONE_SEGMENT)
-            raise BertkitError(
-                f"{name} {int(indices[place])} at token {place - int(packed.cu_seqlens[sequence])} "
-                f"of sequence {sequence} is outside the model's 0 to {size - 1}; "
-                "use the tokenizer that this model was made with"
-            )
-
-
 def check_vocabulary(config: ModelConfig, tokenizer_size: int) -> None:
     """Check that the embeddings cover all ids of a tokenizer (others give garbage on some devices).
 
