@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -87,12 +88,18 @@ class TextFeatures(NamedTuple):
 class WindowedText(NamedTuple):
     """A text split into windows that fit the model."""
 
-    tokens: list[str]
+    pieces: list[str]
+    """The tokens of the text, with [CLS] and [SEP]."""
     offsets: list[tuple[int, int]]
     parts: list[ItemPart]
     """The windows; the target of each: indices of the tokens taken from it, and its first token."""
     unknown: Unknown
     """Counts of tokens that are not in the vocabulary."""
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens in all windows."""
+        return sum(part.tokens for part in self.parts)
 
 
 WHOLE = Extraction()
@@ -151,7 +158,8 @@ def extract(
         return [rows for piece in in_halves(states, parts) for rows in piece]
 
     windowed = (split_text(text, tokenizer, max_length, extraction.stride) for text in texts)
-    return batched_features(windowed, states_that_fit, extraction)
+    groups = split_parts(windowed, PREDICTION_TOKENS)
+    return chain.from_iterable(compute(group, states_that_fit, extraction) for group in groups)
 
 
 def split_text(text: str, tokenizer: Tokenizer, max_length: int, stride: int) -> WindowedText:
@@ -173,24 +181,6 @@ def unknown_of_text(parts: list[ItemPart], unknown: int) -> Unknown:
     return with_unknown(Items([Item(0, parts)], 1, 0, {}), unknown).unknown
 
 
-def batched_features(
-    texts: Iterable[WindowedText],
-    states: Callable[[Sequence[ItemPart]], list[np.ndarray]],
-    extraction: Extraction,
-) -> Iterator[TextFeatures]:
-    """Yield the features of texts, which are collected into groups that fill a batch."""
-    waiting: list[WindowedText] = []
-    tokens = 0
-    for text in texts:
-        size = sum(part.tokens for part in text.parts)
-        if waiting and tokens + size > PREDICTION_TOKENS:
-            yield from compute(waiting, states, extraction)
-            waiting, tokens = [], 0
-        waiting.append(text)
-        tokens += size
-    yield from compute(waiting, states, extraction)
-
-
 def compute(
     texts: Sequence[WindowedText],
     states: Callable[[Sequence[ItemPart]], list[np.ndarray]],
@@ -204,7 +194,7 @@ def compute(
     for text in texts:
         vectors = join_windows(text, [next(outputs) for _ in text.parts])
         if extraction.pooling == "tokens":
-            tokens, offsets = text.tokens, text.offsets
+            tokens, offsets = text.pieces, text.offsets
         else:
             tokens, offsets = [], []
             pooled = vectors[0] if extraction.pooling == "cls" else vectors.mean(axis=0)
@@ -225,7 +215,7 @@ def join_windows(text: WindowedText, outputs: Sequence[np.ndarray]) -> np.ndarra
     """Combine the outputs of a text's windows into one array, (tokens, width)."""
     if len(outputs) == 1:
         return outputs[0]
-    vectors = np.empty((len(text.tokens), outputs[0].shape[1]), dtype=np.float32)
+    vectors = np.empty((len(text.pieces), outputs[0].shape[1]), dtype=np.float32)
     for part, rows in zip(text.parts, outputs, strict=True):
         answered, first = part.target
         vectors[1 + answered] = rows[1 + answered - first]

@@ -365,9 +365,9 @@ def make_batch(
     return TaskBatch(packed, tensors, counts, place)
 
 
-def split_parts(parts: Sequence[ItemPart], tokens: int) -> Iterator[list[ItemPart]]:
+def split_parts(parts: Iterable[Any], tokens: int) -> Iterator[list[Any]]:
     """Yield groups of consecutive parts of at most `tokens` tokens; a longer part is alone."""
-    group: list[ItemPart] = []
+    group: list[Any] = []
     size = 0
     for part in parts:
         if group and size + part.tokens > tokens:

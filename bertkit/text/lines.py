@@ -8,10 +8,10 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 
 from bertkit.errors import BertkitError, escape_line_breaks
 from bertkit.text.sources import BYTE_ORDER_MARK, DAMAGE, HEAD_BYTES, Source, one_line, open_binary
@@ -27,6 +27,7 @@ UNDECODABLE = 20
 """If this many of the first characters are undecodable, and more than there are valid ones beyond
 ASCII, the file has another encoding and is not merely damaged."""
 
+Item = TypeVar("Item")
 NumberedRow = tuple[int, str]
 """The number, from 1, of a line, or of the line or row where a document starts; and its text."""
 
@@ -192,14 +193,16 @@ def describe_skipped(skipped: Mapping[str, int], examples: Mapping[str, str]) ->
     ]
 
 
-def cut_blocks(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    """Yield the texts in lists, each of which ends once it has at least `characters` characters."""
-    block: list[str] = []
+def cut_blocks(
+    items: Iterable[Item], size: int, of: Callable[[Any], int] = len
+) -> Iterator[list[Item]]:
+    """Yield items, such as texts, in lists that each end once their sizes add up to `size`."""
+    block: list[Item] = []
     there = 0
-    for text in texts:
-        block.append(text)
-        there += len(text)
-        if there >= characters:
+    for item in items:
+        block.append(item)
+        there += of(item)
+        if there >= size:
             yield block
             block, there = [], 0
     if block:
