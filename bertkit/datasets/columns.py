@@ -24,10 +24,10 @@ from bertkit.datasets.image_columns import ALIGNED, LABELS_GIVEN, ImageColumns
 from bertkit.datasets.readers import Columns, Reading, RowReader, row_texts
 from bertkit.datasets.records import Records
 from bertkit.datasets.squad import has_json_lines, make_question, read_squad
-from bertkit.datasets.tabular import Fields, read_rows, value_name
+from bertkit.datasets.tabular import Fields, read_rows
 from bertkit.errors import BertkitError
 from bertkit.files import from_home
-from bertkit.text.lines import TextCounts
+from bertkit.text.lines import TextCounts, value_name
 from bertkit.text.sources import extension, folder_files, source_format
 
 ROW_FORMATS = {"csv", "jsonl", "parquet", "huggingface"}

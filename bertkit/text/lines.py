@@ -6,6 +6,7 @@ CSV fields may be quoted as spreadsheets do; TSV has no quotes.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any, BinaryIO, Self, TypeVar
 from bertkit.errors import BertkitError, escape_line_breaks
 from bertkit.text.sources import BYTE_ORDER_MARK, DAMAGE, HEAD_BYTES, Source, one_line, open_binary
 
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 READ_BYTES = 1 << 20
 MAX_TEXT_SIZE = 1 << 28
 """The maximum bytes of a line, or characters of a document or CSV row. Each is held in memory
@@ -207,6 +209,17 @@ def cut_blocks(
             block, there = [], 0
     if block:
         yield block
+
+
+def value_name(value: object) -> str:
+    """Return a field as a name: True and False as pandas writes them to CSV, "" for null or NaN."""
+    if isinstance(value, str):
+        return LONE_SURROGATE.sub("\ufffd", value.strip())
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # integer columns with missing values are read as floats
+    return str(value)
 
 
 MAX_FIELD = (1 << 31) - 1
