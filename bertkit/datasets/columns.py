@@ -84,7 +84,6 @@ class TextColumns(ImageColumns):
                 return None
             image = image_of(row, place) if image_of else None
             if image_of and image is None:
-                reading.counts.note(f"empty '{self.image_column}'", place)
                 return None
             label = self.label_in(row.get(self.label), place) if reading.labelled else None
             return TextExample("", texts[0], texts[1] if self.pair else None, label, place, image)
@@ -229,7 +228,6 @@ class ChoiceColumns(ImageColumns):
                 return None
             image = image_of(row, place) if image_of else None
             if image_of and image is None:
-                reading.counts.note(f"empty '{self.image_column}'", place)
                 return None
             key = value_name(row.get(self.label)) if reading.labelled else ""
             index = self.choice_index(key, first)

@@ -223,9 +223,7 @@ def jsonl_records(source: Source, counts: TextCounts) -> Iterator[FileRow]:
         )
 
 
-def parquet_records(
-    source: Source, columns: Sequence[str], *, whole: bool = False
-) -> Iterator[FileRow]:
+def parquet_records(source: Source, columns: Sequence[str], *, whole: bool) -> Iterator[FileRow]:
     """Yield the rows of a Parquet file, with the class names that `datasets` stored."""
     with open_parquet(source) as file:
         names = file.schema_arrow.names
@@ -237,7 +235,7 @@ def parquet_records(
 
 
 def huggingface_records(
-    source: Source, columns: Sequence[str], *, whole: bool = False
+    source: Source, columns: Sequence[str], *, whole: bool
 ) -> Iterator[FileRow]:
     """Yield the rows of a data set, with class numbers replaced by its class names."""
     with open_data_set(source) as found:

@@ -85,8 +85,6 @@ class TaskPredictor:
     def __init__(
         self, loaded: Sequence[LoadedTask], device: torch.device, precision: str = "auto"
     ) -> None:
-        if not loaded:
-            raise BertkitError("there is no model to predict with; name at least one")
         self.loaded, self.device = list(loaded), device
         self.precision = choose_mode(precision, device)
         self.task, self.tokenizer = loaded[0].task, loaded[0].tokenizer
