@@ -45,9 +45,8 @@ class TaskOperation:
             inputs = decoded_images(inputs, self.predictor.task)
         items = self.predictor.items(inputs)
         lost = {what: count for what, count in items.cut.items() if count}
-        if isinstance(
-            self.predictor.task, QuestionAnswering
-        ):  # the other counts are about gold answers, which requests lack
+        # the other counts are about gold answers, which requests lack
+        if isinstance(self.predictor.task, QuestionAnswering):
             lost = {what: count for what, count in lost.items() if what.startswith("questions")}
         return PreparedRequest((inputs, items), items.tokens, len(inputs), items.windowed, lost)
 
