@@ -29,7 +29,7 @@ UNDECODABLE = 20
 """If this many of the first characters are undecodable, and more than there are valid ones beyond
 ASCII, the file has another encoding and is not merely damaged."""
 
-Item = TypeVar("Item")
+BlockItem = TypeVar("BlockItem")
 NumberedRow = tuple[int, str]
 """The number, from 1, of a line, or of the line or row where a document starts; and its text."""
 
@@ -196,10 +196,10 @@ def describe_skipped(skipped: Mapping[str, int], examples: Mapping[str, str]) ->
 
 
 def cut_blocks(
-    items: Iterable[Item], size: int, of: Callable[[Any], int] = len
-) -> Iterator[list[Item]]:
+    items: Iterable[BlockItem], size: int, of: Callable[[Any], int] = len
+) -> Iterator[list[BlockItem]]:
     """Yield items, such as texts, in lists that each end once their sizes add up to `size`."""
-    block: list[Item] = []
+    block: list[BlockItem] = []
     there = 0
     for item in items:
         block.append(item)
