@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import combinations
@@ -229,13 +229,19 @@ def is_file_of(out: Path, folder: Path, mark: Read) -> bool:
     )
 
 
-def files_below(folder: Path) -> Iterator[Path]:
-    """Yield every file below a folder, following links to other folders."""
+def files_below(
+    folder: Path | str, *, hidden: bool = True, onerror: Callable[[OSError], object] | None = None
+) -> Iterator[Path]:
+    """Yield every file below a folder, following links to other folders.
+
+    Hidden files and folders are left out if `hidden` is false; for `onerror` see `os.walk`.
+    """
     visited: set[str] = set()
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    for parent, folders, names in os.walk(folder, onerror=onerror, followlinks=True):
         real = os.path.realpath(parent)
         if real in visited:  # a link may lead back to a parent
             folders.clear()
             continue
         visited.add(real)
-        yield from (Path(parent, name) for name in names)
+        folders[:] = [name for name in folders if hidden or name[0] != "."]
+        yield from (Path(parent, name) for name in names if hidden or name[0] != ".")

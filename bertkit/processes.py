@@ -41,6 +41,14 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
 
 
+def memory_bytes() -> int | None:
+    """Return the machine's memory in bytes; None if the system does not report it."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
 def worker_count(processes: int) -> int:
     """Return the number of worker processes for a number of processes that share the work.
 

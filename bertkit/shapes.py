@@ -35,8 +35,6 @@ if TYPE_CHECKING or os.environ.get("BERTKIT_CHECK_SHAPES") != "1":
     """(sequences or tokens, classes)."""
     SequenceLabels: TypeAlias = Tensor
     """(sequences,) integers."""
-    Scalar: TypeAlias = Tensor
-    """A single number."""
 else:
     from jaxtyping import Float, Int, Int32
 
@@ -51,4 +49,3 @@ else:
     NextLogits = Float[Tensor, "sequences 2"]
     ClassLogits = Float[Tensor, "rows classes"]
     SequenceLabels = Int[Tensor, "sequences"]
-    Scalar = Float[Tensor, ""]

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import bertkit
-from bertkit.checkpoints.hub import COMMIT_FOLDER, hub_commit
+from bertkit.checkpoints.hub import hub_commit
 from bertkit.checkpoints.snippets import PIPELINES, SavedForm, saved_form, snippets
 from bertkit.config import dotted_values
-from bertkit.errors import BertkitError
 from bertkit.files import escaped
 from bertkit.model.encoder import ModelConfig
 
@@ -228,8 +227,8 @@ def inherited_metadata(folder: Path) -> dict[str, Any]:
     """
     metadata = read_metadata(folder)
     found = {name: metadata[name] for name in INHERITED if is_text(metadata.get(name))}
-    if cached := COMMIT_FOLDER.search(folder.as_posix()):
-        found["base_model"] = cached["repo"].replace("--", "/", 1)
+    if cached := hub_commit(folder):
+        found["base_model"] = cached.partition("@")[0]
     return found
 
 
@@ -311,20 +310,6 @@ def skipped_table(skipped: Mapping[str, int]) -> str:
 def source_name(source: str) -> str:
     """Return the name of a file, or of a data set on the hub, without folders or addresses."""
     return source if source.startswith("hf:") else re.split(r"[?#]", source)[0].split("/")[-1]
-
-
-def check_license(name: str) -> None:
-    """Check that a license is written as the hub's identifiers are.
-
-    Raises:
-        BertkitError: it is not.
-    """
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
-        raise BertkitError(
-            f"'{name}' is not an identifier of a license; give one as the hub lists them, such as "
-            "apache-2.0, mit or cc-by-4.0, or 'other'",
-            code="license",
-        )
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -7,7 +7,6 @@ an archive of a pickle and its tensors, can unpack to any number of bytes.
 from __future__ import annotations
 
 import math
-import os
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import count_parameters
+from bertkit.processes import memory_bytes
 
 MAX_LAYERS = 10_000
 """Layers that share weights (ALBERT) take no extra bytes, so nothing else limits their number."""
@@ -70,14 +70,6 @@ def readable_count(number: int) -> str:
     if number < 10**18:
         return f"{number:,}"
     return f"more than 10^{int((number.bit_length() - 1) * math.log10(2))}"
-
-
-def memory_bytes() -> int | None:
-    """Return the machine's memory in bytes; None if the system does not report it."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def check_archive(file: IO[bytes], path: Path) -> None:

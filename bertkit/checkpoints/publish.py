@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import bertkit
-from bertkit.checkpoints.card import CARD, card_text, check_license
+from bertkit.checkpoints.card import CARD, card_text
 from bertkit.checkpoints.hub import COMMIT_FOLDER, LIBRARIES_OF_REQUESTS, REPOSITORY, REVISION
 from bertkit.checkpoints.snippets import on_hub
 from bertkit.errors import BertkitError
@@ -134,6 +134,20 @@ def check_name(name: str, revision: str | None) -> None:
     if revision is not None and not REVISION.fullmatch(revision):
         raise BertkitError(
             f"'{revision}' is not a valid name of a branch; give one such as main", code="hub-name"
+        )
+
+
+def check_license(name: str) -> None:
+    """Check that a license is written as the hub's identifiers are.
+
+    Raises:
+        BertkitError: it is not.
+    """
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
+        raise BertkitError(
+            f"'{name}' is not an identifier of a license; give one as the hub lists them, such as "
+            "apache-2.0, mit or cc-by-4.0, or 'other'",
+            code="license",
         )
 
 

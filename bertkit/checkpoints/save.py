@@ -103,27 +103,6 @@ def check_free(directory: Path) -> None:
             raise BertkitError(f"{directory} exists and is not a model directory; choose another")
 
 
-def save_generator(
-    directory: Path,
-    model: Any,
-    tokenizer: Tokenizer,
-    details: Mapping[str, Any],
-    card: Card | None = None,
-) -> None:
-    """Write ELECTRA's generator as a separate masked language model; see `save_model`.
-
-    Args:
-        directory: the directory to create; an existing model directory is replaced.
-        model: a `ReplacedTokenModel`.
-        tokenizer: the model's tokenizer.
-        details: the content of `bertkit.json`.
-        card: the model card; None writes none.
-    """
-    generator = PretrainingModel(model.generator.config, pairs=False)
-    generator.encoder, generator.mlm = model.whole_generator()
-    save_model(directory, generator, tokenizer, details, card=card)
-
-
 def model_details(
     model: nn.Module, config: ModelConfig, details: Mapping[str, Any]
 ) -> dict[str, Any]:

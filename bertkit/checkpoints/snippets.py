@@ -81,11 +81,8 @@ def saved_form(folder: Path) -> SavedForm:
     details = read_object(path) if path.is_file() else {}
     family, names = str(config.get("model_type", "bert")), config.get("architectures")
     named = str(names[0]) if isinstance(names, list) and names else ""
-    architecture = "" if family == "bertkit" else named
-    own_head = bool(details.get("head"))
-    if own_head:  # transformers loads only the encoder
-        architecture = ""
-    embeds = (folder / "modules.json").is_file()
+    # with a head of its own, transformers loads only the encoder
+    architecture = "" if family == "bertkit" or details.get("head") else named
     known: dict[str, Any] = {
         "family": family if family != "bertkit" else "",
         "library": "transformers" if architecture else "bertkit",
@@ -94,7 +91,7 @@ def saved_form(folder: Path) -> SavedForm:
         "max_length": int(config.get("max_position_embeddings", 512)),
         "image": image_code(details.get("settings") or {}),
     }
-    if embeds:
+    if (folder / "modules.json").is_file():
         return SavedForm(head="embedding", **{**known, "library": "sentence-transformers"})
     return SavedForm(head=saved_head(details, named), **known)
 

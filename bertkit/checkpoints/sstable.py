@@ -60,9 +60,8 @@ def crc32c(data: bytes | memoryview) -> int:
     # is added at the end, advanced by the length of the data.
     first = words % CHECKSUM_BLOCK_WORDS
     register = block_register(values[:first])
-    block = crc32c_zeros(
-        CHECKSUM_BLOCK_WORDS.bit_length() + 1
-    )  # a block is a power of 2 words of 2^2 bytes
+    # a block is a power of 2 words of 2^2 bytes
+    block = crc32c_zeros(CHECKSUM_BLOCK_WORDS.bit_length() + 1)
     for start in range(first, words, CHECKSUM_BLOCK_WORDS):
         register = crc32c_shift(block, register) ^ block_register(
             values[start : start + CHECKSUM_BLOCK_WORDS]

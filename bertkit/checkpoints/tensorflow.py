@@ -256,10 +256,8 @@ def write_checkpoint(prefix: Path, tensors: Mapping[str, np.ndarray]) -> None:
     Raises:
         BertkitError: an array's dtype is not supported, or the files cannot be written.
     """
-    header = encode_field(1, 1) + encode_field(
-        3, encode_field(1, 1)
-    )  # one data file, and producer version 1
-    items = [(b"", header)]
+    # one data file, and producer version 1
+    items = [(b"", encode_field(1, 1) + encode_field(3, encode_field(1, 1)))]
 
     def write_data(path: Path) -> None:
         with path.open("wb") as file:

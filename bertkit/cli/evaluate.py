@@ -71,7 +71,7 @@ def evaluate_command(
         is an error.
     """
     from bertkit.finetuning.grid import shown_scores
-    from bertkit.predict.engine import check_change
+    from bertkit.predict.evaluate import check_change
 
     if bound is not None and not math.isfinite(bound):
         raise BertkitError(f"--bound must be a finite number, not {bound}", code="number")

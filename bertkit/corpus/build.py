@@ -27,7 +27,7 @@ from bertkit.processes import Workers, worker_count
 from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped
 from bertkit.text.sentences import check_language
-from bertkit.text.sources import Source, check_outside, find_sources, is_remote, text_paths
+from bertkit.text.sources import Source, find_sources, is_remote, text_paths
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 
@@ -230,7 +230,12 @@ def check_inputs(paths: Sequence[str], folder: Path, options: PrepareOptions) ->
             f"{folder} is remote, but shards are renamed into place and mapped into memory; "
             "prepare into a local or mounted folder, then copy it"
         )
-    check_outside(folder, paths)
+    for path in paths:
+        if Path(path).is_dir() and folder.resolve().is_relative_to(Path(path).resolve()):
+            raise BertkitError(
+                f"{folder} lies in {path}, whose files are all read as text; choose a folder "
+                "outside of it"
+            )
     return find_sources(paths, format=options.format)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -137,15 +137,6 @@ def judge_block(documents: Sequence[str], options: CleanOptions) -> list[Verdict
     return [judge_document(document, options) for document in documents]
 
 
-def judge_blocks(
-    blocks: Iterable[list[str]], options: CleanOptions, processes: int
-) -> Iterator[tuple[list[str], list[Verdict]]]:
-    """Yield (documents, verdicts) in the order of the blocks."""
-    work = partial(judge_block, options=options)
-    with Workers(work, processes, command="clean", flag="--processes") as workers:
-        yield from workers.run(blocks)
-
-
 class DocumentReader:
     """An iterable of the documents of all sources that knows where each source starts."""
 
@@ -233,18 +224,20 @@ def clean_documents(
     kept = TextCounts()
     keys, bands = KeySet(), KeySet()
     index = 0
-    blocks = cut_blocks(iter(reader), JUDGE_CHARACTERS)
-    for documents, verdicts in judge_blocks(blocks, options, processes):
-        for document, verdict in zip(documents, verdicts, strict=True):
-            reason = verdict.reason or is_duplicate(verdict, options, keys, bands)
-            if reason:
-                start = " ".join(document[: 4 * EXAMPLE_CHARACTERS].split())[:EXAMPLE_CHARACTERS]
-                kept.note(reason, f"{reader.place(index)}: {json.dumps(start)}")
-            else:
-                kept.documents += 1
-                kept.bytes += write(document)
-            index += 1
-        console.update({"done": reader.counts.documents, "bytes": reader.counts.bytes})
+    work = partial(judge_block, options=options)
+    with Workers(work, processes, command="clean", flag="--processes") as workers:
+        for documents, verdicts in workers.run(cut_blocks(iter(reader), JUDGE_CHARACTERS)):
+            for document, verdict in zip(documents, verdicts, strict=True):
+                reason = verdict.reason or is_duplicate(verdict, options, keys, bands)
+                if reason:
+                    start = document[: 4 * EXAMPLE_CHARACTERS].split()
+                    shown = json.dumps(" ".join(start)[:EXAMPLE_CHARACTERS])
+                    kept.note(reason, f"{reader.place(index)}: {shown}")
+                else:
+                    kept.documents += 1
+                    kept.bytes += write(document)
+                index += 1
+            console.update({"done": reader.counts.documents, "bytes": reader.counts.bytes})
     if not kept.documents:
         raise BertkitError(
             f"none of {reader.counts.documents:,} documents is left "

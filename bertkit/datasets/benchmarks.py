@@ -137,14 +137,14 @@ def check_sources(name: str, files: DataFiles, columns: Columns | Mapping[str, A
         )
 
 
-def benchmark_folder(files: DataFiles, name: str) -> Path:
-    """Return the folder of an official set.
+def benchmark_folder(files: DataFiles, name: str, instead: str = "") -> Path:
+    """Return the folder of an official set; `instead` ends the message if none was given.
 
     Raises:
         BertkitError: no folder was given.
     """
     if files.data is None:
-        raise BertkitError(f"{name} is read from its official files: give --data FOLDER")
+        raise BertkitError(f"{name} is read from its official files: give --data FOLDER{instead}")
     return files.data
 
 
@@ -195,12 +195,9 @@ def official_path(name: str, split: str, files: DataFiles) -> str:
         return given
     if split not in BENCHMARKS[name].files:
         raise BertkitError(f"{name} has no official {split} file; give one of yours: --test FILE")
-    if files.data is None:
-        raise BertkitError(
-            f"{name} is read from its official files: give --data FOLDER, or --{split} FILE"
-        )
+    folder = benchmark_folder(files, name, f", or --{split} FILE")
     file = BENCHMARKS[name].files[split]
-    paths = [files.data / one for one in (*OTHER_NAMES.get(file, ()), file)]
+    paths = [folder / one for one in (*OTHER_NAMES.get(file, ()), file)]
     return str(next((path for path in paths if path.is_file()), paths[-1]))
 
 

@@ -11,7 +11,6 @@ from bertkit.datasets.conll import conll_sentences
 from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
 from bertkit.datasets.fields import (
     expand_choices,
-    from_json,
     is_empty_choice,
     label_names,
     letter_index,
@@ -24,11 +23,11 @@ from bertkit.datasets.fields import (
 from bertkit.datasets.image_columns import ALIGNED, LABELS_GIVEN, ImageColumns
 from bertkit.datasets.readers import Columns, Reading, RowReader, row_texts
 from bertkit.datasets.records import Records
-from bertkit.datasets.squad import has_json_lines, is_json, make_question, read_squad
-from bertkit.datasets.tabular import Fields, read_rows, value_name
+from bertkit.datasets.squad import has_json_lines, make_question, read_squad
+from bertkit.datasets.tabular import Fields, read_rows
 from bertkit.errors import BertkitError
 from bertkit.files import from_home
-from bertkit.text.lines import TextCounts
+from bertkit.text.lines import TextCounts, value_name
 from bertkit.text.sources import extension, folder_files, source_format
 
 ROW_FORMATS = {"csv", "jsonl", "parquet", "huggingface"}
@@ -85,7 +84,6 @@ class TextColumns(ImageColumns):
                 return None
             image = image_of(row, place) if image_of else None
             if image_of and image is None:
-                reading.counts.note(f"empty '{self.image_column}'", place)
                 return None
             label = self.label_in(row.get(self.label), place) if reading.labelled else None
             return TextExample("", texts[0], texts[1] if self.pair else None, label, place, image)
@@ -230,7 +228,6 @@ class ChoiceColumns(ImageColumns):
                 return None
             image = image_of(row, place) if image_of else None
             if image_of and image is None:
-                reading.counts.note(f"empty '{self.image_column}'", place)
                 return None
             key = value_name(row.get(self.label)) if reading.labelled else ""
             index = self.choice_index(key, first)
@@ -282,7 +279,8 @@ class QuestionColumns(Columns):
         path = from_home(path)
         if self.format != "auto":
             return self.format in {*ROW_FORMATS, "tsv"}
-        if is_json(path) or (Path(path).is_file() and not extension(path)):
+        ending = extension(path)
+        if ending == ".json" or (not ending and Path(path).is_file()):
             return has_json_lines(path)
         return holds_rows(path, {*ROW_FORMATS, "tsv"})
 
@@ -299,8 +297,7 @@ class QuestionColumns(Columns):
                 return None
             golds = None
             if reading.labelled and self.answers in row:
-                value = from_json(row[self.answers], str | dict, place)
-                golds = row_answers(value, self.answers, place)
+                golds = row_answers(row[self.answers], self.answers, place)
             return make_question(
                 "", texts[0], texts[1], golds, place, reading.counts, scoring=reading.scoring
             )

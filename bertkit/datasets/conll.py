@@ -16,7 +16,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from bertkit.datasets.examples import WordsExample
 from bertkit.errors import BertkitError
@@ -39,8 +38,8 @@ CONLLU = (True, 10)
 UNREAD = "columns beside that of the word, not read (running text to be tagged: --format text)"
 ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
 """An entity tag; it has no type if all entities are of one type."""
-
-
+WordRow = tuple[str, str | None]
+"""The word and the tag of a line; the tag is None if tags are not read."""
 NO_TAGS = {"[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "<PAD>", "PAD", "X"}
 """Labels that some code gives to padding, special tokens and the later tokens of a word."""
 
@@ -164,8 +163,8 @@ def conll_sentences(
         marked = marks_documents(source, word_column)
         for line, rows in sentence_rows(source, found, word_column, tag_column, untagged_ok):
             if rows:
-                words = tuple(row.word for row in rows)
-                tags = tuple(row.tag for row in rows if row.tag is not None)
+                words = tuple(word for word, _ in rows)
+                tags = tuple(tag for _, tag in rows if tag is not None)
                 last = document if marked else used
                 yield WordsExample(str(used), words, tags or None, last, f"{source.path}:{line}")
                 used += 1
@@ -185,13 +184,6 @@ def marks_documents(source: Source, word_column: int) -> bool:
     """Return whether any line starts a document; reading stops at the first such line."""
     lines = conll_lines(source, TextCounts(), word_column)
     return any(DOCUMENT in line and conllu_fields(line)[0] == DOCUMENT for _, line in lines)
-
-
-class WordRow(NamedTuple):
-    """The word and the tag of a line; the tag is None if tags are not read."""
-
-    word: str
-    tag: str | None
 
 
 def sentence_rows(
@@ -225,7 +217,7 @@ def sentence_rows(
             counts.note(UNREAD, place)
         start = start if rows else number
         rows.append(word_row(fields, word_column, tag_column, place))
-        if not rows[-1].word:
+        if not fields[word_column]:
             counts.note("line without a word, kept", place)
     if rows:
         yield start, rows
@@ -248,14 +240,14 @@ def word_row(
             f"({word_column}) and tag ({tag_column}); correct the line or name other columns"
         )
     if tag_column is None:
-        return WordRow(fields[word_column], None)
+        return fields[word_column], None
     tag = fields[tag_column].strip(" ")
     if not TAG.fullmatch(tag):
         raise BertkitError(
             f"{place}: '{tag[:40]}' in column {tag_column} is not a tag such as O, B-PER or NOUN; "
             f"correct it or name the column of the tags"
         )
-    return WordRow(fields[word_column], tag)
+    return fields[word_column], tag
 
 
 def write_conll(

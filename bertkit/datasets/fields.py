@@ -14,9 +14,9 @@ from typing import Any
 
 from bertkit.datasets.conll import SPACES, TAG
 from bertkit.datasets.squad import with_text
-from bertkit.datasets.tabular import Fields, label_name, refuse_python_list, valid_text, value_name
+from bertkit.datasets.tabular import Fields, label_name, refuse_python_list, valid_text
 from bertkit.errors import BertkitError, nearest
-from bertkit.text.lines import TextCounts
+from bertkit.text.lines import TextCounts, value_name
 
 LARGEST_NUMBER = 1e15
 """The largest regression label; the squares of larger ones overflow the 32-bit sums of training."""
@@ -148,7 +148,8 @@ def letter_index(key: str) -> int:
 
 def row_answers(value: Any, column: str, place: str) -> Gold:
     """Return the answers in a field, without those of empty text."""
-    return [gold for item in flat(value) for gold in answers_in(item, column, place)]
+    items = flat(from_json(value, str | dict, place))
+    return [gold for item in items for gold in answers_in(item, column, place)]
 
 
 def flat(value: Any) -> Iterator[Any]:

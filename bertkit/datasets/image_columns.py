@@ -74,7 +74,7 @@ class ImageColumns(Columns):
     def image_reader(self, reading: Reading) -> Callable[[Fields, str], Any] | None:
         """Return the function that reads the image of a row, or None if rows have no images.
 
-        The function returns None if the field is empty.
+        The function returns None (and counts it) if the field is empty.
 
         Raises:
             BertkitError: an option has no effect without `image_column` (code "image-column"), or
@@ -98,6 +98,7 @@ class ImageColumns(Columns):
         def image(row: Fields, place: str) -> Any:
             value = row[column]
             if value is None or (isinstance(value, str) and not value.strip()):
+                reading.counts.note(f"empty '{column}'", place)
                 return None
             folder = Path(place.rpartition(":")[0]).parent if in_file else None
             return read_image(value, place, grid, features=features, folder=folder)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from bertkit.datasets.readers import row_texts
 from bertkit.datasets.records import MissingColumnError, Records, as_source
-from bertkit.datasets.tabular import Fields, first_left_out, numbered_rows, value_name
+from bertkit.datasets.tabular import Fields, first_left_out, numbered_rows
 from bertkit.errors import BertkitError, nearest
-from bertkit.text.lines import TextCounts, plain_lines
+from bertkit.text.lines import TextCounts, plain_lines, value_name
 from bertkit.text.sources import Source, extension, find_sources
 
 GOOD, BAD = "sentence_good", "sentence_bad"

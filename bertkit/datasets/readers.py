@@ -20,10 +20,9 @@ from bertkit.datasets.tabular import (
     has_columns,
     numbered_rows,
     valid_text,
-    value_name,
 )
 from bertkit.errors import BertkitError
-from bertkit.text.lines import TextCounts
+from bertkit.text.lines import TextCounts, value_name
 
 RowReader = Callable[[Fields, str], Example | None]
 """(fields, location) -> an example without ID, or None (and a count) if the row is unusable."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypeVar
 
 from bertkit.datasets.examples import GoldAnswer, QuestionExample
 from bertkit.datasets.tabular import first_left_out, valid_text
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.lines import TextCounts
-from bertkit.text.sources import DAMAGE, DECOMPRESSORS, one_line, one_source, open_binary
+from bertkit.text.sources import DAMAGE, one_line, one_source, open_binary
 
 SQUAD_SITE = "https://rajpurkar.github.io/SQuAD-explorer/"
 SQUAD_FILES = {
@@ -98,12 +98,6 @@ def says_version2(content: Any) -> bool:
     """Return whether the `version` of a file begins with 2, as 2.0 and v2.0 do."""
     version = content.get("version") if isinstance(content, dict) else None
     return str(version).lower().removeprefix("v").startswith("2")
-
-
-def is_json(path: str) -> bool:
-    """Return whether a file name ends in .json, ignoring a suffix for compression."""
-    name = PurePosixPath(path.lower())
-    return (name.stem if name.suffix in DECOMPRESSORS else name.name).endswith(".json")
 
 
 def has_json_lines(path: str) -> bool:

@@ -8,7 +8,6 @@ another layout (no row has the column, or most rows are ragged) is an error.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -17,8 +16,8 @@ from typing import Any
 
 from bertkit.datasets.records import MissingColumnError, Records, is_null
 from bertkit.errors import BertkitError, nearest, refuse_twice
-from bertkit.text.documents import LONE_SURROGATE, open_data_set, open_parquet, parquet_rows
-from bertkit.text.lines import TextCounts, split_rows, text_lines
+from bertkit.text.documents import open_data_set, open_parquet, parquet_rows
+from bertkit.text.lines import LONE_SURROGATE, TextCounts, split_rows, text_lines, value_name
 from bertkit.text.sources import DAMAGE, Source, find_sources, one_line
 
 PYTHON_LIST = re.compile(r"""\[['"].*['"]\]|\{['"](text|answer_start)['"]:.*\}""", re.DOTALL)
@@ -224,9 +223,7 @@ def jsonl_records(source: Source, counts: TextCounts) -> Iterator[FileRow]:
         )
 
 
-def parquet_records(
-    source: Source, columns: Sequence[str], *, whole: bool = False
-) -> Iterator[FileRow]:
+def parquet_records(source: Source, columns: Sequence[str], *, whole: bool) -> Iterator[FileRow]:
     """Yield the rows of a Parquet file, with the class names that `datasets` stored."""
     with open_parquet(source) as file:
         names = file.schema_arrow.names
@@ -238,7 +235,7 @@ def parquet_records(
 
 
 def huggingface_records(
-    source: Source, columns: Sequence[str], *, whole: bool = False
+    source: Source, columns: Sequence[str], *, whole: bool
 ) -> Iterator[FileRow]:
     """Yield the rows of a data set, with class numbers replaced by its class names."""
     with open_data_set(source) as found:
@@ -327,17 +324,6 @@ def has_columns(
         if not missing:
             break
     return not missing
-
-
-def value_name(value: object) -> str:
-    """Return a field as a name: True and False as pandas writes them to CSV, "" for null or NaN."""
-    if isinstance(value, str):
-        return LONE_SURROGATE.sub("\ufffd", value.strip())
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))  # integer columns with missing values are read as floats
-    return str(value)
 
 
 def label_name(value: object, place: str) -> str:

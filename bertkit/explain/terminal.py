@@ -83,24 +83,16 @@ def attention_blocks(trace: Trace, layer: int, head: int | None) -> Iterator[Con
     weights = heads.mean(0) if head is None else heads[head - 1]
     which = "mean of the heads" if head is None else f"head {head} of {len(heads)}"
     yield f"Layer {layer} of {trace.config.num_hidden_layers}, {which}:"
-    rows = enumerate(zip(trace.tokens, weights, strict=True))
     if head is not None and len(weights) <= MAX_MATRIX:
         yield "In tenths, rounded: 3 is 0.25 to 0.35, # is 0.95 or more, . is below 0.05."
-        yield Table(
-            (">", "token", "weights, first token to last"),
-            [
-                [str(i), printable(token.shown)[:12], "".join(map(digit, row.tolist()))]
-                for i, (token, row) in rows
-            ],
-        )
+        shown, title = 12, "weights, first token to last"
+        cells = ["".join(map(digit, row.tolist())) for row in weights]
     else:
-        yield Table(
-            (">", "token", "attends most to"),
-            [
-                [str(i), printable(token.shown), most_attended(trace, row)]
-                for i, (token, row) in rows
-            ],
-        )
+        shown, title = None, "attends most to"
+        cells = [most_attended(trace, row) for row in weights]
+    names = [printable(token.shown)[:shown] for token in trace.tokens]
+    rows = zip(map(str, range(len(names))), names, cells, strict=True)
+    yield Table((">", "token", title), [list(row) for row in rows])
     yield attention_accuracy(trace)
 
 

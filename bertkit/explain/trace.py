@@ -28,7 +28,7 @@ from bertkit.explain.steps import (
     recorded_masking,
     tokenize_words,
 )
-from bertkit.model.encoder import ModelConfig, check_batch
+from bertkit.model.encoder import ONE_SEGMENT, ModelConfig, check_length
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.load import is_tuned, load
 from bertkit.predict.predictors import TextPredictor
@@ -153,6 +153,33 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
         task=task_says(start.path, texts),
         left_out=left_out,
     )
+
+
+def check_batch(packed: Packed, config: ModelConfig) -> None:
+    """Check that all ids are within the embeddings; on a GPU others cause garbage or a crash.
+
+    This reads the ids, so on a GPU it waits for the device: call it on input, not at every step.
+
+    Raises:
+        BertkitError: an id is out of range; the message gives the id, its position and the range.
+    """
+    check_length(packed, config)
+    for name, indices, size in (
+        ("token id", packed.ids, config.vocab_size),
+        ("segment", packed.segment_ids, config.type_vocab_size),
+        ("position", packed.position_ids, config.max_position_embeddings),
+    ):
+        wrong = ((indices < 0) | (indices >= size)).nonzero()
+        if len(wrong):
+            place = int(wrong[0, 0])
+            sequence = int((packed.cu_seqlens[1:] <= place).sum())
+            if name == "segment" and size == 1:
+                raise BertkitError(ONE_SEGMENT)
+            raise BertkitError(
+                f"{name} {int(indices[place])} at token {place - int(packed.cu_seqlens[sequence])} "
+                f"of sequence {sequence} is outside the model's 0 to {size - 1}; "
+                "use the tokenizer that this model was made with"
+            )
 
 
 def check_texts(texts: tuple[str, ...], counts: list[int], config: ModelConfig) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from bertkit.checkpoints.tensorflow import (
     write_google_config,
 )
 from bertkit.errors import BertkitError
-from bertkit.export.onnx import silence
+from bertkit.export.onnx import open_module, silence
 from bertkit.export.padded import OUTPUTS, PADDED_INPUTS, PaddedModel
 from bertkit.export.source import ExportSource, read_export_source
 from bertkit.export.verify import Arrays, Opened
@@ -45,17 +44,8 @@ GOOGLE_HEADS = {
     "qa_outputs.bias": "cls/squad/output_bias",
 }
 """Hugging Face's names → variables of Google's scripts, which do not transpose these matrices."""
-IN_GOOGLE = {
-    *(
-        "classification",
-        "multi-label-classification",
-        "regression",
-        "question-answering",
-        "pretraining",
-        "words",
-        "encoder",
-    )
-}
+IN_GOOGLE = {"classification", "multi-label-classification", "regression", "question-answering"}
+IN_GOOGLE |= {"pretraining", "words", "encoder"}
 OTHER_OUTPUT_NAMES = {"sop_logits": "seq_relationship_logits"}
 """The name of an output in transformers' ALBERT class → its name in `OUTPUTS`."""
 
@@ -151,14 +141,7 @@ def open_sentence_transformer(folder: Path) -> Opened:
 
 def read_back(model: PaddedModel) -> Opened:
     """Wrap a bertkit model so that it runs like an exported one."""
-    model.eval().requires_grad_(False)
-
-    @torch.inference_mode()
-    def run(arrays: Arrays) -> Arrays:
-        outputs = model(*(torch.from_numpy(arrays[name]) for name in PADDED_INPUTS))
-        return dict(zip(model.outputs, (tensor.numpy() for tensor in outputs), strict=True))
-
-    return Opened(("bertkit",), run)
+    return open_module(model.eval().requires_grad_(False), model.outputs, "bertkit")
 
 
 def write_google(source: ExportSource, folder: Path) -> Opened:
@@ -222,8 +205,3 @@ def read_google(source: ExportSource, folder: Path) -> nn.Module:
         return PretrainingModel(config, pairs=source.model.nsp is not None)
 
     return load_into(source.config, tensors, build, folder).model
-
-
-def config_without_weights(source: ExportSource) -> Mapping[str, Any]:
-    """Return `config.json` for a folder without Hugging Face weights, such as an ONNX export."""
-    return model_details(source.model, source.config, source.details)

@@ -20,12 +20,13 @@ import numpy as np
 
 import bertkit
 from bertkit.checkpoints.card import kept_card, write_card
+from bertkit.checkpoints.save import model_details
 from bertkit.console import Console, console_or_new
 from bertkit.datasets.benchmarks import OFFICIAL
 from bertkit.datasets.columns import TextColumns
 from bertkit.errors import BertkitError, nearest
 from bertkit.export.card import export_card, export_form
-from bertkit.export.directories import config_without_weights, write_google, write_hugging_face
+from bertkit.export.directories import write_google, write_hugging_face
 from bertkit.export.onnx import (
     ONNX_FILE,
     PROGRAM_FILE,
@@ -257,7 +258,8 @@ def write_export(source: ExportSource, to: str, out: Path, check: Check = CHECK)
         by, run = WRITERS[to](source, folder)
         if to.startswith("onnx"):
             source.tokenizer.save(folder)
-            write_json(folder / "config.json", config_without_weights(source))
+            config = model_details(source.model, source.config, source.details)
+            write_json(folder / "config.json", config)
         manifest = export_facts(source, to, folder, by)
         found = compare_outputs(source, run, check, exact=to != "onnx-int8")
         manifest["check"] = {"by": by[0], **found}

@@ -12,7 +12,7 @@ import io
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,20 +85,25 @@ def write_program(source: ExportSource, folder: Path) -> Opened:
     Raises:
         BertkitError: the model has no padded form.
     """
-    program, names = trace(source.padded()), source.outputs
+    program = trace(source.padded())
     program.example_inputs = None  # they would be pickled; the rest of the file is plain numbers
     with silence():
         buffer = io.BytesIO()  # on a full disk, torch would abort the process
         torch.export.save(program, buffer)
         (folder / PROGRAM_FILE).write_bytes(buffer.getvalue())
         module = torch.export.load(folder / PROGRAM_FILE).module()
+    return open_module(module, source.outputs, "torch")
+
+
+def open_module(module: Any, outputs: Sequence[str], library: str) -> Opened:
+    """Wrap a module that returns a tensor for each of its outputs, named here."""
 
     @torch.inference_mode()
     def run(arrays: Arrays) -> Arrays:
-        outputs = module(*(torch.from_numpy(arrays[name]) for name in PADDED_INPUTS))
-        return dict(zip(names, (tensor.numpy() for tensor in outputs), strict=True))
+        found = module(*(torch.from_numpy(arrays[name]) for name in PADDED_INPUTS))
+        return dict(zip(outputs, (tensor.numpy() for tensor in found), strict=True))
 
-    return Opened(("torch",), run)
+    return Opened((library,), run)
 
 
 def write_onnx(source: ExportSource, folder: Path) -> Opened:

@@ -18,7 +18,7 @@ from bertkit.export.padded import PADDED_INPUTS, is_token_output
 from bertkit.export.source import ExportSource
 from bertkit.model.pooling import OVER_TOKENS, summary_vectors, weighted_vectors
 from bertkit.pretraining_data.batch import Packed
-from bertkit.tasks.task import ItemPart, Items, make_batch, split_parts
+from bertkit.tasks.task import ItemPart, Items, make_batch, split_outputs, split_parts
 from bertkit.tasks.windows import surround, text_windows
 
 Arrays = dict[str, np.ndarray]
@@ -130,19 +130,15 @@ def run_packed(source: ExportSource, parts: Sequence[ItemPart]) -> list[Arrays]:
     for group in in_batches(parts):
         batch = make_batch(group)
         rows = {n: t.float().numpy() for n, t in packed_rows(source, batch.packed).items()}
-        bounds = np.cumsum([0, *batch.packed.lengths])
-        at = 0
-        for part in group:
-            places = batch.place[at : at + len(part.sequences)]
-            at += len(part.sequences)
-            first, end = bounds[places[0]], bounds[places[0] + 1]
-            own = places if source.head == "multiple-choice" else places[0]
-            found.append(
-                {
-                    name: array[first:end] if is_token_output(source.head, name) else array[own]
-                    for name, array in rows.items()
-                }
-            )
+        outputs = {}
+        for name, array in rows.items():
+            pooled = not is_token_output(source.head, name)
+            own = split_outputs(array, batch, group, pooled)
+            alone = pooled and source.head != "multiple-choice"
+            outputs[name] = [one[0] if alone else one for one in own]
+        found += [
+            dict(zip(outputs, row, strict=True)) for row in zip(*outputs.values(), strict=True)
+        ]
     return found
 
 

@@ -135,8 +135,7 @@ class TunedCards:
         """Return Markdown about the data: files, sizes, and what was skipped, cut or unknown."""
         data = self.scorer.data
         items = {"train": self.train, **self.scorer.items}
-        files = {name: f"`{source_name(file)}`" for name, file in data.files.items()}
-        files = {n: f if " of train" not in f else f.strip("`") for n, f in files.items()}
+        files = {n: f if " of train" in f else f"`{source_name(f)}`" for n, f in data.files.items()}
         given = ", ".join(f"{name}: {file}" for name, file in files.items())
         lines = [f"- {describe_items(name, own)}" for name, own in items.items()]
         said = "\n".join(lines)

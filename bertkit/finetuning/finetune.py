@@ -182,9 +182,8 @@ class FinetuningRun:
         digests = (
             {"beside_digest": read_pretrained(Path(head.beside)).digest} if head.beside else {}
         )
-        training = dataclasses.replace(
-            self.settings.training, precision=self.precision
-        )  # the resolved precision, not "auto"
+        # the resolved precision, not "auto"
+        training = dataclasses.replace(self.settings.training, precision=self.precision)
         return digests | {
             "data": data.name,
             "files": dict(data.files),
@@ -318,9 +317,8 @@ class FinetuningRun:
                     self.console.say(f"again, {scores_text(again)}")
                     break
             else:
-                keep_models(
-                    self.out, results, self.settings.keep
-                )  # also those of a run stopped meanwhile
+                # also those of a run stopped meanwhile
+                keep_models(self.out, results, self.settings.keep)
                 return results
 
     def make(self, run: RunSettings, title: str) -> RunResult:

@@ -7,12 +7,15 @@ the model to keep, predicts for every token whether it is the original. They sha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import (
     Encoder,
     Layer,
@@ -23,9 +26,13 @@ from bertkit.model.encoder import (
     layer_sequence,
     run_layers,
 )
-from bertkit.model.heads import LanguageHead
+from bertkit.model.heads import LanguageHead, PretrainingModel
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, TargetIndices, VocabularyLogits
+
+if TYPE_CHECKING:
+    from bertkit.checkpoints.card import Card
+    from bertkit.tokenizer.wordpiece import Tokenizer
 
 
 class ReplacedTokenOutput(NamedTuple):
@@ -130,6 +137,19 @@ class ReplacedTokenModel(nn.Module):
         whole.embedding_norm = shared.embedding_norm
         whole.projection, whole.layers = self.generator.projection, self.generator.layers
         return whole, self.generator.mlm
+
+
+def save_generator(
+    directory: Path,
+    model: ReplacedTokenModel,
+    tokenizer: Tokenizer,
+    details: Mapping[str, Any],
+    card: Card | None = None,
+) -> None:
+    """Write the generator as a separate masked language model; see `save_model`."""
+    generator = PretrainingModel(model.generator.config, pairs=False)
+    generator.encoder, generator.mlm = model.whole_generator()
+    save_model(directory, generator, tokenizer, details, card=card)
 
 
 def sample_rows(probabilities: Tensor) -> Tensor:

@@ -84,21 +84,18 @@ class ModelConfig:
             raise BertkitError(
                 f"model config: embedding_size must be 0 or more, not {self.embedding_size!r}"
             )
-        if self.direction not in DIRECTIONS:
-            hint = nearest(str(self.direction), DIRECTIONS)
-            raise BertkitError(f"model config: unknown direction {self.direction!r}{hint}")
+        acts = {"hidden_act": ACTIVATIONS, "pooler_act": tuple(POOLER_ACTIVATIONS)}
+        for name, known in {"direction": DIRECTIONS, **acts}.items():
+            value = getattr(self, name)
+            if value not in known:
+                hint = nearest(str(value), known)
+                raise BertkitError(f"model config: unknown {name} {value!r}{hint}")
         for name in REAL_FIELDS:
             value = getattr(self, name)
             if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value < 1:
                 raise BertkitError(f"model config: {name} must be in [0, 1), not {value!r}")
         if not self.initializer_range:
             raise BertkitError("model config: initializer_range must be above 0")
-        if self.hidden_act not in ACTIVATIONS:
-            hint = nearest(str(self.hidden_act), ACTIVATIONS)
-            raise BertkitError(f"model config: unknown hidden_act {self.hidden_act!r}{hint}")
-        if self.pooler_act not in POOLER_ACTIVATIONS:
-            hint = nearest(str(self.pooler_act), POOLER_ACTIVATIONS)
-            raise BertkitError(f"model config: unknown pooler_act {self.pooler_act!r}{hint}")
         if self.hidden_size % self.num_attention_heads:
             raise BertkitError(
                 f"model config: hidden_size {self.hidden_size} is not a multiple of "
@@ -356,33 +353,6 @@ ONE_SEGMENT = (
     "the model has one segment (type_vocab_size 1), and pairs, choices and questions with their "
     "context need two; choose another model"
 )
-
-
-def check_batch(packed: Packed, config: ModelConfig) -> None:
-    """Check that all ids are within the embeddings; on a GPU others cause garbage or a crash.
-
-    This reads the ids, so on a GPU it waits for the device: call it on input, not at every step.
-
-    Raises:
-        BertkitError: an id is out of range; the message gives the id, its position and the range.
-    """
-    check_length(packed, config)
-    for name, indices, size in (
-        ("token id", packed.ids, config.vocab_size),
-        ("segment", packed.segment_ids, config.type_vocab_size),
-        ("position", packed.position_ids, config.max_position_embeddings),
-    ):
-        wrong = ((indices < 0) | (indices >= size)).nonzero()
-        if len(wrong):
-            place = int(wrong[0, 0])
-            sequence = int((packed.cu_seqlens[1:] <= place).sum())
-            if name == "segment" and size == 1:
-                raise BertkitError(ONE_SEGMENT)
-            raise BertkitError(
-                f"{name} {int(indices[place])} at token {place - int(packed.cu_seqlens[sequence])} "
-                f"of sequence {sequence} is outside the model's 0 to {size - 1}; "
-                "use the tokenizer that this model was made with"
-            )
 
 
 def check_vocabulary(config: ModelConfig, tokenizer_size: int) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from bertkit.errors import BertkitError, nearest, short_repr
 from bertkit.files import from_home
 from bertkit.text.documents import optional_library
+from bertkit.text.lines import value_name
 
 MOST_PIXELS = 50_000_000
 """The most pixels of a picture: a small file may hold far more, and decoding takes memory."""
@@ -188,7 +189,7 @@ class FeatureFile:
         Raises:
             BertkitError: there is no such image (code "image-missing"); see also `as_vectors`.
         """
-        name, found = key_name(key), None
+        name, found = value_name(key), None
         if self.keys is not None:
             found = self.keys.get(name)
         elif name.isdecimal() and len(name) < 19 and int(name) < self.rows:
@@ -201,11 +202,6 @@ class FeatureFile:
                 code="image-missing",
             )
         return as_vectors(self.get(found), place)
-
-
-def key_name(key: object) -> str:
-    """Return a key as a name; integer columns with missing values are read as floats."""
-    return str(int(key) if isinstance(key, float) and key.is_integer() else key).strip()
 
 
 def open_features(path: str | Path, column: str) -> FeatureFile:
@@ -292,7 +288,7 @@ def parquet_features(path: Path, column: str) -> FeatureFile:
         raise feature_error(path, f"has {len(lists)} columns of lists instead of one")
     rows, keys = table.column(lists[0]), None
     if column in table.column_names and column != lists[0]:
-        keys = {key_name(key): row for row, key in enumerate(table.column(column).to_pylist())}
+        keys = {value_name(key): row for row, key in enumerate(table.column(column).to_pylist())}
         if len(keys) < len(rows):
             raise feature_error(path, f"has a value in '{column}' twice")
     for name in table.column_names if keys is None else ():

@@ -182,14 +182,9 @@ def expansion(source: Source) -> float:
             text = sum(len(stream.read(1 << 20)) for _ in range(EXPANDED_BYTES >> 20))
             return text / max(1, raw.tell())
     except DAMAGE as error:
-        raise unreadable_text(source, error) from error
-
-
-def unreadable_text(source: Source, error: Exception) -> BertkitError:
-    """Build the error for a damaged file."""
-    return BertkitError(
-        f"{source.path} cannot be read ({one_line(error)}); restore it or leave it out"
-    )
+        raise BertkitError(
+            f"{source.path} cannot be read ({one_line(error)}); restore it or leave it out"
+        ) from error
 
 
 def store_examples(store: TokenStore, length: int, pair: str) -> LengthSample:

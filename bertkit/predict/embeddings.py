@@ -41,7 +41,6 @@ from bertkit.model.pooling import (
 )
 from bertkit.predict.engine import batch_map, check_outputs, choose_mode, prepare_for
 from bertkit.tasks.task import (
-    Encoded,
     HostCopy,
     ItemPart,
     make_batch,
@@ -49,7 +48,7 @@ from bertkit.tasks.task import (
     prediction_tokens,
     split_parts,
 )
-from bertkit.tasks.windows import context_windows
+from bertkit.tasks.windows import context_windows, surround
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
 from bertkit.training.memory import in_halves
@@ -151,16 +150,14 @@ class Embedder:
         found = context_windows(np.ones_like(kept), room)
         parts = []
         for first, end, answered in found:
-            whole = np.array(
-                [self.tokenizer.cls_id, *kept[first:end], self.tokenizer.sep_id], dtype=np.int32
-            )
+            window = surround(kept[first:end], None, self.tokenizer)
             share: np.ndarray | float = len(answered) / len(kept) if len(kept) else 1.0
             if over_tokens:
-                share = np.zeros(len(whole), dtype=np.float32)
+                share = np.zeros(len(window.ids), dtype=np.float32)
                 share[1 + answered - first] = 1.0
                 share[[0, -1]] = 1 / len(found)
                 share /= len(kept) + 2
-            parts.append(ItemPart((Encoded(whole, len(whole)),), share))
+            parts.append(ItemPart((window,), share))
         return EncodedText(parts, len(ids) - len(kept))
 
     def vectors(

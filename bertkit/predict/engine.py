@@ -10,7 +10,7 @@ of a file: `bertkit predict` reads files in chunks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -183,29 +183,6 @@ def set_threads(threads: int) -> None:
     """Set the number of threads that torch uses for operations of the calling thread."""
     torch.get_num_threads()  # its first call in a thread adopts the last setting of any thread
     torch.set_num_threads(threads)
-
-
-def check_change(
-    metric: str, exact: Mapping[str, float], fast: Mapping[str, float], bound: float, mode: str
-) -> None:
-    """Check that a precision does not lower a metric by more than a bound.
-
-    Args:
-        metric: the name of the metric to compare.
-        exact: the scores in fp32, from 0 to 1.
-        fast: the scores in the precision, on the same labelled inputs.
-        bound: the largest accepted decrease of the metric, as a fraction of 1.
-        mode: the name of the precision, for the message.
-
-    Raises:
-        BertkitError: the metric falls by more than the bound.
-    """
-    lost = exact[metric] - fast[metric]
-    if lost > bound:
-        raise BertkitError(
-            f"{mode} lowers {metric} from {100 * exact[metric]:.2f} to {100 * fast[metric]:.2f}, "
-            f"and the bound is {100 * bound:.2f} points; choose bf16 or fp32, or another bound"
-        )
 
 
 def count_bar(console: Console, title: str, unit: str) -> Callable[[int, int], None]:

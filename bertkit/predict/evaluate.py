@@ -22,7 +22,6 @@ from bertkit.predict.predictors import TaskPredictor
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.data import (
     describe_items,
-    is_labelled,
     labelled_part,
     note_unique,
     write_results,
@@ -153,7 +152,7 @@ def evaluate(
             *(predictor.task, predictor.loaded[0].details, file, task, data, split),
             *(columns or {}, counts),
         )
-        labelled = any(is_labelled([given]) for given in inputs)
+        labelled = any(given.gold is not None for given in inputs)
         if not labelled and not unlabelled_ok:
             raise BertkitError(f"{split} has no labels to score by; give --out for the predictions")
         if not labelled and compare_fp32:
@@ -245,3 +244,26 @@ def official_scores(
         return task.score(inputs, predictions)
     official = replace(task, labels=GLUE[name].labels, metrics=GLUE[name].metrics)
     return official.score(inputs, predictions)
+
+
+def check_change(
+    metric: str, exact: Mapping[str, float], fast: Mapping[str, float], bound: float, mode: str
+) -> None:
+    """Check that a precision does not lower a metric by more than a bound.
+
+    Args:
+        metric: the name of the metric to compare.
+        exact: the scores in fp32, from 0 to 1.
+        fast: the scores in the precision, on the same labelled inputs.
+        bound: the largest accepted decrease of the metric, as a fraction of 1.
+        mode: the name of the precision, for the message.
+
+    Raises:
+        BertkitError: the metric falls by more than the bound.
+    """
+    lost = exact[metric] - fast[metric]
+    if lost > bound:
+        raise BertkitError(
+            f"{mode} lowers {metric} from {100 * exact[metric]:.2f} to {100 * fast[metric]:.2f}, "
+            f"and the bound is {100 * bound:.2f} points; choose bf16 or fp32, or another bound"
+        )

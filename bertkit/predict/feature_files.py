@@ -36,6 +36,7 @@ from bertkit.files import (
 )
 from bertkit.predict.features import TextFeatures
 from bertkit.text.documents import optional_library
+from bertkit.text.lines import cut_blocks
 
 MAX_TENSORS_HEADER = 100_000_000 - 512
 """The maximum header size of safetensors in bytes, less the entries after the last text."""
@@ -281,16 +282,8 @@ def write_parquet(
 
 def row_groups(texts: Iterable[TextFeatures]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
     """Yield columns and vectors of groups of texts that just reach `GROUP_ROWS` rows."""
-    group: list[tuple[int, TextFeatures]] = []
-    rows = 0
-    for numbered in enumerate(texts):
-        group.append(numbered)
-        rows += len(numbered[1].vectors)
-        if rows >= GROUP_ROWS:
-            yield feature_columns(group)
-            group, rows = [], 0
-    if group:
-        yield feature_columns(group)
+    groups = cut_blocks(enumerate(texts), GROUP_ROWS, lambda numbered: len(numbered[1].vectors))
+    return map(feature_columns, groups)
 
 
 def feature_columns(group: list[tuple[int, TextFeatures]]) -> tuple[dict[str, Any], np.ndarray]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -19,18 +20,19 @@ from bertkit.errors import NOT_FINITE, BertkitError, nearest
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import check_layers, encoder_features
 from bertkit.predict.engine import check_outputs
+from bertkit.tasks.data import with_unknown
 from bertkit.tasks.task import (
     NOTHING_UNKNOWN,
     PREDICTION_TOKENS,
-    Encoded,
+    Item,
     ItemPart,
+    Items,
     Unknown,
     make_batch,
     split_outputs,
     split_parts,
-    unknown_of_text,
 )
-from bertkit.tasks.windows import check_stride, check_window_lengths, context_windows
+from bertkit.tasks.windows import check_stride, check_window_lengths, context_windows, surround
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
 from bertkit.training.memory import in_halves
@@ -86,12 +88,18 @@ class TextFeatures(NamedTuple):
 class WindowedText(NamedTuple):
     """A text split into windows that fit the model."""
 
-    tokens: list[str]
+    pieces: list[str]
+    """The tokens of the text, with [CLS] and [SEP]."""
     offsets: list[tuple[int, int]]
     parts: list[ItemPart]
     """The windows; the target of each: indices of the tokens taken from it, and its first token."""
     unknown: Unknown
     """Counts of tokens that are not in the vocabulary."""
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens in all windows."""
+        return sum(part.tokens for part in self.parts)
 
 
 WHOLE = Extraction()
@@ -150,7 +158,8 @@ def extract(
         return [rows for piece in in_halves(states, parts) for rows in piece]
 
     windowed = (split_text(text, tokenizer, max_length, extraction.stride) for text in texts)
-    return batched_features(windowed, states_that_fit, extraction)
+    groups = split_parts(windowed, PREDICTION_TOKENS)
+    return chain.from_iterable(compute(group, states_that_fit, extraction) for group in groups)
 
 
 def split_text(text: str, tokenizer: Tokenizer, max_length: int, stride: int) -> WindowedText:
@@ -159,30 +168,17 @@ def split_text(text: str, tokenizer: Tokenizer, max_length: int, stride: int) ->
     ids = np.array(encoding.ids, dtype=np.int32)
     parts = []
     for first, end, answered in context_windows(np.ones_like(ids), max_length - 2, stride):
-        whole = np.array([tokenizer.cls_id, *ids[first:end], tokenizer.sep_id], dtype=np.int32)
-        parts.append(ItemPart((Encoded(whole, len(whole)),), (answered, first)))
+        window = surround(ids[first:end], None, tokenizer)
+        parts.append(ItemPart((window,), (answered, first)))
     vocabulary = tokenizer.vocabulary
     tokens = [vocabulary[tokenizer.cls_id], *encoding.tokens, vocabulary[tokenizer.sep_id]]
     unknown = unknown_of_text(parts, tokenizer.unk_id)
     return WindowedText(tokens, [(0, 0), *encoding.offsets, (0, 0)], parts, unknown)
 
 
-def batched_features(
-    texts: Iterable[WindowedText],
-    states: Callable[[Sequence[ItemPart]], list[np.ndarray]],
-    extraction: Extraction,
-) -> Iterator[TextFeatures]:
-    """Yield the features of texts, which are collected into groups that fill a batch."""
-    waiting: list[WindowedText] = []
-    tokens = 0
-    for text in texts:
-        size = sum(part.tokens for part in text.parts)
-        if waiting and tokens + size > PREDICTION_TOKENS:
-            yield from compute(waiting, states, extraction)
-            waiting, tokens = [], 0
-        waiting.append(text)
-        tokens += size
-    yield from compute(waiting, states, extraction)
+def unknown_of_text(parts: list[ItemPart], unknown: int) -> Unknown:
+    """Count the tokens with the id `unknown` in the windows of one text."""
+    return with_unknown(Items([Item(0, parts)], 1, 0, {}), unknown).unknown
 
 
 def compute(
@@ -198,7 +194,7 @@ def compute(
     for text in texts:
         vectors = join_windows(text, [next(outputs) for _ in text.parts])
         if extraction.pooling == "tokens":
-            tokens, offsets = text.tokens, text.offsets
+            tokens, offsets = text.pieces, text.offsets
         else:
             tokens, offsets = [], []
             pooled = vectors[0] if extraction.pooling == "cls" else vectors.mean(axis=0)
@@ -219,7 +215,7 @@ def join_windows(text: WindowedText, outputs: Sequence[np.ndarray]) -> np.ndarra
     """Combine the outputs of a text's windows into one array, (tokens, width)."""
     if len(outputs) == 1:
         return outputs[0]
-    vectors = np.empty((len(text.tokens), outputs[0].shape[1]), dtype=np.float32)
+    vectors = np.empty((len(text.pieces), outputs[0].shape[1]), dtype=np.float32)
     for part, rows in zip(text.parts, outputs, strict=True):
         answered, first = part.target
         vectors[1 + answered] = rows[1 + answered - first]

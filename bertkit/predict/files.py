@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import length_hint
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from bertkit.errors import BertkitError
 from bertkit.files import BLOCK_BYTES, from_home
 from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, input_chunks
 from bertkit.predict.tables import check_ending, is_flat, new_rows
-from bertkit.predict.word_splitter import split_words_with_offsets
+from bertkit.predict.word_splitter import words_example
 from bertkit.tasks.data import describe_losses
 from bertkit.tasks.predictions import flat_row
 from bertkit.tasks.spec import SPECS, TaskSpec, flag
@@ -278,36 +278,16 @@ def is_plain(file: str, columns: Columns) -> bool:
     return extension(file) == ".txt" and not isinstance(columns, WordColumns)
 
 
-def plain_text(number: int, line: str, document: int, place: str) -> TextExample:
-    """Make a text example of a line."""
-    return TextExample(str(number), line.strip(), None, None, place)
-
-
-def plain_words(number: int, line: str, document: int, place: str) -> WordsExample:
-    """Split a line into words and make an example of them."""
-    _, spans = split_words_with_offsets(line)
-    words = tuple(line[start:end] for start, end in spans)
-    return WordsExample(str(number), words, None, document, place, line, tuple(spans))
-
-
-LINE_EXAMPLES: dict[Any, Callable[[int, str, int, str], Any]] = {
-    TextExample: plain_text,
-    WordsExample: plain_words,
-}
-"""Example type -> the function that makes an example of a line of plain text."""
-
-
 def plain_inputs(spec: TaskSpec, file: str, columns: Columns, counts: TextCounts) -> Iterator[Any]:
     """Yield an input for each line that is not blank.
 
     Raises:
         BertkitError: the inputs of the task type have several parts, or there is no text.
     """
-    if spec.example not in LINE_EXAMPLES:
+    if spec.example not in (TextExample, WordsExample):
         raise BertkitError(f"{file}: a model for {spec.name} needs columns, not plain text")
     if isinstance(columns, TextColumns) and columns.pair:
         raise BertkitError(f"{file}: plain text has no columns; give CSV or JSONL for pairs")
-    example = LINE_EXAMPLES[spec.example]
     source = one_source(file)
     used = document = 0
     for number, line in plain_lines(source, counts):
@@ -316,7 +296,10 @@ def plain_inputs(spec: TaskSpec, file: str, columns: Columns, counts: TextCounts
             counts.note("blank line", place)
             document += 1  # as in a corpus, a blank line ends a document
             continue
-        yield example(number, line, document, place)
+        if spec.example is WordsExample:
+            yield words_example(str(number), line, document, place)
+        else:
+            yield TextExample(str(number), line.strip(), None, None, place)
         used += 1
     if not used:
         raise BertkitError(f"{file} holds no text; give one input per line")

@@ -31,11 +31,10 @@ from bertkit.datasets.examples import (
 from bertkit.datasets.fields import count_choices, from_json, row_words
 from bertkit.datasets.glue import GLUE
 from bertkit.datasets.records import Records, as_source
-from bertkit.datasets.tabular import value_name
 from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.model.task_heads import extra_head
 from bertkit.predict.engine import Engine, choose_mode
-from bertkit.predict.word_splitter import split_words_with_offsets
+from bertkit.predict.word_splitter import words_example
 from bertkit.tasks.classification import LabelPrediction, LabelSetPrediction
 from bertkit.tasks.data import describe_cut, with_unknown
 from bertkit.tasks.multiple_choice import ChoicePrediction
@@ -47,7 +46,7 @@ from bertkit.tasks.spans import usual_step
 from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import NOTHING_READ, Items, check_segments, mean_outputs
 from bertkit.tasks.token_classification import TokenClassification
-from bertkit.text.lines import TextCounts
+from bertkit.text.lines import TextCounts, value_name
 
 TextPrediction = LabelPrediction | LabelSetPrediction | ValuePrediction
 CHUNK_INPUTS = 2048
@@ -87,8 +86,6 @@ class TaskPredictor:
     def __init__(
         self, loaded: Sequence[LoadedTask], device: torch.device, precision: str = "auto"
     ) -> None:
-        if not loaded:
-            raise BertkitError("there is no model to predict with; name at least one")
         self.loaded, self.device = list(loaded), device
         self.precision = choose_mode(precision, device)
         self.task, self.tokenizer = loaded[0].task, loaded[0].tokenizer
@@ -450,9 +447,7 @@ class TagPredictor(TaskPredictor):
         if not isinstance(given, str):
             given = require_list(given, f"{place}: words")
             require_texts(place, *given)
-        text, spans = split_words_with_offsets(given)
-        words = tuple(text[start:end] for start, end in spans)
-        return WordsExample(id, words, None, document, place, text, tuple(spans))
+        return words_example(id, given, document, place)
 
     def result(self, example: WordsExample, prediction: TagsPrediction) -> TaggedText:
         """See `TaskPredictor`."""

@@ -15,9 +15,9 @@ from bertkit.model.encoder import Encoder
 from bertkit.model.features import is_weighted, load_feature_model
 from bertkit.predict.embeddings import Embedder, load_embedder, text_chunks
 from bertkit.predict.feature_files import feature_format, write_features
-from bertkit.predict.features import WHOLE, Extraction, TextFeatures, extract
+from bertkit.predict.features import WHOLE, Extraction, TextFeatures, extract, unknown_of_text
 from bertkit.tasks.data import describe_losses
-from bertkit.tasks.task import NOTHING_UNKNOWN, unknown_of_text
+from bertkit.tasks.task import NOTHING_UNKNOWN
 from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.lines import describe_skipped, plain_lines
 from bertkit.text.sources import find_sources

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import chain
 
-from bertkit.datasets.examples import joined
+from bertkit.datasets.examples import WordsExample, joined
 from bertkit.tokenizer.normalize import IDEOGRAPHS
 
 JOINERS = "\u200c\u200d"
@@ -53,3 +53,10 @@ def split_words_with_offsets(given: str | Sequence[str]) -> tuple[str, list[tupl
     if isinstance(given, str):
         return given, [match.span() for match in word_pattern().finditer(given)]
     return joined(given)
+
+
+def words_example(name: str, given: str | Sequence[str], document: int, place: str) -> WordsExample:
+    """Return the example, without tags, of a text that is split here, or of given words."""
+    text, spans = split_words_with_offsets(given)
+    words = tuple(text[start:end] for start, end in spans)
+    return WordsExample(name, words, None, document, place, text, tuple(spans))

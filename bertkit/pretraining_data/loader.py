@@ -94,11 +94,8 @@ class BatchBuilder:
         self.max_predictions = max_predictions
         self.seed = seed
         self.token = token
-        self.cls_id, self.sep_id, self.mask_id = (
-            tokenizer.cls_id,
-            tokenizer.sep_id,
-            tokenizer.mask_id,
-        )
+        self.cls_id, self.sep_id = tokenizer.cls_id, tokenizer.sep_id
+        self.mask_id = tokenizer.mask_id
         self.continuation = tokenizer.continuation
         self.maskable = np.ones(tokenizer.size, dtype=bool)
         self.maskable[[self.cls_id, self.sep_id, self.mask_id]] = False
@@ -145,12 +142,6 @@ class BatchBuilder:
             return np.arange(len(example) - 1), example[1:].copy()
         if self.token == "clm-reversed":
             return np.arange(1, len(example)), example[:-1].copy()
-        return self._mask(example, row, middle)
-
-    def _mask(
-        self, example: np.ndarray, row: np.void, middle: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Mask an example in place; return the target positions and their original ids."""
         epoch, window, number = (int(row[name]) for name in ("epoch", "window", "row"))
         rng = keyed_rng(self.seed, MASKS, epoch=epoch, window=window, row=number)
         candidates = np.concatenate([np.arange(1, middle - 1), np.arange(middle, len(example) - 1)])

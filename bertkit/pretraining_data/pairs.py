@@ -45,10 +45,8 @@ EXAMPLE_DTYPE = np.dtype(
         ("b_shard", np.int32),
         ("b_start", np.int64),
         ("b_length", np.int32),
-        (
-            "is_random",
-            np.int8,
-        ),  # the label: 0 = B follows A, 1 = random or swapped (Google's order)
+        # the label: 0 = B follows A, 1 = random or swapped (Google's order)
+        ("is_random", np.int8),
         ("cut", np.int32),  # tokens that truncation removed from the pair
         ("a_document", np.int32),  # index of the document within the window
         ("b_document", np.int32),
@@ -177,9 +175,8 @@ def cut_documents(window: ShuffleBlock, options: PairOptions, rng: np.random.Gen
         first, stop = cursor[active], window.documents[active + 1]
         target = targets[active]
         end = np.searchsorted(starts, starts[first] + target)  # first end that reaches the target
-        if (
-            options.pair == "single-segment"
-        ):  # nothing is truncated, so the segment ends with the last sentence that fits
+        # nothing is truncated, so the segment ends with the last sentence that fits
+        if options.pair == "single-segment":
             end = np.searchsorted(starts, starts[first] + target, side="right") - 1
         end = np.clip(end, first + 1, stop)
         size = end - first

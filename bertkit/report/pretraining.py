@@ -264,27 +264,19 @@ def record_tables(
     names = ("loss", "perplexity", "accuracy")
     every = [f"{objective}_{name}" for objective in OBJECTIVES for name in names]
     found = {name for record in run.of("evaluation") for name in record}
+    measured = [name for name in every if name in found]
     tables = []
     for title, kind, columns in (
-        (
-            "Held-out measurements",
-            "evaluation",
-            ["step", *(name for name in every if name in found)],
-        ),
+        ("Held-out measurements", "evaluation", ["step", *measured]),
         ("Checkpoints", "checkpoint", ["step", "path", "seconds"]),
         ("Notes", "note", ["step", "message"]),
     ):
         rows = [[record.get(column) for column in columns] for record in run.of(kind)]
         tables.append((title, [field_title(name) for name in columns], rows))
     known = {key: value for key, value in run.start.items() if key not in {"kind", "time"}}
-    for title, value in (
-        ("Before the first step", known),
-        *(
-            (file.capitalize(), optional_json(folder / f"{file}.json"))
-            for file in ("recipe", "environment", "corpus")
-        ),
-    ):
-        tables.append(
-            (title, ["field", "value"], [list(row) for row in flatten_fields(value or {})])
-        )
+    facts = {"Before the first step": known}
+    for file in ("recipe", "environment", "corpus"):
+        facts[file.capitalize()] = optional_json(folder / f"{file}.json") or {}
+    for title, value in facts.items():
+        tables.append((title, ["field", "value"], [list(row) for row in flatten_fields(value)]))
     return tables

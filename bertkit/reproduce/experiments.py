@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from bertkit.config import read_recipe
@@ -56,17 +57,14 @@ class TaskRun(NamedTuple):
     @property
     def name(self) -> str:
         """The name of its folder."""
-        parts = [self.variant]
-        if self.at:
-            parts.append(f"at-{self.at}")
-        parts.append(self.task)
+        parts = [f"at-{self.at}", self.task] if self.at else [self.task]
         if self.head.frozen:
             parts.append(f"frozen-{self.head.layers}")
         if self.head.head != "linear":
             parts.append(self.head.head)
         if self.head.beside:
             parts.append("beside")
-        return "/".join([parts[0], "-".join(parts[1:])])
+        return f"{self.variant}/{'-'.join(parts)}"
 
 
 class Cell(NamedTuple):
@@ -167,15 +165,14 @@ def table_6(scale: Scale) -> Experiment:
     paper, cells = paper_tables()["table-6"], []
     variants: dict[str, tuple[str, ...]] = {}
     own = read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(())).model
+    own_size = (own.num_hidden_layers, own.hidden_size, own.num_attention_heads)
 
     def parameters(size: tuple[int, int, int]) -> int:
         return 12 * size[0] * size[1] ** 2 + scale.vocabulary_size * size[1]  # approximate
 
     for layers, width, heads in sorted(scale.sizes, key=parameters):
         variant, row = f"{layers}x{width}x{heads}", f"{layers} x {width}, {heads}"
-        if (layers, width, heads) == (
-            own.num_hidden_layers, own.hidden_size, own.num_attention_heads
-        ):  # fmt: skip
+        if (layers, width, heads) == own_size:
             variant, variants[BASE] = BASE, ()
         else:
             variants[variant] = (
@@ -192,19 +189,18 @@ def table_6(scale: Scale) -> Experiment:
     return Experiment(paper, tuple(cells), variants)
 
 
+def feature_head(scale: Scale, layers: str = "concat-last-four", beside: str = "") -> HeadSettings:
+    """Return a BiLSTM on the features of a frozen encoder (section 5.3)."""
+    return HeadSettings(frozen=True, layers=layers, head="bilstm", units=scale.units, beside=beside)
+
+
 def table_7(scale: Scale) -> Experiment:
     """Return table 7: named entities with a fine-tuned and with a frozen encoder."""
     cells = [table_cell("table-7", "Fine-tuning", "conll-2003", BASE, scale)]
     for row, layers in LAYER_ROWS.items():
-        head = HeadSettings(frozen=True, layers=layers, head="bilstm", units=scale.units)
+        head = feature_head(scale, layers)
         cells.append(table_cell("table-7", row, "conll-2003", BASE, scale, head))
-    elmo = HeadSettings(
-        frozen=True,
-        layers="concat-last-four",
-        head="bilstm",
-        units=scale.units,
-        beside="right-to-left",
-    )
+    elmo = feature_head(scale, beside="right-to-left")
     cells.append(table_cell("table-7", "LTR + RTL", "conll-2003", "left-to-right", scale, elmo))
     variants = {BASE: (), "left-to-right": LEFT_TO_RIGHT, "right-to-left": RIGHT_TO_LEFT}
     return Experiment(paper_tables()["table-7"], tuple(cells), variants)
@@ -213,22 +209,13 @@ def table_7(scale: Scale) -> Experiment:
 def table_8(scale: Scale) -> Experiment:
     """Return table 8: different shares of masked, kept and replaced targets."""
     paper, cells, variants = paper_tables()["table-8"], [], {}
-    features = HeadSettings(
-        frozen=True, layers="concat-last-four", head="bilstm", units=scale.units
-    )
     for row in paper.rows:
         mask, keep, swap = (int(part) for part in row.split("/"))
         variant = BASE if (mask, keep, swap) == (80, 10, 10) else f"mask-{mask}-{keep}-{swap}"
-        variants[variant] = (
-            ()
-            if variant == BASE
-            else (
-                *("--masking.mask-share", str(mask / 100)),
-                *("--masking.random-share", str(swap / 100)),
-            )
-        )
+        shares = f"--masking.mask-share {mask / 100} --masking.random-share {swap / 100}"
+        variants[variant] = () if variant == BASE else tuple(shares.split())
         for column in paper.columns:
-            head = features if column.endswith("features") else PLAIN
+            head = feature_head(scale) if column.endswith("features") else PLAIN
             cells.append(table_cell("table-8", row, column, variant, scale, head))
     return Experiment(paper, tuple(cells), variants)
 
@@ -245,10 +232,7 @@ def figure_5(scale: Scale) -> Experiment:
 
 
 EXPERIMENTS: dict[str, Callable[[Scale], Experiment]] = {
-    **{
-        f"table-{number}": lambda scale, key=f"table-{number}": plain_table(key, scale)  # type: ignore[misc]
-        for number in range(1, 5)
-    },
+    **{key: partial(plain_table, key) for key in ("table-1", "table-2", "table-3", "table-4")},
     "table-5": table_5,
     "table-6": table_6,
     "table-7": table_7,

@@ -19,10 +19,11 @@ LEARNED = 0.02
 
 def gather_results(work: Reproduction, experiments: Sequence[Experiment]) -> dict[str, Any]:
     """Return the whole content of the rendered page as JSON values."""
-    networks: dict[str, Any] = {}
-    for experiment in experiments:
-        for variant, flags in experiment.variants.items():
-            networks[variant] = network_facts(work, variant, flags)
+    networks = {
+        variant: network_facts(work, variant, flags)
+        for experiment in experiments
+        for variant, flags in experiment.variants.items()
+    }
     return {
         "scale": as_json(work.scale),
         "remarks": list(work.scale.remarks),
@@ -48,14 +49,13 @@ def network_facts(work: Reproduction, variant: str, flags: Sequence[str]) -> dic
     )
     ends: list[Any] = [r for r in records if r["kind"] == "end"]
     precisions = [str(r["precision"]) for r in records if "precision" in r]
-    finished = bool(ends) and ends[-1]["reason"] == "finished"
     return {
         "model": model_name(given.resolve()) if given else "",
         "precision": " and ".join(dict.fromkeys(precisions)),
         "failure": work.failure(f"pre-train {variant}"),
         "flags": list(flags),
         "updates": max((int(str(r.get("step", 0))) for r in records), default=0),
-        "finished": finished,
+        "finished": not given and work.is_trained(variant),
         "minutes": round(sum(end.get("seconds", 0.0) for end in ends) / 60, 1),
         "held_out": {name: round(last[name], 4) for name in kept if name in last},
         "curve": [
@@ -123,8 +123,7 @@ def cell_facts(work: Reproduction, experiment: Experiment, cell: Cell) -> dict[s
             found["missing"] = "every run diverged"
         path = work.tuned(cell.job) / "finetune.json"
         if path.is_file():
-            settings = read_json(path)
-            found["inputs"] = settings["inputs"]
+            found["inputs"] = read_json(path)["inputs"]
     if not found["values"]:
         own = cell.metric == PERPLEXITY
         reason = work.why_untrainable(cell.job.variant) if own else work.why_unrunnable(cell.job)

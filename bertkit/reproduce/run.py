@@ -110,11 +110,8 @@ class Reproduction:
     def why_unrunnable(self, job: TaskRun) -> str:
         """Return why a job cannot be run, or "" if it can."""
         for variant, at in ((job.variant, job.at), (job.head.beside, 0)):
-            if (
-                variant
-                and not self.given(variant, at)
-                and (reason := self.why_untrainable(variant))
-            ):
+            made_here = variant and not self.given(variant, at)
+            if made_here and (reason := self.why_untrainable(variant)):
                 return reason
         if reason := self.failure(f"tune {job.name}"):
             return reason

@@ -19,7 +19,7 @@ from bertkit.errors import BertkitError
 from bertkit.predict.embeddings import Embedder, EncodedText
 from bertkit.predict.predictors import TaskPredictor
 from bertkit.predict.pretrained import MASK, JointPair, MaskCandidate, MaskedText, Predictor
-from bertkit.predict.word_splitter import split_words_with_offsets
+from bertkit.predict.word_splitter import words_example
 from bertkit.serve.batching import PreparedRequest
 from bertkit.serve.limits import CHARACTERS_OF_TOKEN, RefusedError, too_many
 from bertkit.serve.schemas import Choices, Following, Masked, Question, Text, Words
@@ -45,9 +45,8 @@ class TaskOperation:
             inputs = decoded_images(inputs, self.predictor.task)
         items = self.predictor.items(inputs)
         lost = {what: count for what, count in items.cut.items() if count}
-        if isinstance(
-            self.predictor.task, QuestionAnswering
-        ):  # the other counts are about gold answers, which requests lack
+        # the other counts are about gold answers, which requests lack
+        if isinstance(self.predictor.task, QuestionAnswering):
             lost = {what: count for what, count in lost.items() if what.startswith("questions")}
         return PreparedRequest((inputs, items), items.tokens, len(inputs), items.windowed, lost)
 
@@ -184,10 +183,8 @@ def words_examples(asked: Sequence[Words]) -> list[WordsExample]:
             raise RefusedError(
                 422, f"inputs.{i} has {both} of text and words; send one of them", f"inputs.{i}"
             )
-        text, spans = split_words_with_offsets(given.given)
-        words = tuple(text[start:end] for start, end in spans)
         document = -1 - i if given.document is None else given.document
-        inputs.append(WordsExample(str(i), words, None, document, f"inputs.{i}"))
+        inputs.append(words_example(str(i), given.given, document, f"inputs.{i}"))
     return inputs
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Response
 
-from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.serve import schemas as answers
 from bertkit.serve import schemas as bodies
 from bertkit.serve.attention import MAX_TOKEN_ROWS, token_rows
@@ -133,7 +132,7 @@ def task_routes(serving: Service) -> APIRouter:
         size = words_size(asked.inputs)
         found = await serving.predict("tag", asked.model, asked.inputs, size, words_examples)
         words = sum(len(one.tags) for one in found.result)
-        return await serving.respond(5 * words, tagging_body, found, asked)
+        return await serving.respond(5 * words, tagging_body, found)
 
     @routes.post(
         "/answer",
@@ -181,13 +180,11 @@ def pretraining_routes(serving: Service) -> APIRouter:
     return routes
 
 
-def tagging_body(found: Predicted, asked: PredictionRequest[bodies.Words]) -> dict[str, Any]:
+def tagging_body(found: Predicted) -> dict[str, Any]:
     """Return the body of a response with tags and entities."""
-    rows = [
-        tagged_text(one, *split_words_with_offsets(given.given)).to_dict()
-        for one, given in zip(found.result, asked.inputs, strict=True)
-    ]
-    return run_route(found, rows)
+    inputs, _ = found.prepared.content
+    pairs = zip(found.result, inputs, strict=True)
+    return run_route(found, [tagged_text(one, i.text, i.spans).to_dict() for one, i in pairs])
 
 
 def guesses_body(found: Predicted) -> dict[str, Any]:

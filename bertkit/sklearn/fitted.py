@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -82,15 +81,10 @@ class FittedModel:
     def used_by(self, load: Callable[..., Loaded], *options: str) -> Loaded:
         """Return `load(directory, *options)`, which is kept until the options change."""
         if self._used is None or self._used[0] != options:
-            with self._directory() as folder:
-                self._used = options, load(folder, *options)
+            with TemporaryDirectory(prefix="bertkit-") as folder:
+                self._write(Path(folder))
+                self._used = options, load(Path(folder), *options)
         return self._used[1]
-
-    @contextmanager
-    def _directory(self) -> Iterator[Path]:
-        with TemporaryDirectory(prefix="bertkit-") as folder:
-            self._write(Path(folder))
-            yield Path(folder)
 
     def _write(self, folder: Path) -> None:
         for name, content in self.files.items():

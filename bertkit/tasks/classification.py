@@ -105,8 +105,6 @@ class TextTask(Task):
     max_length: int
     stride: int
     target_dtype: ClassVar[type[np.number[Any]]] = np.float32
-    official_field: ClassVar[str] = ""
-    """The field of predictions that GLUE's server expects; "" if GLUE has no such task."""
 
     @abstractmethod
     def target_of(self, given: TextExample) -> Any:
@@ -195,11 +193,9 @@ class TextTask(Task):
 
     def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
         """See `Task`; for GLUE this is a file of glue.zip."""
-        if not self.official_field:
-            return []
         from bertkit.datasets.submissions import write_glue
 
-        found = [getattr(prediction, self.official_field) for prediction in done.predictions]
+        found = [self.plain(prediction) for prediction in done.predictions]
         ids = [given.id for given in done.inputs]
         return write_glue(done.name, folder, done.split, ids, found)
 
@@ -215,7 +211,7 @@ class Classification(TextTask):
     stride: int = 0
     task_type = "classification"
     target_dtype = np.int64
-    official_field = "label"
+    answer_field = "label"
 
     def __post_init__(self) -> None:
         """Check the metrics, which a model's `bertkit.json` names.
@@ -261,10 +257,6 @@ class Classification(TextTask):
         targets = [item.parts[0].target for item in items.items]
         return balanced(np.bincount(targets, minlength=len(self.labels)))
 
-    def plain(self, prediction: LabelPrediction) -> str:
-        """See `Task`."""
-        return prediction.label
-
     def predictions(self, logits: np.ndarray) -> list[LabelPrediction]:
         """See `TextTask`."""
         return [
@@ -308,6 +300,7 @@ class MultiLabelClassification(TextTask):
     max_length: int = 512
     stride: int = 0
     task_type = "multi-label-classification"
+    answer_field = "labels"
     metric = "micro_f1"
 
     @classmethod
@@ -338,10 +331,6 @@ class MultiLabelClassification(TextTask):
         counts = np.sum([item.parts[0].target for item in items.items], axis=0)
         absent = len(items.items) - counts
         return np.where(counts * absent > 0, absent / np.maximum(counts, 1), 1.0)
-
-    def plain(self, prediction: LabelSetPrediction) -> tuple[str, ...]:
-        """See `Task`."""
-        return prediction.labels
 
     def predictions(self, logits: np.ndarray) -> list[LabelSetPrediction]:
         """See `TextTask`."""

@@ -253,16 +253,11 @@ def given_text(given: Any) -> dict[str, Any]:
     return {"gold": given.label, "text": given.text, "pair": given.pair}
 
 
-def is_labelled(inputs: Sequence[Any]) -> bool:
-    """Return whether every input has a label, tags, or answers (possibly an empty tuple)."""
-    return bool(inputs) and all(given.gold is not None for given in inputs)
-
-
 def labelled_part(
     inputs: Sequence[Any], predictions: Sequence[Any]
 ) -> tuple[list[Any], list[Any], str]:
     """Return the labelled inputs, their predictions, and a note on how many have no label."""
-    known = [number for number, given in enumerate(inputs) if is_labelled([given])]
+    known = [number for number, given in enumerate(inputs) if given.gold is not None]
     lost = len(inputs) - len(known)
     said = f"{lost:,} of {len(inputs):,} inputs have no label and are not scored" if lost else ""
     return [inputs[i] for i in known], [predictions[i] for i in known], said
@@ -274,7 +269,7 @@ def check_labelled(split: str, inputs: Sequence[Any]) -> None:
     Raises:
         BertkitError: an input has no label; the message names the first one.
     """
-    missing = next((given for given in inputs if not is_labelled([given])), None)
+    missing = next((given for given in inputs if given.gold is None), None)
     if missing is not None:
         raise BertkitError(f"{missing.place}: the {split} data has no label here; it needs one")
 

@@ -63,6 +63,7 @@ class MultipleChoice(Task):
     max_length: int = 512
     stride: int = 0
     task_type = "multiple-choice"
+    answer_field = "choice"
     metric = "accuracy"
     labels = ()
 
@@ -157,10 +158,6 @@ class MultipleChoice(Task):
         """See `Task`."""
         right = sum(i.label == p.choice for i, p in zip(inputs, predictions, strict=True))
         return {"accuracy": right / max(1, len(inputs))}
-
-    def plain(self, prediction: ChoicePrediction) -> int:
-        """See `Task`."""
-        return prediction.choice
 
     def baseline(self, inputs: Sequence[ChoiceExample]) -> dict[str, float]:
         """See `Task`; always the index that is right most often."""

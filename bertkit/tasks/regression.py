@@ -35,7 +35,7 @@ class Regression(TextTask):
     stride: int = 0
     task_type = "regression"
     metric = "spearman"
-    official_field = "value"
+    answer_field = "value"
     labels = ()
 
     @classmethod
@@ -55,10 +55,6 @@ class Regression(TextTask):
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
         """See `TextTask`; the loss is the squared error, and there are no classes."""
         return (logits.squeeze(-1) - targets) ** 2
-
-    def plain(self, prediction: ValuePrediction) -> float:
-        """See `Task`."""
-        return prediction.value
 
     def predictions(self, logits: np.ndarray) -> list[ValuePrediction]:
         """See `TextTask`."""

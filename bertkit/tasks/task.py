@@ -135,14 +135,6 @@ class Items:
         return sum(part.tokens for item in self.items for part in item.parts)
 
 
-def unknown_of_text(parts: Sequence[ItemPart], unknown: int) -> Unknown:
-    """Count the tokens with the id `unknown` in the windows `[CLS] text [SEP]` of one text."""
-    ids = [part.sequences[0].ids[1:-1] for part in parts]
-    lost = sum(int(np.count_nonzero(one == unknown)) for one in ids)
-    total = sum(map(len, ids))
-    return Unknown(lost, total, int(lost == total))
-
-
 def check_segments(items: Items, config: ModelConfig) -> None:
     """Check that sequences have one text if the network has only one segment.
 
@@ -204,6 +196,8 @@ class Task(ABC):
     """The name of the task type in `bertkit.json`: classification, regression, ..."""
     labels: tuple[str, ...]
     """The names of the classes, in the order of the outputs; () if there are none."""
+    answer_field: ClassVar[str]
+    """The field of predictions with the answer: a label, labels, tags, a number or an index."""
     reads_images: ClassVar[bool] = False
     """Whether every input has an image beside its text; see `bertkit.tasks.images`."""
 
@@ -294,9 +288,9 @@ class Task(ABC):
     def degenerate(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> str:
         """Return why predictions on labelled inputs show a run that learned nothing, else ""."""
 
-    @abstractmethod
     def plain(self, prediction: Any) -> Any:
         """Return a prediction as a plain value, such as a label, to compare with `gold`."""
+        return getattr(prediction, self.answer_field)
 
     def balanced_weights(self, items: Items) -> np.ndarray:
         """Return a weight for each class, (classes,), such that all classes count equally.
@@ -371,9 +365,9 @@ def make_batch(
     return TaskBatch(packed, tensors, counts, place)
 
 
-def split_parts(parts: Sequence[ItemPart], tokens: int) -> Iterator[list[ItemPart]]:
+def split_parts(parts: Iterable[Any], tokens: int) -> Iterator[list[Any]]:
     """Yield groups of consecutive parts of at most `tokens` tokens; a longer part is alone."""
-    group: list[ItemPart] = []
+    group: list[Any] = []
     size = 0
     for part in parts:
         if group and size + part.tokens > tokens:

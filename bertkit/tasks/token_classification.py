@@ -55,6 +55,7 @@ class TokenClassification(Task):
     entities: bool = True
     """Whether tags are entity tags such as B-PER, I-PER, O; others are scored word by word."""
     task_type = "token-classification"
+    answer_field = "tags"
 
     @classmethod
     def from_data(cls, data: TaskInputs) -> Self:
@@ -192,10 +193,6 @@ class TokenClassification(Task):
         """See `Task`; words / (tags x words with the tag)."""
         labels = np.concatenate([part.target.labels for item in items.items for part in item.parts])
         return balanced(np.bincount(labels[labels != NO_TAG], minlength=len(self.labels)))
-
-    def plain(self, prediction: TagsPrediction) -> tuple[str, ...]:
-        """See `Task`."""
-        return prediction.tags
 
     def decode(
         self, inputs: Sequence[WordsExample], items: Items, outputs: Sequence[list[np.ndarray]]

@@ -179,15 +179,13 @@ def text_windows(
     Raises:
         BertkitError: `max_length` leaves no room for text.
     """
-    if pair is not None and not len(pair):
-        pair = None
-    room = max_length - (2 if pair is None else 3)
+    room = max_length - (3 if pair else 2)
     if room < 2:
         raise BertkitError(
             f"a length of {max_length} leaves no room for text; give at least 5 tokens"
         )
     parts: list[tuple[Sequence[int], Sequence[int] | None]]
-    if pair is None:
+    if not pair:
         parts = [(window, None) for window in cut_into_windows(text, room, stride)]
     elif len(text) + len(pair) <= room:
         parts = [(text, pair)]
@@ -217,7 +215,9 @@ def at(index: int, count: int, windows: Sequence[object]) -> int:
     return round(index * (len(windows) - 1) / max(1, count - 1))
 
 
-def surround(text: Sequence[int], pair: Sequence[int] | None, tokenizer: Tokenizer) -> Encoded:
+def surround(
+    text: Sequence[int] | np.ndarray, pair: Sequence[int] | None, tokenizer: Tokenizer
+) -> Encoded:
     """Add the special tokens to the texts of one window."""
     ids = [tokenizer.cls_id, *text, tokenizer.sep_id]
     first = len(ids)
@@ -351,9 +351,8 @@ def word_windows(
     found = []
     for first, end, answered in context_windows(lengths, max_length - 2, stride):
         if len(answered):
-            inside = ids[starts[first] : ends[end - 1]]
-            whole = np.array([tokenizer.cls_id, *inside, tokenizer.sep_id], dtype=np.int32)
+            window = surround(ids[starts[first] : ends[end - 1]], None, tokenizer)
             rows = 1 + starts[answered] - starts[first]
             target = WordTarget(rows, known[answered], owners[answered], numbers[answered])
-            found.append((int(owners[first]), ItemPart((Encoded(whole, len(whole)),), target)))
+            found.append((int(owners[first]), ItemPart((window,), target)))
     return found

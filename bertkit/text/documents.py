@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from bertkit.errors import BertkitError, nearest, refuse_twice
-from bertkit.text.lines import NumberedRow, TextCounts, check_size, split_rows, text_lines
+from bertkit.text.lines import (
+    LONE_SURROGATE,
+    NumberedRow,
+    TextCounts,
+    check_size,
+    split_rows,
+    text_lines,
+)
 from bertkit.text.sources import DAMAGE, FORMATS, Source, find_sources, one_line, open_binary
 
 __all__ = ["Source", "TextCounts", "find_sources", "read_documents"]
 
 PARQUET_ROWS = 1024
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_documents(source: Source, counts: TextCounts, *, column: str = "text") -> Iterator[str]:

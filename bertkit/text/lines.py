@@ -6,16 +6,18 @@ CSV fields may be quoted as spreadsheets do; TSV has no quotes.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 
 from bertkit.errors import BertkitError, escape_line_breaks
 from bertkit.text.sources import BYTE_ORDER_MARK, DAMAGE, HEAD_BYTES, Source, one_line, open_binary
 
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 READ_BYTES = 1 << 20
 MAX_TEXT_SIZE = 1 << 28
 """The maximum bytes of a line, or characters of a document or CSV row. Each is held in memory
@@ -27,6 +29,7 @@ UNDECODABLE = 20
 """If this many of the first characters are undecodable, and more than there are valid ones beyond
 ASCII, the file has another encoding and is not merely damaged."""
 
+BlockItem = TypeVar("BlockItem")
 NumberedRow = tuple[int, str]
 """The number, from 1, of a line, or of the line or row where a document starts; and its text."""
 
@@ -192,18 +195,31 @@ def describe_skipped(skipped: Mapping[str, int], examples: Mapping[str, str]) ->
     ]
 
 
-def cut_blocks(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    """Yield the texts in lists, each of which ends once it has at least `characters` characters."""
-    block: list[str] = []
+def cut_blocks(
+    items: Iterable[BlockItem], size: int, of: Callable[[Any], int] = len
+) -> Iterator[list[BlockItem]]:
+    """Yield items, such as texts, in lists that each end once their sizes add up to `size`."""
+    block: list[BlockItem] = []
     there = 0
-    for text in texts:
-        block.append(text)
-        there += len(text)
-        if there >= characters:
+    for item in items:
+        block.append(item)
+        there += of(item)
+        if there >= size:
             yield block
             block, there = [], 0
     if block:
         yield block
+
+
+def value_name(value: object) -> str:
+    """Return a field as a name: True and False as pandas writes them to CSV, "" for null or NaN."""
+    if isinstance(value, str):
+        return LONE_SURROGATE.sub("\ufffd", value.strip())
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # integer columns with missing values are read as floats
+    return str(value)
 
 
 MAX_FIELD = (1 << 31) - 1

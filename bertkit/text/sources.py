@@ -24,6 +24,7 @@ import zstandard
 
 from bertkit.errors import BertkitError, nearest, refuse_one
 from bertkit.files import from_home
+from bertkit.outputs import files_below
 
 HEAD_BYTES = 1 << 16
 COMPRESSED_BYTES = 1 << 16
@@ -126,16 +127,6 @@ def one_source(path: str | Path) -> Source:
     return source
 
 
-def check_outside(folder: Path, paths: Sequence[str]) -> None:
-    """Check that the output folder is not inside one of the inputs."""
-    for path in paths:
-        if Path(path).is_dir() and folder.resolve().is_relative_to(Path(path).resolve()):
-            raise BertkitError(
-                f"{folder} lies in {path}, whose files are all read as text; choose a folder "
-                "outside of it"
-            )
-
-
 def huggingface_source(path: str) -> Source:
     """Return the source for `hf:NAME[:CONFIG[:SPLIT]]` with every part filled in; loads nothing."""
     name, config, split, *rest = [*path.removeprefix("hf:").split(":"), "", ""]
@@ -180,17 +171,7 @@ def local_files(path: str) -> tuple[list[tuple[str, int]], bool]:
 
 def folder_files(folder: str) -> list[str]:
     """Return every file below a folder, sorted by path, without hidden files and folders."""
-    files: list[str] = []
-    visited: set[str] = set()
-    for parent, folders, names in os.walk(folder, followlinks=True, onerror=unreadable_source):
-        real = os.path.realpath(parent)
-        if real in visited:  # a linked folder may lead back to one of its parents
-            folders.clear()
-            continue
-        visited.add(real)
-        folders[:] = [name for name in folders if name[0] != "."]
-        files.extend(str(Path(parent, name)) for name in names if name[0] != ".")
-    return sorted(files)
+    return sorted(map(str, files_below(folder, hidden=False, onerror=unreadable_source)))
 
 
 def unreadable_source(error: OSError) -> None:

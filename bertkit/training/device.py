@@ -25,7 +25,7 @@ from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_json, write_json
 from bertkit.model.attention import choose_kernel, has_bf16
 from bertkit.model.encoder import residual_dtype
-from bertkit.processes import usable_cores
+from bertkit.processes import memory_bytes, usable_cores
 
 if TYPE_CHECKING:
     from bertkit.model.encoder import ModelConfig
@@ -314,12 +314,10 @@ def cpu_model() -> str:
 
 def memory_gib(device: torch.device | None = None) -> float | None:
     """Return the memory of a CUDA device, else of the machine, in GiB; None if it is unknown."""
+    found = memory_bytes()
     if device is not None and device.type == "cuda":
-        return round(torch.cuda.get_device_properties(device).total_memory / 2**30, 1)
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, OSError, ValueError):
-        return None
+        found = torch.cuda.get_device_properties(device).total_memory
+    return None if found is None else round(found / 2**30, 1)
 
 
 def check_memory(parameters: int, device: torch.device) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
 
+BETAS = (0.9, 0.999)
+"""The decay rates of the two running averages."""
 EPSILON = 1e-6
 """The constant added to the square root of the second average."""
 PAST_BIAS_CORRECTION = 2.0**40
@@ -40,20 +42,14 @@ class AdamW:
     Args:
         groups: dictionaries with `params`, the parameters, and their `weight_decay`.
         learning_rate: the learning rate of the first update; see `set_learning_rate`.
-        betas: the decay rates of the two running averages.
         bias_correction: whether to correct the averages.
     """
 
     def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        *,
-        learning_rate: float,
-        betas: tuple[float, float],
-        bias_correction: bool,
+        self, groups: list[dict[str, Any]], *, learning_rate: float, bias_correction: bool
     ) -> None:
         self.param_groups = [{**group, "lr": learning_rate} for group in groups]
-        self.betas, self.bias_correction = betas, bias_correction
+        self.bias_correction = bias_correction
         self.state: dict[Tensor, dict[str, Tensor]] = {}
 
     @torch.no_grad()
@@ -77,8 +73,8 @@ class AdamW:
         torch._fused_adamw_(
             *(given, [parameter.grad for parameter in given], averages, squares, [], steps),
             lr=group["lr"],
-            beta1=self.betas[0],
-            beta2=self.betas[1],
+            beta1=BETAS[0],
+            beta2=BETAS[1],
             weight_decay=group["weight_decay"],
             eps=EPSILON,
             amsgrad=False,
@@ -145,7 +141,6 @@ def build_optimizer(
     *,
     learning_rate: float,
     weight_decay: float = 0.01,
-    betas: tuple[float, float] = (0.9, 0.999),
     bias_correction: bool = True,
     optimizer: str = "adamw",
 ) -> AdamW:
@@ -155,7 +150,6 @@ def build_optimizer(
         model: the model, already on the device that it is trained on.
         learning_rate: the learning rate of the first update; see `set_learning_rate`.
         weight_decay: each update subtracts this times the learning rate times the parameter.
-        betas: the decay rates of the two running averages.
         bias_correction: whether to correct the averages; see `AdamW`.
         optimizer: "adamw" or "muon".
 
@@ -171,12 +165,7 @@ def build_optimizer(
         from bertkit.training.muon import Muon
 
         kind = Muon
-    return kind(
-        groups,
-        learning_rate=learning_rate,
-        betas=betas,
-        bias_correction=bias_correction,
-    )
+    return kind(groups, learning_rate=learning_rate, bias_correction=bias_correction)
 
 
 def set_learning_rate(optimizer: AdamW, value: float) -> None:

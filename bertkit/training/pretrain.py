@@ -508,7 +508,7 @@ def write_model(run: Run, state: TrainState, folder: Path) -> None:
 
     def write() -> None:
         from bertkit.checkpoints.card import kept_card
-        from bertkit.checkpoints.save import save_generator, save_model
+        from bertkit.checkpoints.save import save_model
         from bertkit.training.card import card_of_run
 
         model, card = state.model, card_of_run(run, state)
@@ -524,6 +524,8 @@ def write_model(run: Run, state: TrainState, folder: Path) -> None:
         }
         if run.recipe.objectives.token == "rtd":
             beside = "generator" if folder.name == "model" else f"generator-{folder.name}"
+            from bertkit.model.electra import save_generator
+
             save_generator(folder.with_name(beside), model, run.store.tokenizer, details, card)
         # written last, because `is_finished` looks for this folder
         save_model(folder, model, run.store.tokenizer, details, card=card)

@@ -17,7 +17,6 @@ from bertkit.checkpoints.card import (
     CARD,
     Card,
     Scored,
-    check_license,
     is_edited,
     kept_card,
     model_index,
@@ -25,6 +24,7 @@ from bertkit.checkpoints.card import (
     read_card,
     write_card,
 )
+from bertkit.checkpoints.publish import check_license
 from bertkit.checkpoints.snippets import on_hub
 from bertkit.errors import BertkitError
 from bertkit.export.export import write_export

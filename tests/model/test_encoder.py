@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.errors import BertkitError
-from bertkit.model.encoder import Encoder, ModelConfig, check_batch
+from bertkit.explain.trace import check_batch
+from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.pretraining_data.batch import Packed, pack
 from tests.conftest import tiny_config
 

@@ -25,10 +25,10 @@ from bertkit.checkpoints.huggingface import (
     load_pretraining_model,
 )
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.checkpoints.save import save_generator, save_model
+from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
-from bertkit.model.electra import ReplacedTokenModel
+from bertkit.model.electra import ReplacedTokenModel, save_generator
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters
 from bertkit.model.inference import prepare_encoder

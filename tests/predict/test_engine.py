@@ -15,12 +15,12 @@ from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExampl
 from bertkit.errors import BertkitError
 from bertkit.predict import engine
 from bertkit.predict.engine import (
-    check_change,
     choose_mode,
     compute_with,
     one_thread_each,
     shares,
 )
+from bertkit.predict.evaluate import check_change
 from bertkit.predict.load import load_predictor
 from bertkit.tasks.classification import Classification
 from tests.conftest import run

@@ -13,10 +13,10 @@ import pytest
 from bertkit.datasets.columns import ChoiceColumns, QuestionColumns, TextColumns, WordColumns
 from bertkit.datasets.examples import GoldAnswer
 from bertkit.datasets.readers import Columns
-from bertkit.datasets.squad import is_json
 from bertkit.errors import BertkitError
 from bertkit.predict.files import end_position
 from bertkit.text.lines import TextCounts
+from bertkit.text.sources import extension
 
 Write = Callable[[str, str], Path]
 CONTEXT = "The river froze in 1895."
@@ -26,7 +26,7 @@ SQUAD = json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": [QUESTI
 
 @pytest.mark.parametrize("name", ["sq.json", "sq.JSON.gz", "sq.json.zst", "http://h/sq.json.xz"])
 def test_json_is_squad_also_compressed(name: str) -> None:
-    assert is_json(name)
+    assert extension(name) == ".json"
     assert QuestionColumns(format="jsonl").in_rows(name)
 
 
