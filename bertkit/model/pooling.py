@@ -139,46 +139,41 @@ def weighted_vectors(encoder: Encoder, packed: Packed, pooling: str, weights: Te
     return sums.index_add_(0, owners, states * weights[:, None])
 
 
-def read_pooling(folder: Path) -> tuple[Path, TextPooling]:
-    """Return the folder with the weights, and the pooling that a model directory configures.
+def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling]:
+    """Return the folder with the weights, and the settings that a model directory configures.
 
     A directory without sentence-transformers' files gives itself and the settings in its
     `bertkit.json`, where a pooling is saved that sentence-transformers does not have, or the
     normalised mean.
+
+    Args:
+        folder: the directory.
+        pooling: replaces the directory's pooling, which then need not be supported; "auto" does
+            not.
 
     Raises:
         BertkitError: a file is damaged, a module or mode is not supported, or the mode reads a
             token that cannot attend to the others in the model's direction.
     """
     if not (folder / "modules.json").is_file():
-        saved, plain = read_optional_json(folder / "bertkit.json").get("embedding"), TextPooling()
-        if saved is None:
-            return folder, plain
-        types = {name: type(value) for name, value in vars(plain).items()}
+        settings = vars(TextPooling())
+        saved = read_optional_json(folder / "bertkit.json").get("embedding", settings)
+        types = {name: type(value) for name, value in settings.items()}
         if not isinstance(saved, dict) or {n: type(v) for n, v in saved.items()} != types:
             raise BertkitError(f"{folder / 'bertkit.json'}: embedding is not valid; save it again")
-        return folder, TextPooling(**saved)
-    modules = read_modules(folder)
-    weights = folder / modules["Transformer"]
-    where = folder / modules["Pooling"] / "config.json"
+        return folder, TextPooling(**saved | ({} if pooling == "auto" else {"pooling": pooling}))
+    modules = read_modules(folder, encoder_alone=pooling != "auto")
+    weights = folder / modules.get("Transformer", "")
     transformer = read_optional_json(weights / "sentence_bert_config.json")
     described = read_optional_json(folder / "config_sentence_transformers.json")
     prompts, chosen = described.get("prompts") or {}, str(described.get("default_prompt_name"))
     prompt = (prompts.get(chosen) if isinstance(prompts, dict) else prompts) or ""
     if not isinstance(prompt, str):
         raise BertkitError(f"{folder}: the prompts are not texts by name; copy the directory again")
-    if not where.is_file():
-        raise BertkitError(
-            f"{folder}: modules.json names a pooling, and {where} is missing; copy the whole "
-            "directory, or choose --pooling"
-        )
-    pooling = read_object(where)
-    if prompt and not pooling.get("include_prompt", True):
-        raise BertkitError(
-            f"{where}: include_prompt false is not supported with a prompt; choose --pooling"
-        )
+    if pooling == "auto":
+        pooling = configured_pooling(folder / modules["Pooling"] / "config.json", weights, prompt)
     return weights, TextPooling(
-        pooling=pooling_name(pooling_mode(pooling, where), load_config(weights), where),
+        pooling=pooling,
         normalize="Normalize" in modules,
         max_length=read_max_length(weights, transformer),
         prompt=prompt,
@@ -186,8 +181,36 @@ def read_pooling(folder: Path) -> tuple[Path, TextPooling]:
     )
 
 
-def read_modules(folder: Path) -> dict[str, str]:
-    """Return the folder of each module in `modules.json`, keyed by the module's class name."""
+def configured_pooling(path: Path, weights: Path, prompt: str) -> str:
+    """Return the pooling that a file of sentence-transformers' Pooling module configures.
+
+    Raises:
+        BertkitError: see `read_pooling`.
+    """
+    if not path.is_file():
+        raise BertkitError(
+            f"modules.json names a pooling, and {path} is missing; copy the whole directory, or "
+            "choose --pooling"
+        )
+    settings = read_object(path)
+    if prompt and not settings.get("include_prompt", True):
+        raise BertkitError(
+            f"{path}: include_prompt false is not supported with a prompt; choose --pooling, which "
+            "reads the prompt, too"
+        )
+    return pooling_name(pooling_mode(settings, path), load_config(weights), path)
+
+
+def read_modules(folder: Path, *, encoder_alone: bool = False) -> dict[str, str]:
+    """Return the folder of each module in `modules.json`, keyed by the module's class name.
+
+    Args:
+        folder: the directory.
+        encoder_alone: whether the modules after the encoder need not be supported.
+
+    Raises:
+        BertkitError: the file is damaged, or a module is not supported.
+    """
     path = folder / "modules.json"
     check_file_size(path, MOST_OBJECT_BYTES)
     try:
@@ -197,6 +220,8 @@ def read_modules(folder: Path) -> dict[str, str]:
     for place in found.values():
         if Path(place).is_absolute() or ".." in Path(place).parts:
             raise BertkitError(f"{path}: the module {place} is not inside the directory")
+    if encoder_alone:
+        return found
     known = {"Transformer", "Pooling", "Normalize"}
     if wrong := sorted({*found} - known) or sorted({"Transformer", "Pooling"} - {*found}):
         raise BertkitError(

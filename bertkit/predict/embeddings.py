@@ -248,9 +248,7 @@ def read_embedder(
     """Read the encoder (fp32, on the CPU), tokenizer and settings; see `load_embedder`."""
     path = resolve_model(path)
     folder = model_folder(path) if not (path / "modules.json").is_file() else path
-    folder, settings = (
-        read_pooling(folder) if pooling == "auto" else resolve_pooling(folder, pooling)
-    )
+    folder, settings = read_pooling(folder, pooling)
     if normalize is not None:
         settings = replace(settings, normalize=normalize)
     loaded = load_model(folder, Encoder)
@@ -261,15 +259,6 @@ def read_embedder(
     if tokenizer.lowercase:
         settings = replace(settings, lowercase=False)
     return loaded, tokenizer, settings
-
-
-def resolve_pooling(folder: Path, pooling: str) -> tuple[Path, TextPooling]:
-    """Return the weights' folder and a chosen pooling, with the directory's other settings."""
-    try:
-        weights, found = read_pooling(folder)
-    except BertkitError:  # its modules are not supported, but the chosen pooling replaces them
-        return folder, TextPooling(pooling)
-    return weights, replace(found, pooling=pooling)
 
 
 def nearest_texts(
