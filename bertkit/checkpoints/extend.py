@@ -28,7 +28,7 @@ from bertkit.files import new_folder, read_object, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import HEAD_FILE
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.pooling import read_modules
+from bertkit.model.pooling import read_modules, read_pooling, write_pooling
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.files import CONTINUATION
 from bertkit.tokenizer.normalize import split_words
@@ -275,7 +275,10 @@ def write_extended(
         write_json(folder / "bertkit.json", details)
         if (source / HEAD_FILE).is_file():
             shutil.copyfile(source / HEAD_FILE, folder / HEAD_FILE)
-        copy_modules(source, folder)
+        if source != start.path and (start.path / "modules.json").is_file():
+            write_pooling(folder, read_pooling(start.path)[1], start.config)
+        else:
+            copy_modules(source, folder)
         write_card(folder, extended_card(start, source, extension), replaced=out)
 
 

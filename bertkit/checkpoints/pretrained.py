@@ -122,7 +122,8 @@ def model_folder(path: Path) -> Path:
         BertkitError: there is no model at the path.
     """
     path = resolve_model(path)
-    for folder in (path, path / "model", *sorted(path.glob("0_*"))):
+    modules = sorted(path.glob("0_*")) if (path / "modules.json").is_file() else []
+    for folder in (path, path / "model", *modules):
         if (folder / "config.json").is_file() or (folder / "bert_config.json").is_file():
             return folder
     if not path.is_dir():  # the prefix of a Google checkpoint

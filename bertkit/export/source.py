@@ -28,7 +28,7 @@ from bertkit.errors import BertkitError, nearest
 from bertkit.export.padded import OUTPUTS, Discriminator, PaddedModel
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.pooling import TextPooling
+from bertkit.model.pooling import TextPooling, is_embedder
 from bertkit.predict.embeddings import read_embedder
 from bertkit.predict.load import is_tuned
 from bertkit.tasks.saved import load_task_model
@@ -110,7 +110,7 @@ def read_export_source(
     if head not in EXPORT_HEADS:
         raise BertkitError(f"no head is called '{head}'{nearest(head, EXPORT_HEADS)}")
     path = resolve_model(path)
-    if head == "embedding" or (head == "auto" and (path / "modules.json").is_file()):
+    if head == "embedding" or (head == "auto" and is_embedder(path)):
         bare, tokenizer, settings = read_embedder(path, pooling=pooling, normalize=normalize)
         details, pooler = {"task": "embedding"}, not bare.missing_keys
         return ExportSource(

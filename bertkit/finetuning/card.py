@@ -128,14 +128,15 @@ class TunedCards:
         data = self.scorer.data
         if data.name in OFFICIAL:
             return data.name
-        file = data.files.get(split, "")
-        return source_name(file) if file and " of train" not in file else "own data"
+        file = source_name(data.files.get(split, ""))
+        return file if file and " of train" not in file else "own data"
 
     def data_text(self) -> str:
         """Return Markdown about the data: files, sizes, and what was skipped, cut or unknown."""
         data = self.scorer.data
         items = {"train": self.train, **self.scorer.items}
-        files = {n: f if " of train" in f else f"`{source_name(f)}`" for n, f in data.files.items()}
+        names = {split: source_name(file) for split, file in data.files.items()}
+        files = {n: f if " of train" in f else f"`{f}`" for n, f in names.items()}
         given = ", ".join(f"{name}: {file}" for name, file in files.items())
         lines = [f"- {describe_items(name, own)}" for name, own in items.items()]
         said = "\n".join(lines)

@@ -25,13 +25,7 @@ from bertkit.model.features import (
     save_feature_model,
     save_with_head,
 )
-from bertkit.model.task_heads import (
-    SpanModel,
-    TaskModel,
-    add_bilstm,
-    add_conditional_end,
-    extra_head,
-)
+from bertkit.model.task_heads import TaskModel, add_bilstm, add_conditional_end, extra_head
 from bertkit.tasks.data import TaskData
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.saved import task_details
@@ -110,7 +104,7 @@ def build_with(
         if head.head == "linear":
             return None
         if conditional:
-            return lambda sizes: add_conditional_end(SpanModel(sizes))
+            return lambda sizes: add_conditional_end(task.build(sizes))
         return lambda sizes: add_bilstm(task.build(sizes), head.units)
     if not isinstance(task, TokenClassification):
         raise BertkitError(

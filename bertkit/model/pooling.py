@@ -139,6 +139,12 @@ def weighted_vectors(encoder: Encoder, packed: Packed, pooling: str, weights: Te
     return sums.index_add_(0, owners, states * weights[:, None])
 
 
+def is_embedder(folder: Path) -> bool:
+    """Return whether a directory configures how texts become vectors; see `read_pooling`."""
+    saved = "embedding" in read_optional_json(folder / "bertkit.json")
+    return saved or (folder / "modules.json").is_file()
+
+
 def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling]:
     """Return the folder with the weights, and the settings that a model directory configures.
 

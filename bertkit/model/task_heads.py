@@ -129,7 +129,7 @@ def add_bilstm(model: TaskModel, units: int = 0) -> TaskModel:
     return model
 
 
-def add_conditional_end(model: SpanModel) -> SpanModel:
+def add_conditional_end(model: TaskModel) -> SpanModel:
     """Let the score of an answer's end depend on its start, as the paper's does not.
 
     A new linear layer gives each token a query and a key. The score of token j as the end of an
@@ -137,8 +137,9 @@ def add_conditional_end(model: SpanModel) -> SpanModel:
     is the biaffine scorer of Dozat and Manning (2017).
 
     Args:
-        model: the model, which is changed in place and returned.
+        model: a `SpanModel`, which is changed in place and returned.
     """
+    assert isinstance(model, SpanModel)
     model.pair_outputs = nn.Linear(model.config.hidden_size, 2 * PAIR_WIDTH)
     initialize(model.pair_outputs, model.config)
     return model

@@ -227,10 +227,10 @@ def load_embedder(
         device: "auto", "cpu", "cuda", ...
         precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 if the device supports it
             natively, else fp32.
-        pooling: one of `bertkit.model.pooling.POOLINGS`, or "auto": the pooling that a
-            sentence-transformers directory configures, and the mean for other models.
-        normalize: whether to scale vectors to length 1; None uses the setting of a
-            sentence-transformers directory, and normalises for other models.
+        pooling: one of `bertkit.model.pooling.POOLINGS`, or "auto": the pooling that the directory
+            configures, or else the mean.
+        normalize: whether to scale vectors to length 1; None uses the setting of a directory that
+            configures its pooling, and normalises for other models.
 
     Raises:
         BertkitError: there is no model, it is damaged, has no pooler although the pooling needs

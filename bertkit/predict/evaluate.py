@@ -13,7 +13,7 @@ from bertkit.console import Console, console_or_new
 from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, check_sources, read_split
 from bertkit.datasets.glue import GLUE
 from bertkit.errors import BertkitError
-from bertkit.files import read_object, write_json
+from bertkit.files import disk_errors, read_object, write_json
 from bertkit.outputs import within
 from bertkit.predict.engine import count_bar
 from bertkit.predict.files import Given, is_swag, usual_columns
@@ -66,7 +66,7 @@ class Evaluation:
             BertkitError: the folder cannot be written.
         """
         split = self.done.split
-        remove_earlier(out, split)
+        remove_earlier(out, self.done)
         files = write_results(self.predictor.task, out, self.done)
         if self.scores:
             write_json(out / f"{split}-scores.json", self.scores)
@@ -90,15 +90,17 @@ class Evaluation:
         return files
 
 
-def remove_earlier(out: Path, split: str) -> None:
-    """Remove the predictions, official files and scores of an earlier evaluation of a split."""
-    files: Any = None
+def remove_earlier(out: Path, done: PredictedSplit) -> None:
+    """Remove what an earlier evaluation of a split wrote; other official files of GLUE stay."""
+    record: Mapping[str, Any] = {}
     with suppress(BertkitError):  # there is no record, or it is damaged
-        files = read_object(out / f"{split}-run.json").get("files")
-    for name in (f"{split}-scores.json", *(files if isinstance(files, list) else ())):
+        record = read_object(out / f"{done.split}-run.json")
+    files = record.get("files") if done.name not in GLUE or record.get("task") == done.name else []
+    for name in (f"{done.split}-scores.json", *(files if isinstance(files, list) else ())):
         path = out / str(name)
         if path.is_file() and within(path, out):  # the record may be a stranger's
-            path.unlink()
+            with disk_errors(path):
+                path.unlink()
 
 
 def evaluate(

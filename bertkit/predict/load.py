@@ -17,7 +17,7 @@ from bertkit.checkpoints.pretrained import (
 from bertkit.checkpoints.save import SAVED_HEADS
 from bertkit.checkpoints.weights import recorded_recipe
 from bertkit.errors import BertkitError
-from bertkit.model.pooling import read_optional_json, read_pooling
+from bertkit.model.pooling import is_embedder, read_optional_json, read_pooling
 from bertkit.predict.predictors import PREDICTORS, TaskPredictor
 from bertkit.tasks.saved import load_task_model, task_details
 from bertkit.tasks.spec import SPECS
@@ -58,7 +58,7 @@ def load(
     paths = [path] if isinstance(path, str | Path) else list(path)
     if len(paths) == 1:
         folder = resolve_model(Path(paths[0]))
-        embeds = (folder / "modules.json").is_file()
+        embeds = is_embedder(folder)
         if embeds or not is_tuned(model_folder(folder)):
             if null_threshold is not None:
                 raise BertkitError(f"{folder} was not fine-tuned for a task; it has no threshold")
@@ -125,7 +125,7 @@ def model_info(model: Path | str) -> dict[str, Any]:
     if folder.is_dir() and is_tuned(folder):
         details = task_details(folder)
         task = str(details["task"])
-    elif (start.path / "modules.json").is_file():
+    elif is_embedder(start.path):
         details, task = {"settings": vars(read_pooling(start.path)[1])}, "embedding"
     family = read_optional_json(folder / "config.json") if folder.is_dir() else {}
     dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in start.tensors.values()})

@@ -22,7 +22,7 @@ from bertkit.checkpoints.pretrained import (
 )
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.pooling import read_pooling
+from bertkit.model.pooling import is_embedder, read_pooling
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import is_tuned, load
 from bertkit.predict.predictors import TaskPredictor
@@ -179,7 +179,7 @@ def load_served_model(
 ) -> ServedModel:
     """Load one model and start its worker; the arguments are those of `load_models`."""
     path = resolve_model(given)
-    vectors = (path / "modules.json").is_file()  # a directory of sentence-transformers
+    vectors = is_embedder(path)
     home = read_pooling(path)[0] if vectors else model_folder(path)
     start = read_pretrained(home)
     if not vectors and is_tuned(home):

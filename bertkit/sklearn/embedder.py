@@ -32,10 +32,10 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     Args:
         model: a model directory of bertkit, Hugging Face or sentence-transformers, a run, or a name
             on the Hugging Face hub.
-        pooling: one of `bertkit.model.pooling.POOLINGS`, or "auto": the pooling that a
-            sentence-transformers directory configures, and the mean for other models.
-        normalize: whether to scale vectors to length 1; None uses the setting of a
-            sentence-transformers directory, and normalises for other models.
+        pooling: one of `bertkit.model.pooling.POOLINGS`, or "auto": the pooling that the directory
+            configures, or else the mean.
+        normalize: whether to scale vectors to length 1; None uses the setting of a directory that
+            configures its pooling, and normalises for other models.
         max_length: the maximum tokens of a window, None for the model's; longer texts are read
             through several windows.
         precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 if the device computes it

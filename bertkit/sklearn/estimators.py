@@ -36,6 +36,7 @@ from bertkit.sklearn.inputs import (
 from bertkit.tasks.data import TaskData, set_apart
 from bertkit.tasks.spec import SPECS, TaskSpec
 from bertkit.tasks.task import TaskInputs
+from bertkit.tasks.token_classification import tag_labels
 from bertkit.text.lines import TextCounts
 
 ClassWeight = Literal["balanced"] | dict[Any, float] | None
@@ -392,7 +393,7 @@ class BertTagger(WeightedEstimator):
                 f"{', '.join(tags) or 'rows without a word'}"
             )
         names_of_classes(sorted(tags))  # names that the model can hold
-        weights = self._weights(self.class_weight, {}, tags)
+        weights = self._weights(self.class_weight, {}, {*tag_labels(examples)[0]})
         self._tune("token-classification", examples, weights)
         self.classes_ = np.array(sorted(self._predictor().task.labels))
         return self

@@ -193,8 +193,9 @@ class QuestionAnswering(Task):
             best = decode(
                 own,
                 [row[:, 0] for row in rows],
-                [end_scores(row) for row in rows],
+                rows,
                 given.context,
+                ends_of=end_scores,
                 nbest=self.nbest,
                 max_answer_length=self.max_answer_length,
                 null=self.null,

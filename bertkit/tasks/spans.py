@@ -10,7 +10,7 @@ them.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -212,6 +212,7 @@ def decode(
     end_logits: Sequence[np.ndarray],
     context: str,
     *,
+    ends_of: Callable[[np.ndarray], np.ndarray] = np.asarray,
     nbest: int = 20,
     max_answer_length: int = 30,
     null: bool = False,
@@ -229,6 +230,8 @@ def decode(
         end_logits: the end logits of each window, likewise; or (starts, tokens), those of each
             token for an answer that starts at each token.
         context: the raw text.
+        ends_of: computes the end logits of a window from what is given for it; called when they are
+            needed, since those given starts are many.
         nbest: the number of spans to list.
         max_answer_length: the maximum tokens of an answer.
         null: whether "no answer" is a possible answer (SQuAD 2.0).
@@ -236,23 +239,27 @@ def decode(
     Raises:
         BertkitError: a logit is not a finite number.
     """
-    starts = [np.asarray(logits, dtype=np.float64) for logits in start_logits]
-    ends = [np.atleast_2d(np.asarray(logits, dtype=np.float64)) for logits in end_logits]
-    for window, start, end in zip(windows, starts, ends, strict=True):
-        assert len(start) == end.shape[1] == len(window.ids)
-        if not (np.isfinite(start).all() and np.isfinite(end).all()):
-            raise BertkitError(
-                "the model gives logits that are not finite; its training diverged", code=NOT_FINITE
-            )
 
-    def offered(every: bool) -> list[Span]:
-        rows = zip(windows, starts, ends, strict=True)
-        found = [candidates(*row, nbest, max_answer_length, every=every) for row in rows]
-        return best_spans(np.concatenate(found), context, nbest)
+    def scored() -> Iterator[tuple[SpanWindow, np.ndarray, np.ndarray]]:
+        for window, starts, given in zip(windows, start_logits, end_logits, strict=True):
+            start = np.asarray(starts, dtype=np.float64)
+            end = np.atleast_2d(np.asarray(ends_of(given), dtype=np.float64))
+            assert len(start) == end.shape[1] == len(window.ids)
+            if not (np.isfinite(start).all() and np.isfinite(end).all()):
+                raise BertkitError(
+                    "the model gives logits that are not finite; its training diverged",
+                    code=NOT_FINITE,
+                )
+            yield window, start, end
 
-    spans = offered(every=False) or offered(every=True)
-    firsts = [(start[0], end[0, 0]) for start, end in zip(starts, ends, strict=True)]
-    nulls = [(start + end, start, end) for start, end in firsts]
+    found, nulls = [], []
+    for window, start, end in scored():
+        found.append(candidates(window, start, end, nbest, max_answer_length, every=False))
+        nulls.append((start[0] + end[0, 0], start[0], end[0, 0]))
+    spans = best_spans(np.concatenate(found), context, nbest)
+    if not spans:
+        found = [candidates(*row, nbest, max_answer_length, every=True) for row in scored()]
+        spans = best_spans(np.concatenate(found), context, nbest)
     null_score, null_start, null_end = map(float, min(nulls))
     best = spans[0] if spans else Span("", 0.0, null_start, null_end, 0, 0)
     if null:

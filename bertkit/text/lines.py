@@ -311,7 +311,7 @@ def detect_divider(
     divider, before = ",", 0
     for number, line in lines:
         header = line.rstrip("\r\n")
-        if not header.strip(" \t"):
+        if not (header if columns is None else header.strip(" \t")):
             continue
         if number == 1 and (said := SEPARATOR.fullmatch(header)):
             divider, before = said[1], number

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from bertkit.checkpoints.save import save_model
 from bertkit.checkpoints.tensorflow import read_checkpoint
+from bertkit.checkpoints.vocabulary import extend_vocabulary
 from bertkit.cli.export import export_command
 from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
@@ -27,6 +28,7 @@ from bertkit.export.source import ExportSource, read_export_source
 from bertkit.export.verify import Opened, built_in, padded_arrays, run_exported, run_packed
 from bertkit.files import read_json, temporary_name, write_json
 from bertkit.model.features import FeatureModel
+from bertkit.model.pooling import read_pooling
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load
 from bertkit.tasks.classification import Classification
@@ -261,6 +263,12 @@ def test_a_directory_of_an_old_sentence_transformers_is_exported(
     write_json(old / "modules.json", [{**modules[0], "path": "0_Transformer"}, *modules[1:]])
     manifest = write_export(read_export_source(old), "torch-export", tmp_path / "out")
     assert (manifest["head"], manifest["max_length"]) == ("embedding", 24)
+    extend_vocabulary(old, tmp_path / "longer", words=["zebra"])
+    assert read_pooling(tmp_path / "longer")[1].max_length == 24
+    (old / "modules.json").rename(old / "other.json")
+    with pytest.raises(BertkitError, match="holds no model"):
+        read_export_source(old)
+    (old / "other.json").rename(old / "modules.json")
     plain = read_export_source(models / "embedding", head="encoder").model.state_dict()
     found = read_export_source(old, head="encoder").model.state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in plain.items())

@@ -24,7 +24,7 @@ from bertkit.model.task_heads import (
     TaskModel,
     TokenClassificationModel,
     add_bilstm,
-    load_bilstm_model,
+    load_with_head,
 )
 from bertkit.pretraining_data.batch import pack
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -157,15 +157,15 @@ def test_to_disk_and_back(
     model = add_bilstm(KINDS[kind](sizes)).eval()
     save_with_head(tmp_path / "m", model, tokenizer, {"task": kind, "head": "bilstm"})
     assert read_json(tmp_path / "m" / "config.json")["architectures"] == ["BertModel"]
-    loaded = load_bilstm_model(tmp_path / "m", KINDS[kind](sizes))
+    loaded = load_with_head(tmp_path / "m", KINDS[kind](sizes), "bilstm")
     assert not loaded.training
     packed = batch(5, 12, 7)
     with torch.no_grad():
         torch.testing.assert_close(loaded(packed), model(packed), atol=1e-6, rtol=1e-6)
         for mode, tolerance in (("fp32", 1e-5), ("bf16", 0.02)):
-            fast = load_bilstm_model(tmp_path / "m", KINDS[kind](sizes))
+            fast = load_with_head(tmp_path / "m", KINDS[kind](sizes), "bilstm")
             prepare_encoder(fast.encoder, mode)
             torch.testing.assert_close(fast(packed), model(packed), atol=tolerance, rtol=tolerance)
     other = "question-answering" if kind != "question-answering" else "token-classification"
     with pytest.raises(BertkitError, match=r"head.safetensors: .* missing, unknown or of"):
-        load_bilstm_model(tmp_path / "m", KINDS[other](sizes))
+        load_with_head(tmp_path / "m", KINDS[other](sizes), "bilstm")

@@ -262,6 +262,12 @@ def test_class_weights(pretrained: Path) -> None:
         tagger.fit(SENTENCES, TAGS)
     weights = dict.fromkeys(["B-X", "B-Y", "I-X", "I-Y", "O", "B-Z"], 2.0)
     tagger.set_params(class_weight=weights).fit(SENTENCES, TAGS)
+    begins = [[{"B-X": "I-X", "B-Y": "I-Y"}.get(tag, tag) for tag in row] for row in TAGS]
+    tagger.fit(SENTENCES, begins)  # IOB1 has no B- here, but training has
+    first = tagger.set_params(class_weight={**weights, "B-X": 50.0}).fit(SENTENCES, begins)
+    assert json.loads(first.model_.files["bertkit.json"])["tuning"]["class_weights"] == [
+        *("B-X=50.0", "B-Y=2.0", "I-X=2.0", "I-Y=2.0", "O=2.0")
+    ]
 
 
 def test_tags(pretrained: Path) -> None:
@@ -300,7 +306,7 @@ def test_vectors_are_those_of_the_embedder(pretrained: Path, tmp_path: Path) -> 
         short = BertEmbedder(pretrained, precision="fp32", **changes).fit(NEW)
         assert not np.allclose(short.transform(NEW), expected)
         short.model_.save(tmp_path / pooling)
-        saved = bertkit.load_embedder(tmp_path / pooling, precision="fp32")
+        saved = bertkit.load(tmp_path / pooling, precision="fp32")
         assert (saved.encode(NEW) == short.transform(NEW)).all()
     details = read_json(tmp_path / "pooler" / "bertkit.json")
     write_json(tmp_path / "pooler" / "bertkit.json", {**details, "embedding": {"prompt": 1}})
