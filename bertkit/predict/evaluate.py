@@ -66,8 +66,8 @@ class Evaluation:
             BertkitError: the folder cannot be written.
         """
         split = self.done.split
-        remove_earlier(out, self.done)
         files = write_results(self.predictor.task, out, self.done)
+        remove_earlier(out, self.done, files)
         if self.scores:
             write_json(out / f"{split}-scores.json", self.scores)
         record: dict[str, Any] = {
@@ -90,15 +90,16 @@ class Evaluation:
         return files
 
 
-def remove_earlier(out: Path, done: PredictedSplit) -> None:
-    """Remove what an earlier evaluation of a split wrote; other official files of GLUE stay."""
+def remove_earlier(out: Path, done: PredictedSplit, written: Sequence[Path]) -> None:
+    """Remove files of an earlier evaluation of a split; those of other sets of GLUE stay."""
     record: Mapping[str, Any] = {}
     with suppress(BertkitError):  # there is no record, or it is damaged
         record = read_object(out / f"{done.split}-run.json")
     files = record.get("files") if done.name not in GLUE or record.get("task") == done.name else []
     for name in (f"{done.split}-scores.json", *(files if isinstance(files, list) else ())):
         path = out / str(name)
-        if path.is_file() and within(path, out):  # the record may be a stranger's
+        inside = within(path, out) is not None  # the record may be a stranger's
+        if inside and path.is_file() and path not in written:
             with disk_errors(path):
                 path.unlink()
 
