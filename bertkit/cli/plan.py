@@ -70,7 +70,7 @@ def plan_command(
         hours=hours,
         price=price,
     )
-    flags = (*overrides(recipe, settings, made.flags), *made.flags)
+    flags = [*overrides(recipe, settings, made.flags), *made.flags] if made.flags else []
     print_plan(made, recipe, flags, rich.console.Console(), price)
     if json is not None:
         write_json(json, as_json(made))
@@ -79,14 +79,17 @@ def plan_command(
 def overrides(recipe: str, settings: PretrainRecipe, planned: Sequence[str]) -> list[str]:
     """Return the flags that turn a recipe into the settings, except for the planned flags."""
     before = dict(dotted_values(as_json(read_recipe(PretrainRecipe, recipe))))
+    names = {one.split()[0] for one in planned}
     flags = []
     for name, value in dotted_values(as_json(settings)):
         flag = f"--{name.replace('_', '-')}"
-        if value != before[name] and flag not in (one.split()[0] for one in planned):
+        if value == before[name] or flag in names:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"{flag}={str(value).lower()}")
+        else:
             words = value if isinstance(value, list) else [value]
             flags.append(shlex.join([flag, *map(str, words)]))
-            if isinstance(value, bool):
-                flags[-1] = f"{flag}={str(value).lower()}"
     return flags
 
 
@@ -112,7 +115,7 @@ def print_plan(
     out.print(memory_table(made))
     out.print(speed_table(made))
     out.print(budget_table(made, price))
-    if made.flags:
+    if flags:
         command = shlex.join(["bertkit", "pretrain", recipe])
         out.print(f"{command} {' '.join(flags)}", soft_wrap=True, markup=False)
     source = "assumed" if machine.mfu else "measured here; assumed"

@@ -17,7 +17,7 @@ from bertkit.datasets.records import MissingColumnError, Records, as_source
 from bertkit.datasets.tabular import Fields, first_left_out, numbered_rows
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.lines import TextCounts, plain_lines, value_name
-from bertkit.text.sources import DECOMPRESSORS, Source, find_sources
+from bertkit.text.sources import Source, find_sources, uncompressed_name
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 SET, FIELD = "UID", "field"
@@ -118,21 +118,13 @@ def titled_files(source: str) -> list[tuple[Source, str]]:
     paths = [file.path for file in files]
     root = os.path.commonpath([Path(path).parent for path in paths])
     whole = [os.path.relpath(path, root) for path in paths]
-    short = [without_endings(path) for path in whole]
+    short = [str(uncompressed_name(path).with_suffix("")) for path in whole]
     for titles in ([Path(title).name for title in short], short, whole):
         known = [t for file, t in zip(files, titles, strict=True) if file.format != "unknown"]
         if len(set(known)) == len(known):
             break
     pairs = zip(files, titles, strict=True)
     return [(file, file.path if file.format == "huggingface" else title) for file, title in pairs]
-
-
-def without_endings(path: str) -> str:
-    """Return a path without the endings of its compression and its format."""
-    bare = Path(path)
-    if bare.suffix.lower() in DECOMPRESSORS:
-        bare = bare.with_suffix("")
-    return str(bare.with_suffix(""))
 
 
 def row_pairs(

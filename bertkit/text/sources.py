@@ -199,10 +199,13 @@ def source_format(path: str, wanted: str) -> str:
 
 def extension(path: str) -> str:
     """Return the extension of a file in lower case, without that of its compression."""
+    return uncompressed_name(path).suffix.lower()
+
+
+def uncompressed_name(path: str) -> PurePosixPath:
+    """Return the path of a file without the extension of its compression."""
     name = PurePosixPath(path.replace(os.sep, "/"))
-    if name.suffix.lower() in DECOMPRESSORS:
-        name = name.with_suffix("")
-    return name.suffix.lower()
+    return name.with_suffix("") if name.suffix.lower() in DECOMPRESSORS else name
 
 
 def is_pipe(path: str) -> bool:
