@@ -166,14 +166,15 @@ class RemoteStore:
             list(pool.map(ensure, shards))
 
     def _fetch(self, shard: ShardInfo) -> None:
-        """Make room in the cache for a shard's files, then download them."""
+        """Download a shard's files into the cache, whose limit counts finished files only."""
         parts = {kind: self.folder / f".{shard.name}.{kind}.part" for kind in ARRAYS}
         try:
             with locked(self.root / ".lock"):
                 make_room(self.root, self.gigabytes, sum(shard.bytes.values()))
             for kind, part in parts.items():
                 self._download(shard, kind, part)
-            with disk_errors(self.folder):
+            with locked(self.root / ".lock"), disk_errors(self.folder):
+                make_room(self.root, self.gigabytes, sum(shard.bytes.values()))  # others finished
                 for kind, part in parts.items():
                     part.replace(self.folder / f"{shard.name}.{kind}.npy")
         except BaseException:

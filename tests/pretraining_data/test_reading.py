@@ -244,6 +244,15 @@ def test_a_remote_store_gives_the_same_batches(remote: TokenStore, many: TokenSt
     assert 8 <= len(list(remote.folder.glob("*.tokens.npy"))) <= 20
 
 
+def test_shards_fetched_at_once_stay_within_the_cache(many: TokenStore, tmp_path: Path) -> None:
+    """Each makes room before the others have finished."""
+    room = (many.folder / "unigrams.npy").stat().st_size + 3 * sum(many.shards[0].bytes.values())
+    cache, address = tmp_path / "cache", f"file://{many.folder}"
+    store = TokenStore(address, cache=cache, cache_gigabytes=room / 1e9)
+    store.remote.fetch(many.shards, verify=False)
+    assert 2 <= len(list(store.folder.glob("*.tokens.npy"))) <= 3
+
+
 def test_the_next_window_is_fetched_ahead(remote: TokenStore) -> None:
     table = ExampleSampler(remote, OPTIONS, 0)
     whole = len(table.window_rows(0, 0))
