@@ -64,8 +64,9 @@ def keep_scale(probability: float) -> float:
     return UNIFORM_STEPS / (UNIFORM_STEPS - round(probability * UNIFORM_STEPS))
 
 
-SIMILAR = 0.75
-"""Sequences of at least this fraction of a length are padded to it, to share one call."""
+MOST_PADDED = 1 << 13
+"""How many squares of lengths a group may compute because of padding: starting the operations of
+another group takes longer than computing these."""
 
 SHORT_STEP, LEAST_LENGTH, SHORT_LENGTH, LONG_STEP = 16, 32, 128, 32
 """How `bucket_lengths` rounds: lengths up to SHORT_LENGTH to multiples of SHORT_STEP, and to at
@@ -129,25 +130,23 @@ def bucket_lengths(length: int) -> int:
 
 
 def merge_similar(packed: Packed, *, few: bool = False) -> list[list[EqualLengths]]:
-    """Merge neighbouring runs with a length of at least `SIMILAR` times that of the first one.
+    """Merge neighbouring runs, each padded to the first of its group, up to `MOST_PADDED`.
 
     Args:
         packed: the batch.
-        few: whether to compare rounded lengths, and to merge short runs only.
+        few: whether to compare rounded lengths.
     """
     groups: list[list[EqualLengths]] = []
+    padded = 0
     for run in packed.equal_lengths:
-        max_length = groups[-1][0].length if groups else 0
-        whole, own = (
-            (bucket_lengths(max_length), bucket_lengths(run.length))
-            if few
-            else (max_length, run.length)
-        )
-        alike = SIMILAR * whole <= own and run.length <= whole
-        if groups and alike and not (few and max_length > SHORT_LENGTH):
+        first = groups[-1][0].length if groups else 0
+        own, whole = (bucket_lengths(n) if few else n for n in (run.length, first))
+        padded += run.sequences * (whole**2 - own**2)
+        if run.length <= first and padded <= MOST_PADDED:
             groups[-1].append(run)
         else:
             groups.append([run])
+            padded = 0
     return groups
 
 
