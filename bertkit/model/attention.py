@@ -21,7 +21,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.model.cpu import attention_groups, keep_mask, keep_scale, pad_rows
+from bertkit.model.cpu import (
+    SoftmaxDropout,
+    attention_groups,
+    has_compiled_steps,
+    keep_mask,
+    keep_scale,
+    pad_rows,
+)
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Heads
 
@@ -129,14 +136,16 @@ def grouped(
     slice would have a full-size tensor of zeros as its gradient.
     """
     few = query.dtype == torch.bfloat16 and not (dropout or torch.is_grad_enabled())
-    groups = attention_groups(packed, query.dtype, similar=few or dropout > 0, few=few)
+    groups = attention_groups(packed, similar=few or dropout > 0, few=few)
     sizes = [group.tokens for group in groups]
     outputs = []
     for group, *parts in zip(
         groups, *(torch.split(tensor, sizes) for tensor in (query, key, value)), strict=True
     ):
         q, k, v = (pad_rows(part, group.inside, group.sequences, group.length) for part in parts)
-        output = sequences_attention(q, k, v, direction=direction, dropout=dropout, mask=group.mask)
+        output = sequences_attention(
+            q, k, v, direction=direction, dropout=dropout, lengths=group.lengths
+        )
         output = output.transpose(1, 2).flatten(0, 1)
         outputs.append(output if group.inside is None else output.index_select(0, group.inside))
     return concatenate(outputs)
@@ -149,15 +158,15 @@ def sequences_attention(
     *,
     direction: str,
     dropout: float,
-    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> Tensor:
-    """Compute attention on a CPU for sequences of one length.
+    """Compute attention on a CPU for sequences that are padded to one length.
 
     torch's flash kernel is the fastest in fp32 without dropout. It does not support dropout, and in
     bf16 `explicit_attention` is faster; that runs a few heads at a time, to stay in the cache.
-    Tensors are (sequences, heads, length, head width); the (sequences, 1, 1, length) mask is added.
+    Tensors are (sequences, heads, length, head width); `lengths` is (sequences,) or None.
     """
-    if dropout == 0.0 and query.dtype == torch.float32 and mask is None:
+    if dropout == 0.0 and query.dtype == torch.float32 and lengths is None:
         if direction == "right_to_left":  # the same as left_to_right on the reversed sequence
             q, k, v = (tensor.flip(2) for tensor in (query, key, value))
             return scaled_dot_product_attention(q, k, v, is_causal=True).flip(2)
@@ -166,15 +175,14 @@ def sequences_attention(
     sequences, heads, length, width = query.shape
     every = sequences * heads
     step = max(1, CACHED_WEIGHTS // length**2)
-    masks: Sequence[Tensor | None] = [None] * -(-every // step)
-    if mask is not None:
-        own_masks = mask.expand(-1, heads, -1, -1).reshape(every, 1, length)
-        masks = torch.split(own_masks, step)
+    there: Sequence[Tensor | None] = [None] * -(-every // step)
+    if lengths is not None:
+        there = torch.split(lengths.repeat_interleave(heads), step)
     merged = (tensor.reshape(every, length, width) for tensor in (query, key, value))
     rows = (torch.split(tensor, step) for tensor in merged)
     parts = [
-        explicit_attention(q, k, v, direction=direction, dropout=dropout, mask=own)
-        for q, k, v, own in zip(*rows, masks, strict=True)
+        explicit_attention(q, k, v, direction=direction, dropout=dropout, lengths=own)
+        for q, k, v, own in zip(*rows, there, strict=True)
     ]
     return concatenate(parts).view(query.shape)
 
@@ -185,15 +193,26 @@ def concatenate(parts: Sequence[Tensor]) -> Tensor:
 
 
 def explicit_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, direction: str, dropout: float, mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    direction: str,
+    dropout: float,
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """Compute attention with plain operations on (heads of all sequences, length, width)."""
     nothing = q.new_empty(())  # baddbmm does not read it, because beta is 0
     scale = 1 / math.sqrt(q.shape[-1])
     scores = torch.baddbmm(nothing, q, k.transpose(1, 2), beta=0, alpha=scale)
-    if mask is not None:
-        scores = scores + mask
+    if dropout and has_compiled_steps(scores, scores):
+        kept: Tensor = SoftmaxDropout.apply(scores, lengths, direction, dropout)  # type: ignore[no-untyped-call]
+        return kept @ v
     length = scores.shape[-1]
+    if lengths is not None:
+        absent = torch.arange(length) >= lengths[:, None, None]
+        # A finite value: -inf would make rows without real keys NaN, and their gradients too.
+        scores = scores.masked_fill(absent, torch.finfo(scores.dtype).min / 2)
     if direction != "bidirectional":
         scores = scores.masked_fill(~visible_positions(length, direction, q.device), -math.inf)
     slow = length < EVEN_SOFTMAX and length % 32
@@ -203,8 +222,8 @@ def explicit_attention(
     if dropout == 0.0:
         return weights @ v
     # Scaling the output equals scaling the kept weights, but touches far fewer numbers.
-    kept = keep_mask(weights.shape, dropout, weights.dtype)
-    return (weights * kept) @ v * keep_scale(dropout)
+    mask = keep_mask(weights.shape, dropout, weights.dtype)
+    return (weights * mask) @ v * keep_scale(dropout)
 
 
 def visible_positions(length: int, direction: str, device: torch.device) -> Tensor:

@@ -1,4 +1,8 @@
-"""Optimizations for the CPU: dropout from few random bits, and sequence groups for attention.
+"""Optimizations for the CPU: compiled steps of training, cheap dropout, and groups for attention.
+
+Compiled steps: what lies between the matrix products of a layer (softmax and dropout of attention,
+LayerNorm of a residual sum with dropout) is a dozen operators of torch, forward and backward, each
+of which reads and writes all activations. native.c does it in one pass each, on x86-64.
 
 Dropout (Srivastava et al. 2014; paper section A.2): on a CPU torch draws one double per element,
 one after the other, which takes longer than the matrix product before it. Sixteen random bits per
@@ -12,14 +16,173 @@ time too, so neighbouring sequences of equal or similar length share one call.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bertkit.pretraining_data.batch import EqualLengths, Packed
+from bertkit.tokenizer.compiled import compiled_library
+
+SOURCE = Path(__file__).with_name("native.c")
+NATIVE_LIBRARIES = {"avx512": {"avx512_dq"}, "avx2": {"avx2", "fma3"}}
+"""The names of the sets of instructions for which the code is compiled, the fastest first, and what
+the processor needs for each, by torch's names."""
+DIRECTION_SIGNS = {"bidirectional": 0, "left_to_right": -1, "right_to_left": 1}
+ELEMENTS_PER_THREAD = 1 << 14
+"""The minimum number of elements of a step for which another thread pays off."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the compiled code for this processor; None if it was not built from native.c as it is.
+
+    The environment variable BERTKIT_NATIVE=0 switches it off, and BERTKIT_NATIVE=avx2 names the
+    instructions to use.
+    """
+    chosen, able = os.environ.get("BERTKIT_NATIVE", "1"), torch.cpu.get_capabilities()
+    for name, needed in NATIVE_LIBRARIES.items():
+        if chosen in ("1", name) and all(map(able.get, needed)):
+            code = compiled_library(SOURCE, name)
+            if code is not None:
+                for function in ("layer_bytes", "parts_bytes", "panel", "modes", "rows_of_a_part"):
+                    getattr(code, f"bertkit_{function}").restype = ctypes.c_int64
+                return code
+    return None
+
+
+def compiled() -> ctypes.CDLL:
+    """Return the compiled code, where it is known to be there."""
+    code = library()
+    assert code is not None
+    return code
+
+
+@cache
+def step_types() -> dict[tuple[torch.dtype, torch.dtype], tuple[int, int]]:
+    """Return the dtypes of activations and residual sums of compiled steps, with native.c's names.
+
+    They are none without the compiled code.
+    """
+    code, fp32, bf16 = library(), torch.float32, torch.bfloat16
+    if code is None:
+        return {}
+    if code.bertkit_modes() == 1 or not torch.cpu.get_capabilities().get("avx512_bf16"):
+        return {(fp32, fp32): (0, 0)}
+    return {(fp32, fp32): (0, 0), (bf16, fp32): (1, 0), (bf16, bf16): (1, 1)}
+
+
+def has_compiled_steps(x: Tensor, residual: Tensor) -> bool:
+    """Return whether a training step on these activations and residual sums is compiled code."""
+    return x.device.type == "cpu" and (x.dtype, residual.dtype) in step_types()
+
+
+def call_compiled(name: str, *arguments: Any) -> None:
+    """Call a function of the compiled code; tensors and numbers become pointers and 64 bits."""
+
+    def converted(one: Any) -> Any:
+        if one is None or isinstance(one, Tensor):
+            return ctypes.c_void_p(None if one is None else one.data_ptr())
+        kinds = {int: ctypes.c_int64, float: ctypes.c_double}
+        return kinds[type(one)](one) if type(one) in kinds else one
+
+    getattr(compiled(), f"bertkit_{name}")(*map(converted, arguments))
+
+
+def threads_for(elements: int) -> int:
+    """Return the number of threads for a step of this many elements; at most as torch uses."""
+    return min(torch.get_num_threads(), max(1, elements // ELEMENTS_PER_THREAD))
+
+
+def draw_seed(probability: float) -> int:
+    """Return the seed of a step's dropout: 64 bits of torch's default generator."""
+    if not probability:
+        return 0
+    return int(torch.empty((), dtype=torch.int64).random_(-(1 << 63), None))
+
+
+class SoftmaxDropout(torch.autograd.Function):
+    """The softmax of attention scores, followed by dropout, in compiled code."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, lengths: Tensor | None, direction: str, dropout: float
+    ) -> Tensor:
+        """Return the weights, with dropout, (items, length, length).
+
+        Args:
+            ctx: what the backward pass needs.
+            scores: (items, length, length) scores, of a dtype among `step_types`.
+            lengths: (items,) int32, how many keys of each item exist; None if all do.
+            direction: which keys a query sees; see `attention`.
+            dropout: the probability of setting a weight to 0.
+        """
+        weights, dropped = torch.empty_like(scores), torch.empty_like(scores)
+        kind = step_types()[scores.dtype, scores.dtype][0]
+        ctx.sizes = kind, *scores.shape[:2], DIRECTION_SIGNS[direction], lengths
+        ctx.dropout = draw_seed(dropout), float(dropout), threads_for(scores.numel())
+        call_compiled("softmax", *ctx.sizes, scores, weights, dropped, None, *ctx.dropout)
+        ctx.save_for_backward(weights)
+        return dropped
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradient of the scores."""
+        [weights] = ctx.saved_tensors
+        given, gradient = gradients[0].contiguous(), torch.empty_like(weights)
+        call_compiled("softmax", *ctx.sizes, given, weights, None, gradient, *ctx.dropout)
+        return gradient, None, None, None
+
+
+class AddNorm(torch.autograd.Function):
+    """LayerNorm(dropout(x) + residual) in compiled code."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, drop: float
+    ) -> Tensor:
+        """Return (rows, width) in the dtype of the residual.
+
+        Args:
+            ctx: what the backward pass needs.
+            x: (rows, width) what is added.
+            residual: (rows, width), of a dtype that `step_types` has with that of x.
+            weight: (width,) fp32, of the LayerNorm.
+            bias: (width,) fp32, of the LayerNorm.
+            eps: the constant added to the variance.
+            drop: the probability of setting an element of x to 0.
+        """
+        x, residual = x.contiguous(), residual.contiguous()
+        y, normalized = torch.empty_like(residual), torch.empty_like(residual)
+        deviations = weight.new_empty(len(x))
+        ctx.sizes = *step_types()[x.dtype, residual.dtype], *x.shape
+        ctx.dropout = draw_seed(drop), float(drop), threads_for(x.numel())
+        ctx.dtype = x.dtype
+        read, written = (x, residual, weight, bias), (y, normalized, deviations)
+        call_compiled("add_norm", *ctx.sizes, *read, *written, float(eps), *ctx.dropout)
+        ctx.save_for_backward(weight, normalized, deviations)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None, None]:
+        """Return the gradients of x, the residual, the weight and the bias."""
+        weight, normalized, _ = ctx.saved_tensors
+        given, own = gradients[0].contiguous(), torch.empty_like(normalized)
+        gradient = torch.empty_like(normalized, dtype=ctx.dtype)
+        parts = -(-len(given) // compiled().bertkit_rows_of_a_part())
+        sums = weight.new_empty(parts, 2, len(weight))
+        written = gradient, own, sums
+        call_compiled(
+            "add_norm_gradients", *ctx.sizes, given, *ctx.saved_tensors, *written, *ctx.dropout
+        )
+        return gradient, own, *sums.sum(dim=0), None, None
+
 
 UNIFORM_STEPS = 1 << 16
 
@@ -82,45 +245,40 @@ class Group(NamedTuple):
     tokens: int
     inside: Tensor | None
     """(tokens,) indices into the sequences x length positions; None if nothing is padded."""
-    mask: Tensor | None
-    """(sequences, 1, 1, length) added to the scores of the keys; None if nothing is padded."""
+    lengths: Tensor | None
+    """(sequences,) int32 lengths without padding; None if nothing is padded."""
 
 
-def attention_groups(
-    packed: Packed, dtype: torch.dtype, *, similar: bool, few: bool
-) -> list[Group]:
+def attention_groups(packed: Packed, *, similar: bool, few: bool) -> list[Group]:
     """Return the groups of a batch, which are computed once and kept for all layers.
 
     Args:
         packed: the batch.
-        dtype: the dtype of the attention scores.
         similar: whether runs of similar lengths may share a group.
         few: whether to round lengths up, so that few different lengths occur: for each new one
             oneDNN compiles code, which takes as long as several batches, and keeps it in memory.
     """
-    name = dtype, similar, few
+    name = similar, few
     if name not in packed.kept:
         if few and 2 * len(packed.equal_lengths) <= len(packed.lengths):
             similar = few = False
         runs = merge_similar(packed, few=few) if similar else [[r] for r in packed.equal_lengths]
-        packed.kept[name] = [sequence_group(own, dtype, few=few) for own in runs]
+        packed.kept[name] = [sequence_group(own, few=few) for own in runs]
     return packed.kept[name]
 
 
-def sequence_group(runs: Sequence[EqualLengths], dtype: torch.dtype, *, few: bool) -> Group:
+def sequence_group(runs: Sequence[EqualLengths], *, few: bool) -> Group:
     """Return the group made of some runs, which must start with the longest one."""
     length = bucket_lengths(runs[0].length) if few else runs[0].length
     sequences = sum(run.sequences for run in runs)
     tokens = sum(run.sequences * run.length for run in runs)
     if tokens == sequences * length:
         return Group(sequences, length, tokens, None, None)
-    lengths = torch.tensor([run.length for run in runs for _ in range(run.sequences)])
-    real = torch.arange(length) < lengths[:, None]
-    inside = real.flatten().nonzero().squeeze(1)
-    mask = torch.zeros(sequences, 1, 1, length, dtype=dtype)
-    # A finite value: -inf would make rows without real keys NaN, and their gradients too.
-    mask.masked_fill_(~real[:, None, None, :], torch.finfo(dtype).min / 2)
-    return Group(sequences, length, tokens, inside, mask)
+    lengths = torch.tensor(
+        [run.length for run in runs for _ in range(run.sequences)], dtype=torch.int32
+    )
+    inside = (torch.arange(length) < lengths[:, None]).flatten().nonzero().squeeze(1)
+    return Group(sequences, length, tokens, inside, lengths)
 
 
 def bucket_lengths(length: int) -> int:

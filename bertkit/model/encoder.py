@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.model.attention import DIRECTIONS, attention
-from bertkit.model.cpu import Dropout
+from bertkit.model.cpu import AddNorm, Dropout, has_compiled_steps
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Pooled, Rows, TargetIndices, TokenIndices
 
@@ -141,14 +141,21 @@ class Layer(nn.Module):
         The result has the dtype of `hidden`. LayerNorm computes its statistics in fp32 even if
         hidden states are bf16.
         """
-        dtype = hidden.dtype
         attended = self.attend(hidden, packed)
         if rows is not None:
             attended, hidden = attended.index_select(0, rows), hidden.index_select(0, rows)
-        summed = self.dropout(self.attention_output(attended)) + hidden
-        hidden = self.attention_norm(summed).to(dtype)
+        hidden = self.add_norm(self.attention_output(attended), hidden, self.attention_norm)
         expanded = activation(self.intermediate(hidden), self.config)
-        return self.output_norm(self.dropout(self.output(expanded)) + hidden).to(dtype)
+        return self.add_norm(self.output(expanded), hidden, self.output_norm)
+
+    def add_norm(self, x: Rows, residual: Rows, norm: nn.LayerNorm) -> Rows:
+        """Return LayerNorm(dropout(x) + residual), in the dtype of the residual."""
+        if self.training and has_compiled_steps(x, residual):
+            y: Tensor = AddNorm.apply(  # type: ignore[no-untyped-call]
+                *(x, residual, norm.weight, norm.bias, norm.eps, self.dropout.probability)
+            )
+            return y
+        return norm(self.dropout(x) + residual).to(residual.dtype)
 
     def attend(self, hidden: Hidden, packed: Packed) -> Hidden:
         """Compute multi-head attention without its output projection: (tokens, width)."""

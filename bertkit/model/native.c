@@ -1,6 +1,7 @@
-/* Transformer layers for inference on packed sequences, for x86-64 processors with AVX512 or AVX2.
+/* Transformer layers for inference on packed sequences, and two steps of training, for x86-64
+processors with AVX512 or AVX2.
 
-A layer is computed for a few sequences at a time, so that what its steps pass on stays in the
+In inference, a layer is computed for a few sequences at a time, so that what its steps pass on stays in the
 second-level cache. There are three modes, which differ in the elements of matrix products:
 
   fp32   fp32 weights and inputs
@@ -72,6 +73,7 @@ INLINE int64_t element_size(int64_t mode) { return mode == FP32 ? 4 : mode == BF
 enum { VECTOR = 16, PARTS = 4 };
 typedef __m512 vec;
 typedef __mmask16 mask;
+typedef uint32_t ints __attribute__((vector_size(64)));
 
 /* The first `left` elements; none if it is negative. */
 INLINE mask lanes(int64_t left) {
@@ -82,6 +84,7 @@ INLINE vec load(const void *x) { return _mm512_loadu_ps(x); }
 INLINE void store(void *out, vec x) { _mm512_storeu_ps(out, x); }
 INLINE vec load_some(mask m, const float *x) { return _mm512_maskz_loadu_ps(m, x); }
 INLINE void store_some(mask m, float *out, vec x) { _mm512_mask_storeu_ps(out, m, x); }
+INLINE mask without(mask a, mask b) { return a & ~b; }
 INLINE vec keep(mask m, vec x) { return _mm512_maskz_mov_ps(m, x); }
 INLINE vec keep_max(mask m, vec a, vec b) { return _mm512_mask_max_ps(a, m, a, b); }
 INLINE vec max(vec a, vec b) { return _mm512_max_ps(a, b); } /* b, if one of them is NaN */
@@ -104,6 +107,9 @@ INLINE void store_bf16(bf16 *out, vec x) {
 INLINE void store_some_bf16(mask m, bf16 *out, vec x) {
     _mm256_mask_storeu_epi16(out, m, (__m256i)_mm512_cvtneps_pbh(x));
 }
+INLINE vec load_some_bf16(mask m, const bf16 *x) {
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(m, x)), 16);
+}
 /* Pairs of bf16 from two rows. */
 INLINE vec interleave(const bf16 *first, const bf16 *second) {
     __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)first));
@@ -123,6 +129,7 @@ INLINE void store_some_integers(mask m, char *out, vec x, int zero) {
 enum { VECTOR = 8, PARTS = 2 };
 typedef __m256 vec;
 typedef __m256i mask;
+typedef uint32_t ints __attribute__((vector_size(32)));
 
 INLINE mask lanes(int64_t left) {
     const __m256i numbers = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -133,6 +140,7 @@ INLINE vec load(const void *x) { return _mm256_loadu_ps(x); }
 INLINE void store(void *out, vec x) { _mm256_storeu_ps(out, x); }
 INLINE vec load_some(mask m, const float *x) { return _mm256_maskload_ps(x, m); }
 INLINE void store_some(mask m, float *out, vec x) { _mm256_maskstore_ps(out, m, x); }
+INLINE mask without(mask a, mask b) { return _mm256_andnot_si256(b, a); }
 INLINE vec keep(mask m, vec x) { return _mm256_and_ps(x, (vec)m); }
 INLINE vec max(vec a, vec b) { return _mm256_max_ps(a, b); } /* b, if one of them is NaN */
 INLINE vec min(vec a, vec b) { return _mm256_min_ps(a, b); }
@@ -166,6 +174,7 @@ INLINE vec rough_reciprocal(vec x) { return _mm256_rcp_ps(x); }
 /* Types narrower than fp32 are not compiled for AVX2. */
 INLINE void store_bf16(bf16 *out, vec x) { __builtin_trap(); }
 INLINE void store_some_bf16(mask m, bf16 *out, vec x) { __builtin_trap(); }
+INLINE vec load_some_bf16(mask m, const bf16 *x) { __builtin_trap(); }
 INLINE vec interleave(const bf16 *first, const bf16 *second) { __builtin_trap(); }
 INLINE vec exact_sum(vec sum, const int32_t *shift) { __builtin_trap(); }
 INLINE void store_some_integers(mask m, char *out, vec x, int zero) { __builtin_trap(); }
@@ -811,3 +820,273 @@ void bertkit_complete(const Layer *layer, const float *attended, const float *hi
     make_scratch(layer, 0, (char *)(intptr_t)round_up((intptr_t)memory, 64), &scratch);
     complete(layer, attended, hidden, NULL, count, &scratch, out);
 }
+
+/* Two steps of training, forward and backward, each in one pass over the rows: the softmax of
+attention scores with dropout, and LayerNorm(dropout(x) + residual). Elements are fp32 or bf16,
+numbers in between are fp32. Which elements dropout keeps is a hash of their position and of a seed,
+so nothing is stored for the backward pass, and threads change nothing. */
+
+enum { ROWS = 64 }; /* for which one thread sums the gradients of LayerNorm's parameters */
+
+typedef struct {
+    uint32_t seed[2], least; /* an element is kept if its hash is at least `least` */
+    float scale;             /* of what is kept */
+} Dropout;
+
+typedef struct {
+    int64_t type, items, length, direction;
+    const int32_t *lengths; /* (items) keys that exist; NULL if all do */
+    const void *scores;     /* (items, length, length); in the backward pass, dropped's gradient */
+    void *weights, *dropped; /* the same shape; `dropped` is NULL without dropout */
+    void *gradient;          /* of the scores; NULL in the forward pass */
+    Dropout dropout;
+} Softmax;
+
+typedef struct {
+    int64_t rows, width;
+    const void *x, *residual; /* (rows, width); in the backward pass, `x` is y's gradient */
+    const float *weight, *bias;
+    void *y, *normalized;     /* (rows, width) of the residual's type */
+    float *deviations;        /* (rows) 1 / standard deviation */
+    void *gradient, *residual_gradient; /* NULL in the forward pass */
+    float *sums;              /* (rows / ROWS, 2, width) parts of the parameters' gradients */
+    double epsilon;
+    Dropout dropout;
+} AddNorm;
+
+INLINE vec read(int type, mask m, const void *x, int64_t i) {
+    return type == FP32 ? load_some(m, (const float *)x + i)
+                        : load_some_bf16(m, (const bf16 *)x + i);
+}
+INLINE void write(int type, mask m, void *out, int64_t i, vec x) {
+    if (type == FP32)
+        store_some(m, (float *)out + i, x);
+    else
+        store_some_bf16(m, (bf16 *)out + i, x);
+}
+
+/* A hash of 32-bit numbers whose every output bit depends evenly on every input bit. */
+INLINE ints scramble(ints x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+/* The elements from `place` on, scaled, with some of them 0. */
+INLINE vec drop(const Dropout *dropout, int64_t place, vec x) {
+    if (!dropout->least) return x;
+    ints number;
+    UNROLL
+    for (int i = 0; i < VECTOR; i++) number[i] = (uint32_t)i;
+    number = scramble(scramble((number + (uint32_t)place) ^ dropout->seed[0]) ^ dropout->seed[1]);
+    ints kept = (ints)(number >= dropout->least);
+    return (vec)((ints)(x * set(dropout->scale)) & kept);
+}
+
+typedef void (*Work)(const void *step, int64_t first, int64_t end);
+
+INLINE void softmax_rows(int type, const Softmax *s, int64_t first, int64_t end) {
+    const int64_t length = s->length;
+    float row[round_up(length, VECTOR)];
+    for (int64_t at = first; at < end; at++) {
+        const int64_t position = at % length, base = at * length;
+        const int64_t there = s->lengths ? s->lengths[at / length] : length;
+        const int64_t from = s->direction > 0 ? position : 0;
+        const int64_t to = s->direction < 0 ? least(there, position + 1) : there;
+        vec top = set(-INFINITY), sum = set(0);
+        for (int64_t i = 0; i < length; i += VECTOR) {
+            const vec y = read(type, lanes(length - i), s->scores, base + i);
+            store(row + i, y);
+            top = keep_max(without(lanes(to - i), lanes(from - i)), top, y);
+        }
+        const vec highest = set(max_of(top) * 1.44269504f);
+        for (int64_t i = 0; i < length; i += VECTOR) {
+            vec y = power_of_two(fma_minus(load(row + i), set(1.44269504f), highest));
+            y = keep(without(lanes(to - i), lanes(from - i)), y);
+            store(row + i, y);
+            sum = sum + y;
+        }
+        const vec factor = set(from < to ? 1 / sum_of(sum) : 0);
+        for (int64_t i = 0; i < length; i += VECTOR) {
+            const mask m = lanes(length - i);
+            const vec y = load(row + i) * factor;
+            write(type, m, s->weights, base + i, y);
+            if (s->dropped) write(type, m, s->dropped, base + i, drop(&s->dropout, base + i, y));
+        }
+    }
+}
+
+INLINE void softmax_gradients(int type, const Softmax *s, int64_t first, int64_t end) {
+    const int64_t length = s->length;
+    for (int64_t base = first * length; base < end * length; base += length) {
+        vec sum = set(0);
+        for (int64_t i = 0; i < length; i += VECTOR) {
+            const mask m = lanes(length - i);
+            const vec y = drop(&s->dropout, base + i, read(type, m, s->scores, base + i));
+            sum = fma_plus(read(type, m, s->weights, base + i), y, sum);
+        }
+        const vec mean = set(sum_of(sum));
+        for (int64_t i = 0; i < length; i += VECTOR) {
+            const mask m = lanes(length - i);
+            const vec y = drop(&s->dropout, base + i, read(type, m, s->scores, base + i));
+            write(type, m, s->gradient, base + i, read(type, m, s->weights, base + i) * (y - mean));
+        }
+    }
+}
+
+INLINE void add_norm_rows(int type, int wide, const AddNorm *a, int64_t first, int64_t end) {
+    const int64_t width = a->width;
+    float row[round_up(width, VECTOR)];
+    for (int64_t at = first; at < end; at++) {
+        const int64_t base = at * width;
+        vec sum = set(0), squares = sum;
+        for (int64_t i = 0; i < width; i += VECTOR) {
+            const mask m = lanes(width - i);
+            vec y = drop(&a->dropout, base + i, read(type, m, a->x, base + i));
+            y = y + read(wide, m, a->residual, base + i);
+            store(row + i, y);
+            sum = sum + y;
+        }
+        const vec mean = set(sum_of(sum) / width);
+        for (int64_t i = 0; i < width; i += VECTOR) {
+            const vec y = keep(lanes(width - i), load(row + i) - mean);
+            squares = fma_plus(y, y, squares);
+        }
+        const float deviation = 1 / sqrtf(sum_of(squares) / width + (float)a->epsilon);
+        a->deviations[at] = deviation;
+        for (int64_t i = 0; i < width; i += VECTOR) {
+            const mask m = lanes(width - i);
+            const vec y = (load(row + i) - mean) * set(deviation);
+            write(wide, m, a->normalized, base + i, y);
+            const vec weight = load_some(m, a->weight + i), bias = load_some(m, a->bias + i);
+            write(wide, m, a->y, base + i, fma_plus(y, weight, bias));
+        }
+    }
+}
+
+/* For whole parts of ROWS rows. */
+INLINE void add_norm_gradients(int type, int wide, const AddNorm *a, int64_t first, int64_t end) {
+    const int64_t width = a->width;
+    for (int64_t part = first; part < end; part++) {
+        float *sums = a->sums + part * 2 * width;
+        memset(sums, 0, 2 * width * 4);
+        for (int64_t at = part * ROWS; at < least(a->rows, (part + 1) * ROWS); at++) {
+            const int64_t base = at * width;
+            vec sum = set(0), products = sum;
+            for (int64_t i = 0; i < width; i += VECTOR) {
+                const mask m = lanes(width - i);
+                const vec g = read(wide, m, a->x, base + i);
+                const vec y = read(wide, m, a->normalized, base + i);
+                store_some(m, sums + i, fma_plus(g, y, load_some(m, sums + i)));
+                store_some(m, sums + width + i, g + load_some(m, sums + width + i));
+                const vec scaled = g * load_some(m, a->weight + i);
+                sum = sum + scaled;
+                products = fma_plus(scaled, y, products);
+            }
+            const vec mean = set(sum_of(sum) / width), along = set(sum_of(products) / width);
+            for (int64_t i = 0; i < width; i += VECTOR) {
+                const mask m = lanes(width - i);
+                const vec g = read(wide, m, a->x, base + i) * load_some(m, a->weight + i);
+                const vec y = read(wide, m, a->normalized, base + i);
+                const vec x = minus_fma(y, along, g - mean) * set(a->deviations[at]);
+                write(wide, m, a->residual_gradient, base + i, x);
+                write(type, m, a->gradient, base + i, drop(&a->dropout, base + i, x));
+            }
+        }
+    }
+}
+
+#define DEFINE_SOFTMAX(name, function, type) \
+    static void name(const void *step, int64_t first, int64_t end) { \
+        function(type, step, first, end); \
+    }
+DEFINE_SOFTMAX(softmax_fp32, softmax_rows, FP32)
+DEFINE_SOFTMAX(softmax_gradients_fp32, softmax_gradients, FP32)
+#define DEFINE_ADD_NORM(name, function, type, wide) \
+    static void name(const void *step, int64_t first, int64_t end) { \
+        function(type, wide, step, first, end); \
+    }
+DEFINE_ADD_NORM(add_norm_fp32, add_norm_rows, FP32, FP32)
+DEFINE_ADD_NORM(add_norm_gradients_fp32, add_norm_gradients, FP32, FP32)
+#ifdef __AVX512F__
+DEFINE_SOFTMAX(softmax_bf16, softmax_rows, BF16)
+DEFINE_SOFTMAX(softmax_gradients_bf16, softmax_gradients, BF16)
+DEFINE_ADD_NORM(add_norm_mixed, add_norm_rows, BF16, FP32)
+DEFINE_ADD_NORM(add_norm_gradients_mixed, add_norm_gradients, BF16, FP32)
+DEFINE_ADD_NORM(add_norm_bf16, add_norm_rows, BF16, BF16)
+DEFINE_ADD_NORM(add_norm_gradients_bf16, add_norm_gradients, BF16, BF16)
+#endif
+
+/* [type of the scores][whether it is the backward pass] */
+static const Work SOFTMAX[2][2] = {
+    [FP32] = {softmax_fp32, softmax_gradients_fp32},
+#ifdef __AVX512F__
+    [BF16] = {softmax_bf16, softmax_gradients_bf16},
+#endif
+};
+/* [type of x + type of the residual][whether it is the backward pass] */
+static const Work ADD_NORM[3][2] = {
+    {add_norm_fp32, add_norm_gradients_fp32},
+#ifdef __AVX512F__
+    {add_norm_mixed, add_norm_gradients_mixed},
+    {add_norm_bf16, add_norm_gradients_bf16},
+#endif
+};
+
+typedef struct {
+    Work work;
+    const void *step;
+    int64_t count;
+} Rows;
+
+static void work_own_rows(void *given) {
+    const Rows *rows = given;
+    const int64_t thread = openmp.thread(), threads = openmp.threads();
+    rows->work(rows->step, rows->count * thread / threads, rows->count * (thread + 1) / threads);
+}
+
+static void work_rows(Work work, const void *step, int64_t count, int64_t threads) {
+    Rows rows = {work, step, count};
+    if (threads > 1 && has_openmp())
+        openmp.parallel(work_own_rows, &rows, (unsigned)threads, 0);
+    else
+        work(step, 0, count);
+}
+
+static Dropout dropout_of(int64_t seed, double probability) {
+    const double least = fmin(round(probability * 4294967296.0), 4294967295.0);
+    return (Dropout){{(uint32_t)seed, (uint32_t)(seed >> 32)}, (uint32_t)least,
+                     (float)(1 / (1 - least / 4294967296.0))};
+}
+
+void bertkit_softmax(int64_t type, int64_t items, int64_t length, int64_t direction,
+                     const int32_t *lengths, const void *scores, void *weights, void *dropped,
+                     void *gradient, int64_t seed, double probability, int64_t threads) {
+    const Softmax s = {type,    items,    length, direction, lengths, scores, weights,
+                       dropped, gradient, dropout_of(seed, probability)};
+    work_rows(SOFTMAX[type][gradient != NULL], &s, items * length, threads);
+}
+
+void bertkit_add_norm(int64_t type, int64_t residual_type, int64_t rows, int64_t width,
+                      const void *x, const void *residual, const float *weight, const float *bias,
+                      void *y, void *normalized, float *deviations, double epsilon, int64_t seed,
+                      double probability, int64_t threads) {
+    const AddNorm a = {.rows = rows, .width = width, .x = x, .residual = residual, .weight = weight,
+                       .bias = bias, .y = y, .normalized = normalized, .deviations = deviations,
+                       .epsilon = epsilon, .dropout = dropout_of(seed, probability)};
+    work_rows(ADD_NORM[type + residual_type][0], &a, rows, threads);
+}
+
+void bertkit_add_norm_gradients(int64_t type, int64_t residual_type, int64_t rows, int64_t width,
+                                const void *y_gradient, const float *weight, void *normalized,
+                                float *deviations, void *gradient, void *residual_gradient,
+                                float *sums, int64_t seed, double probability, int64_t threads) {
+    const AddNorm a = {.rows = rows, .width = width, .x = y_gradient, .weight = weight,
+                       .normalized = normalized, .deviations = deviations, .gradient = gradient,
+                       .residual_gradient = residual_gradient, .sums = sums,
+                       .dropout = dropout_of(seed, probability)};
+    work_rows(ADD_NORM[type + residual_type][1], &a, (rows + ROWS - 1) / ROWS, threads);
+}
+
+/* The rows whose gradients of the parameters are summed in one part. */
+int64_t bertkit_rows_of_a_part(void) { return ROWS; }

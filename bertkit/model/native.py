@@ -8,24 +8,17 @@ computes the same with torch's operators.
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
-from functools import cache
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertkit.model.cpu import DIRECTION_SIGNS, call_compiled, compiled, library
 from bertkit.model.encoder import Layer, ModelConfig, gelu_form
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Rows, TargetIndices
-from bertkit.tokenizer.compiled import compiled_library
 
-SOURCE = Path(__file__).with_name("native.c")
-NATIVE_LIBRARIES = {"avx512": {"avx512_dq"}, "avx2": {"avx2", "fma3"}}
-"""The names of the sets of instructions for which the code is compiled, the fastest first, and what
-the processor needs for each, by torch's names."""
 MODES = ("fp32", "bf16", "int8")
 ELEMENT_TYPES = (torch.float32, torch.bfloat16, torch.int8)
 INPUTS = (1, 2, 4)
@@ -36,7 +29,6 @@ INSTRUCTIONS: tuple[set[str], ...] = (set(), {"avx512_bf16"}, {"avx512_vnni"})
 """What the processor needs for each precision, too."""
 FASTER: tuple[set[str], ...] = (set(), {"amx_bf16"}, {"amx_int8"})
 """With these instructions torch's operators are faster, because native.c does not use them."""
-DIRECTION_SIGNS = {"bidirectional": 0, "left_to_right": -1, "right_to_left": 1}
 MULTIPLE, MOST = 16, 256
 """The width of a head must be a multiple of the one and at most the other."""
 ROWS_PER_THREAD = 8
@@ -88,31 +80,6 @@ class BatchStruct(ctypes.Structure):
         ("sequences", ctypes.c_int64),
         ("count", ctypes.c_int64),
     )
-
-
-@cache
-def library() -> ctypes.CDLL | None:
-    """Return the compiled code for this processor; None if it was not built from native.c as it is.
-
-    The environment variable BERTKIT_NATIVE=0 switches it off, and BERTKIT_NATIVE=avx2 names the
-    instructions to use.
-    """
-    chosen, able = os.environ.get("BERTKIT_NATIVE", "1"), torch.cpu.get_capabilities()
-    for name, needed in NATIVE_LIBRARIES.items():
-        if chosen in ("1", name) and all(map(able.get, needed)):
-            code = compiled_library(SOURCE, name)
-            if code is not None:
-                for function in ("layer_bytes", "parts_bytes", "panel", "modes"):
-                    getattr(code, f"bertkit_{function}").restype = ctypes.c_int64
-                return code
-    return None
-
-
-def compiled() -> ctypes.CDLL:
-    """Return the compiled code, where `is_supported` has found it."""
-    code = library()
-    assert code is not None
-    return code
 
 
 def is_supported(config: ModelConfig, precision: str) -> bool:
@@ -248,23 +215,18 @@ class NativeLayer(nn.Module):
         """Return (tokens, 3 width): the queries, keys and values of tokens."""
         hidden = hidden.float().contiguous()
         projected = torch.empty(len(hidden), 3 * self.width, dtype=self.projected_type)
-        self._call("bertkit_project", hidden, len(hidden), projected)
+        self._call("project", hidden, len(hidden), projected)
         return projected
 
     def complete(self, attended: Rows, hidden: Rows) -> Rows:
         """Return the output at some tokens, given their attention and the layer's input there."""
         attended, hidden = attended.float().contiguous(), hidden.float().contiguous()
         out = torch.empty_like(hidden)
-        self._call("bertkit_complete", attended, hidden, len(hidden), out)
+        self._call("complete", attended, hidden, len(hidden), out)
         return out
 
     def _call(self, name: str, *arguments: Tensor | int) -> None:
         """Call a function with the layer, the arguments and memory to work in."""
-        code = compiled()
         layer = ctypes.byref(self.struct)
-        memory = workspace(code.bertkit_parts_bytes(layer))
-        given = (
-            ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int64(a)
-            for a in (*arguments, memory)
-        )
-        getattr(code, name)(layer, *given)
+        memory = workspace(compiled().bertkit_parts_bytes(layer))
+        call_compiled(name, layer, *arguments, memory)

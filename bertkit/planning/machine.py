@@ -11,7 +11,10 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from bertkit.errors import BertkitError, nearest
+from bertkit.model.cpu import step_types
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import count_parameters
 from bertkit.planning import GIB, HERE
@@ -108,12 +111,14 @@ def activation_bytes(
         bf16 copies   2 (L (4 h^2 + 2 h f) + V h + 2 h^2)    of the weights, by autocast
 
     rows is n, but t + s in the last layer, which computes only those tokens. A dropout mask has the
-    type of its input on a CPU (d = w, e = 4) and is boolean on other devices (d = e = 1). Of the
-    logits, a CPU keeps the gradients (g = w), and other devices the fp32 logarithms (g = 4).
+    type of its input on a CPU (d = w, e = 4) and is boolean on other devices (d = e = 1); compiled
+    steps draw it again instead (d = 0; see `bertkit.model.cpu`). Of the logits, a CPU keeps the
+    gradients (g = w), and other devices the fp32 logarithms (g = 4).
     """
     h, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     wide = 4 if precision == "fp32" else 2
     mask = mask_bytes(config.hidden_dropout_prob, wide, device)
+    mask = 0 if runs_compiled(wide, device) else mask
     n, last = batch.tokens, batch.targets + batch.sequences
     rows = (layers - 1) * n + last
     kept = (24 + 8 + (4 + mask_bytes(config.hidden_dropout_prob, 4, device)) * h) * n
@@ -124,6 +129,12 @@ def activation_bytes(
     if precision != "fp32":
         kept += 2 * (layers * (4 * h + 2 * inner) + config.vocab_size + 2 * h) * h
     return kept
+
+
+def runs_compiled(wide: int, device: str) -> bool:
+    """Return whether training in a type of this many bytes runs compiled steps here."""
+    dtype = torch.bfloat16 if wide == 2 else torch.float32
+    return device == "cpu" and (dtype, torch.float32) in step_types()
 
 
 def mask_bytes(probability: float, wide: int, device: str) -> int:
@@ -138,8 +149,9 @@ def attention_bytes(config: ModelConfig, batch: BatchSize, wide: int, device: st
 
     Attention without a fused kernel (on a CPU, except in fp32 without dropout) keeps query, key and
     value, twice if lengths differ. For each head and pair of tokens it also keeps the weight in
-    fp32, the factor multiplied with the values, and the dropout mask. Flash kernels keep query,
-    key, value, their output and a sum for each row.
+    fp32, the factor multiplied with the values, and the dropout mask; or, in compiled steps, the
+    weight with and without dropout. Flash kernels keep query, key, value, their output and a sum
+    for each row.
     """
     width, heads = wide * config.hidden_size * batch.tokens, config.num_attention_heads
     dropout, sums = config.attention_probs_dropout_prob, 4 * heads * batch.tokens
@@ -149,7 +161,10 @@ def attention_bytes(config: ModelConfig, batch: BatchSize, wide: int, device: st
         return 7 * width + sums + wide * batch.squares  # padded copies and their mask
     if wide == 4 and not dropout:
         return 3 * width + sums + (width if batch.mixed else 0)
-    pairs = heads * batch.squares * (4 + wide + mask_bytes(dropout, wide, device))
+    each = 4 + wide + mask_bytes(dropout, wide, device)
+    if dropout and runs_compiled(wide, device):
+        each = 2 * wide
+    pairs = heads * batch.squares * each
     return (6 if batch.mixed else 3) * width + pairs
 
 

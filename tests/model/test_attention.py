@@ -205,7 +205,7 @@ def test_padded_agrees_with_the_definition_on_a_gpu(lengths: list[int]) -> None:
 def test_sequences_of_a_prediction_in_bf16_have_few_lengths(direction: str) -> None:
     """As a server's batches: lengths differ. Where many are equal, all stay exact."""
     packed = lengths_batch([200, 180, 97, 80, 70, 33, 31, 20, 7, 1])
-    groups = attention_groups(packed, torch.bfloat16, similar=True, few=True)
+    groups = attention_groups(packed, similar=True, few=True)
     assert [(group.sequences, group.length) for group in groups] == [
         (1, 224),
         (1, 192),
@@ -213,11 +213,9 @@ def test_sequences_of_a_prediction_in_bf16_have_few_lengths(direction: str) -> N
         (2, 80),
         (4, 32),
     ]
-    assert attention_groups(packed, torch.bfloat16, similar=True, few=True) is groups
-    equal = attention_groups(
-        lengths_batch([9] * 4 + [7] * 4), torch.bfloat16, similar=True, few=True
-    )
-    assert [(group.sequences, group.length, group.mask) for group in equal] == [
+    assert attention_groups(packed, similar=True, few=True) is groups
+    equal = attention_groups(lengths_batch([9] * 4 + [7] * 4), similar=True, few=True)
+    assert [(group.sequences, group.length, group.lengths) for group in equal] == [
         (4, 9, None),
         (4, 7, None),
     ]

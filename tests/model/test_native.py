@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from bertkit.model import native
+from bertkit.model import cpu
+from bertkit.model.attention import visible_positions
+from bertkit.model.cpu import AddNorm, SoftmaxDropout, step_types
 from bertkit.model.encoder import Encoder, Layer, ModelConfig
 from bertkit.model.inference import InferenceLayer, SingleQuery, possible_modes, prepare_encoder
 from bertkit.model.native import NativeLayer, is_supported
@@ -34,11 +37,31 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     """A precision, computed with one of the sets of instructions."""
     instructions, precision = request.param.split()
     monkeypatch.setenv("BERTKIT_NATIVE", instructions)
-    native.library.cache_clear()
+    cpu.library.cache_clear()
     if precision not in possible_modes() or not is_supported(CONFIG, precision):
         pytest.skip("the compiled code or the processor's instructions are missing")
     yield precision
-    native.library.cache_clear()
+    cpu.library.cache_clear()
+
+
+STEPS = ("avx512 float32 float32", "avx512 bfloat16 float32", "avx512 bfloat16 bfloat16")
+
+
+@pytest.fixture(params=[*STEPS, "avx2 float32 float32"])
+def step(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[torch.dtype, torch.dtype]]:
+    """The types of activations and residual sums of a step with a set of instructions."""
+    instructions, *names = request.param.split()
+    monkeypatch.setenv("BERTKIT_NATIVE", instructions)
+    cpu.library.cache_clear()
+    step_types.cache_clear()
+    types = getattr(torch, names[0]), getattr(torch, names[1])
+    if types not in step_types():
+        pytest.skip("the compiled code or the processor's instructions are missing")
+    yield types
+    cpu.library.cache_clear()
+    step_types.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +82,7 @@ def make_layer(config: ModelConfig) -> Layer:
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6], ids=lambda heads: f"{96 // heads}-wide")
-@pytest.mark.parametrize("direction", native.DIRECTION_SIGNS)
+@pytest.mark.parametrize("direction", cpu.DIRECTION_SIGNS)
 def test_outputs_are_those_of_the_trained_layer(mode: str, heads: int, direction: str) -> None:
     activation = "gelu_tanh" if heads == 2 else "gelu"
     config = replace(CONFIG, num_attention_heads=heads, direction=direction, hidden_act=activation)
@@ -142,6 +165,85 @@ def test_the_code_can_be_switched_off_and_must_fit_its_source(
 ) -> None:
     for value, is_off in (("0", True), ("avx2", False), ("1", False)):
         monkeypatch.setenv("BERTKIT_NATIVE", value)
-        assert (native.library.__wrapped__() is None) == is_off
-    monkeypatch.setattr(native, "SOURCE", native.SOURCE.with_name("native.py"))
-    assert native.library.__wrapped__() is None
+        assert (cpu.library.__wrapped__() is None) == is_off
+    monkeypatch.setattr(cpu, "SOURCE", cpu.SOURCE.with_name("native.py"))
+    assert cpu.library.__wrapped__() is None
+
+
+# The steps of training.
+
+
+def gradients(outputs: torch.Tensor, given: torch.Tensor, *inputs: torch.Tensor) -> list[Any]:
+    """An output and the gradients of its inputs, in double precision."""
+    found = torch.autograd.grad(outputs, inputs, given.to(outputs.dtype))
+    return [one.detach().double() for one in (outputs, *found)]
+
+
+@pytest.mark.parametrize(("rows", "width"), [(5, 24), (200, 256), (130, 100)])
+def test_add_norm_is_that_of_torch(
+    step: tuple[torch.dtype, torch.dtype], rows: int, width: int
+) -> None:
+    x, residual = (torch.randn(rows, width).to(one).requires_grad_() for one in step)
+    weight, bias = torch.randn(2, width).unbind()
+    inputs = x, residual, weight.requires_grad_(), bias.requires_grad_()
+    given = torch.randn(rows, width).to(step[1])
+    found = gradients(AddNorm.apply(*inputs, 1e-5, 0.0), given, *inputs)
+    plain = [one.detach().double().requires_grad_() for one in inputs]
+    norm = torch.nn.functional.layer_norm(plain[0] + plain[1], (width,), *plain[2:], 1e-5)
+    for one, expected in zip(found, gradients(norm, given, *plain), strict=True):
+        assert (one - expected).abs().max() < {2: 1e-2, 4: 1e-6}[step[0].itemsize] * max(
+            1, expected.abs().max()
+        )
+
+
+@pytest.mark.parametrize("direction", cpu.DIRECTION_SIGNS)
+@pytest.mark.parametrize("length", [5, 32, 47, 128])
+def test_softmax_is_that_of_torch(
+    step: tuple[torch.dtype, torch.dtype], direction: str, length: int
+) -> None:
+    """The smallest probability there is drops nothing here. Rows of padding are not compared."""
+    lengths = torch.tensor([length, length - 1, 1, 2, length, 3], dtype=torch.int32)
+    scores = torch.randn(6, length, length).to(step[0]).requires_grad_()
+    real = torch.arange(length) < lengths[:, None]
+    given = torch.randn(6, length, length).to(step[0]) * real[:, :, None]
+    weights = SoftmaxDropout.apply(scores, lengths, direction, 2.0**-40)
+    found = gradients(weights, given, scores)
+    plain = scores.detach().double().requires_grad_()
+    seen = real[:, None, :] & visible_positions(length, direction, scores.device)
+    expected = gradients(plain.masked_fill(~seen, -1e30).softmax(-1), given, plain)
+    for one, other in zip(found, expected, strict=True):
+        different = ((one - other) * real[:, :, None]).abs().max()
+        assert different < {2: 1e-2, 4: 1e-6}[step[0].itemsize]
+    assert not (found[0] * ~seen)[real].any()
+
+
+def test_steps_drop_a_share_and_the_same_in_both_directions(
+    step: tuple[torch.dtype, torch.dtype], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.ones(3000, 80).to(step[0]).requires_grad_()
+    parameters = torch.ones(80), torch.zeros(80)
+
+    def kept() -> tuple[torch.Tensor, torch.Tensor]:
+        noise = torch.randn(3000, 80, generator=torch.Generator().manual_seed(0)).to(step[1])
+        y = AddNorm.apply(x, noise, *parameters, 1e-5, 0.25)
+        [gradient] = torch.autograd.grad((y.float() ** 3).sum(), x)
+        again = AddNorm.apply(x, torch.zeros_like(noise), *parameters, 1e-5, 0.25)
+        return gradient != 0, again > 0
+
+    torch.manual_seed(7)
+    backward, other = kept()
+    torch.manual_seed(7)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    again, _ = kept()
+    assert torch.equal(backward, again), "the same on one thread"
+    for found in (backward, other):
+        assert 0.745 < found.float().mean() < 0.755
+    assert 0.55 < (backward & other).float().mean() < 0.57, "each call draws anew"
+
+    scores = torch.zeros(50, 64, 64).to(step[0]).requires_grad_()
+    weights = SoftmaxDropout.apply(scores, None, "bidirectional", 0.25)
+    assert 0.74 < (weights > 0).float().mean() < 0.76
+    assert set(weights.unique().tolist()) == {0.0, weights.max().item()}
+    assert weights.max().item() == pytest.approx(1 / 64 / 0.75, rel=0.005)
+    [gradient] = torch.autograd.grad(weights.float().square().sum(), scores)
+    assert torch.equal(gradient > 0, weights > 0)
