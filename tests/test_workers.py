@@ -14,6 +14,7 @@ import pytest
 
 from bertkit.errors import BertkitError
 from bertkit.processes import Workers
+from tests.conftest import python
 
 DIED = r"a worker process of `test` died .*fewer --processes"
 LARGE = 50_000_000
@@ -107,6 +108,18 @@ def test_what_fails_in_a_worker_is_raised_here() -> None:
     assert "in fail" in "".join(caught.value.__notes__), "says where"
     with pool(refuse) as workers, pytest.raises(BertkitError, match=r"^shard 3 is damaged$"):
         list(workers.run([3]))
+
+
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    """Workers do not run it again, which would start workers of their own, or write its files."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from bertkit import learn_vocabulary\n"
+        "print('begun')\n"
+        "texts = (f'word{i % 99} ' * 9_000 for i in range(50))\n"
+        "print(len(learn_vocabulary(texts, 60, processes=2)))\n"
+    )
+    assert python(script, check=True).stdout.split() == ["begun", "60"]
 
 
 @pytest.mark.parametrize("work", [die, DiesAtTheStart()])
