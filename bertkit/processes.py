@@ -218,6 +218,7 @@ class Workers(Generic[Block, WorkResult]):
 def serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
     """Run a worker process until it is killed or the other end of the pipe is closed."""
     start_worker()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # or each worker starts a thread for each core
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it may be sent to every process of a run
     answer: tuple[bool, Any]
     with suppress(EOFError, OSError):  # of the pipe
