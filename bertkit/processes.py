@@ -16,10 +16,11 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from threading import Thread, current_thread, main_thread
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from bertkit.errors import BertkitError
@@ -175,14 +176,19 @@ class Workers(Generic[Block, WorkResult]):
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        with signals_held():
-            while len(self.started) < self.processes:
-                ours, theirs = context.Pipe()
-                process = context.Process(target=serve, args=(theirs, self.work), daemon=True)
-                with self._watching(ours):
-                    process.start()
-                self.started[ours] = process
-                theirs.close()
+        # a process would first run the user's script again, which may have no guard against that
+        script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            with signals_held():
+                while len(self.started) < self.processes:
+                    ours, theirs = context.Pipe()
+                    process = context.Process(target=serve, args=(theirs, self.work), daemon=True)
+                    with self._watching(ours):
+                        process.start()
+                    self.started[ours] = process
+                    theirs.close()
+        finally:
+            sys.modules["__main__"] = script
 
     def _receive(self, pipe: Connection) -> WorkResult:
         with self._watching(pipe):
@@ -212,23 +218,19 @@ class Workers(Generic[Block, WorkResult]):
 def serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
     """Run a worker process until it is killed or the other end of the pipe is closed."""
     start_worker()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # or each worker starts a thread for each core
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it may be sent to every process of a run
     answer: tuple[bool, Any]
-    while True:
-        try:
+    with suppress(EOFError, OSError):  # of the pipe
+        while True:
             block = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            answer = True, work(block)
-        except Exception as error:
-            if not isinstance(error, BertkitError):
-                error.add_note(f"in a worker process:\n{traceback.format_exc()}")
-            answer = False, picklable(error)
-        try:
+            try:
+                answer = True, work(block)
+            except Exception as error:
+                if not isinstance(error, BertkitError):
+                    error.add_note(f"in a worker process:\n{traceback.format_exc()}")
+                answer = False, picklable(error)
             pipe.send(answer)
-        except OSError:
-            return
 
 
 def picklable(error: Exception) -> Exception:

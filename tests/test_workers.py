@@ -14,6 +14,8 @@ import pytest
 
 from bertkit.errors import BertkitError
 from bertkit.processes import Workers
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+from tests.conftest import python
 
 DIED = r"a worker process of `test` died .*fewer --processes"
 LARGE = 50_000_000
@@ -107,6 +109,39 @@ def test_what_fails_in_a_worker_is_raised_here() -> None:
     assert "in fail" in "".join(caught.value.__notes__), "says where"
     with pool(refuse) as workers, pytest.raises(BertkitError, match=r"^shard 3 is damaged$"):
         list(workers.run([3]))
+
+
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    """Workers do not run it again, which would start workers of their own, or write its files."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from bertkit import learn_vocabulary\n"
+        "print('begun')\n"
+        "texts = (f'word{i % 99} ' * 9_000 for i in range(50))\n"
+        "print(len(learn_vocabulary(texts, 60, processes=2)))\n"
+    )
+    assert python(script, check=True).stdout.split() == ["begun", "60"]
+
+
+class ThreadsOfEncoding:
+    """Work that counts the threads that the `tokenizers` library adds to a worker."""
+
+    def __init__(self) -> None:
+        self.tokenizer = Tokenizer.from_vocabulary(SPECIAL_TOKENS, lowercase=True, compat="hf")
+
+    def __call__(self, texts: list[str]) -> int:
+        before = len([*Path("/proc/self/task").iterdir()])
+        self.tokenizer.encode_batch(texts)
+        return len([*Path("/proc/self/task").iterdir()]) - before
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads cannot be counted")
+def test_a_worker_uses_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thread for each core in each worker, their number would be the cores' square."""
+    monkeypatch.setenv("RAYON_NUM_THREADS", "6")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    with pool(ThreadsOfEncoding()) as workers:
+        assert [threads for _, threads in workers.run([["a text"] * 50] * 3)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("work", [die, DiesAtTheStart()])

@@ -82,7 +82,6 @@ def prepare(
     check_folder(folder)
     with exclusive_lock(folder), console_or_new(console) as shown:
         claim_store_folder(folder, tokenizer, options, sources, alone=True)
-        (folder / "manifest.json").unlink(missing_ok=True)
         tokenizer.save(folder / "tokenizer")
         shown.start(None, title="preparing", unit="documents")
         parts = plan_parts(sources, options.shard_bytes)

@@ -66,11 +66,8 @@ class PartWriter:
         self.shard_bytes = shard_bytes
         self.shards: list[ShardInfo] = []
         self.counts: Counter[str] = Counter()
-        self.written = 0
-        self.documents_done = 0
         self._blocks: list[TokenizedBlock] = []
-        self._documents = 0
-        self._bytes = 0
+        self.written = self.documents_done = self._documents = self._bytes = 0
 
     def record_path(self, index: int) -> Path:
         """Return the record that marks shard `index` of this part as complete."""

@@ -204,9 +204,8 @@ def memory_needed(
     The peak is at the start of the backward pass; or at its end, with all gradients and the word
     embeddings' dense gradient in addition to the tied decoder's; or in an evaluation.
     """
-    parameters, vocabulary, h = (
-        count_parameters(config, heads=True), config.vocab_size, config.hidden_size,
-    )  # fmt: skip
+    parameters = count_parameters(config, heads=True)
+    vocabulary, h = config.vocab_size, config.hidden_size
     wide = 4 if precision == "fp32" else 2
     activations = activation_bytes(config, batch, precision, machine.device)
     logits = vocabulary * max(8 * batch.targets, wide * batch.targets + (wide + 4) * h)

@@ -50,7 +50,7 @@ UNKNOWN = CorpusSize()
 
 
 def plan(
-    recipe: PretrainRecipe | str = "base",
+    recipe: PretrainRecipe | Path | str = "base",
     corpus: CorpusSize = UNKNOWN,
     *,
     machine: str = HERE,
@@ -82,8 +82,8 @@ def plan(
     from bertkit.planning.machine import find_machine
     from bertkit.training.device import choose_device, choose_precision
 
-    if isinstance(recipe, str):
-        recipe = read_recipe(PretrainRecipe, recipe)
+    if not isinstance(recipe, PretrainRecipe):
+        recipe = read_recipe(PretrainRecipe, str(recipe))
     check_flags(machine, device, seconds, mfu, price)
     precision = recipe.training.precision
     named = None if machine == HERE else find_machine(machine, precision, mfu)

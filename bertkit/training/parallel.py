@@ -80,6 +80,12 @@ def apply_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel
     one = [device] if device.type == "cuda" else None
     wrapped = DistributedDataParallel(model, device_ids=one, gradient_as_bucket_view=True)
     wrapped.register_comm_hook(None, lambda state, bucket: add_gradients(bucket))
+    # DDP arranges its buckets by its first backward pass, and that decides how sums are rounded:
+    # the pass is made here, so that the first update of a resumed run is like any other
+    named = sorted(model.named_parameters(), key=lambda pair: not pair[0].startswith("generator."))
+    wrapped.reducer.prepare_for_backward([])
+    torch.autograd.backward(torch.stack([part.sum() for _, part in named]).sum())  # in reverse
+    wrapped.zero_grad()
     return wrapped
 
 

@@ -118,7 +118,7 @@ class Run:
 
 
 def pretrain(
-    recipe: PretrainRecipe | str,
+    recipe: PretrainRecipe | Path | str,
     store: TokenStore | Path | str,
     out: Path | str,
     *,
@@ -169,8 +169,8 @@ def pretrain(
         from bertkit.training.trackers import check_trackers
 
         check_trackers(track)
-    name = recipe if isinstance(recipe, str) else recipe_name
-    recipe = read_recipe(PretrainRecipe, recipe) if isinstance(recipe, str) else recipe
+    if not isinstance(recipe, PretrainRecipe):
+        recipe_name, recipe = str(recipe), read_recipe(PretrainRecipe, str(recipe))
     on = choose_device(local_device(device))
     check_strategy(strategy)
     if on.type == "cpu":
@@ -178,7 +178,7 @@ def pretrain(
     with init_distributed(on, timeout) as ranks, ExitStack() as stack:
         run = Run(
             recipe=recipe,
-            recipe_name=Path(name).stem,
+            recipe_name=Path(recipe_name).stem,
             store=store if isinstance(store, TokenStore) else TokenStore(store),
             folder=Path(out),
             ranks=ranks,

@@ -402,7 +402,6 @@ def claim_run_folder(
     path = folder / "recipe.json"
     defaults = {"recipe": as_json(PretrainRecipe())}
     begun = claim_settings(path, settings, "a run", ignored=may_change, defaults=defaults)
-    before, now = ({"logging": one["logging"]} for one in (begun["recipe"], recipe))
-    if changes := differences(before, now):
+    if changes := differences(begun["recipe"]["logging"], recipe["logging"], "logging."):
         write_json(path, settings)
     return changes + keep_environment(folder)

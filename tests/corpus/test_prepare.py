@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bertkit.console import Console
 from bertkit.corpus import blocks as module
 from bertkit.corpus import build
 from bertkit.corpus.blocks import cut_strings, is_held_out
@@ -121,6 +122,25 @@ def test_stopped_preparation_resumes(
     total_blocks = -(-large_text.stat().st_size // module.TOKENIZE_CHARACTERS) + 1
     assert len(calls) - before < total_blocks, "finished shards were tokenised again"
     assert digests(whole) == digests(tmp_path / "stopped")
+
+
+def test_a_complete_store_stays_one_while_it_is_prepared_again(
+    whole: Path, large_text: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Reading all of its checksums takes minutes, in which a run may start, or Ctrl-C may come."""
+
+    class Stopped(Console):
+        def update(self, record: dict[str, Any]) -> None:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "store"
+    shutil.copytree(whole, folder)
+    before = digests(folder)
+    with pytest.raises(KeyboardInterrupt):
+        prepare([str(large_text)], tokenizer, folder, SMALL_SHARDS, console=Stopped())
+    assert TokenStore(folder).documents
+    prepare([str(large_text)], tokenizer, folder, SMALL_SHARDS)
+    assert digests(folder) == before
 
 
 @pytest.mark.slow

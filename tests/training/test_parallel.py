@@ -62,6 +62,7 @@ def test_gradients_are_exchanged_once_a_step(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(parallel, "add_gradients", counted)
     network = nn.Linear(3, 2)
     model = apply_ddp(network, CPU)
+    exchanged.clear()
     for number in range(3):
         with gradient_sync(model, number == 2):
             model(torch.ones(1, 3)).sum().backward()

@@ -33,6 +33,7 @@ from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock
 from bertkit.model.encoder import Encoder
 from bertkit.objectives import Sums
+from bertkit.planning.plan import CorpusSize, plan
 from bertkit.pretraining_data import sampler as table_module
 from bertkit.report.pretraining import write_report
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -84,6 +85,15 @@ def finished(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Pat
     run = tmp_path_factory.mktemp("runs") / "toy"
     assert pretrain(TOY, store, run) is None
     return run
+
+
+def test_a_recipe_may_be_a_path(store: TokenStore, tmp_path: Path) -> None:
+    recipe = tmp_path / "own.toml"
+    recipe.write_text(TOY_TOML.replace("[300, 40]", "[2, 1]").replace("steps = 5", "steps = 1"))
+    assert pretrain(recipe, store, tmp_path / "run") is None
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["recipe_name"] == "own"
+    planned = plan(recipe, CorpusSize(tokens=1_000_000), machine="a100-80")
+    assert [phase.steps for phase in planned.phases] == [2, 1]
 
 
 def test_run_directory_is_complete(finished: Path, store: TokenStore) -> None:

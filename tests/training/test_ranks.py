@@ -82,12 +82,12 @@ def run(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run_ranks(*words: str) -> list[tuple[int, str]]:
-    """Status and errors of two processes of one program, as torchrun starts them, without it."""
+def run_ranks(*words: str, world: int = 2) -> list[tuple[int, str]]:
+    """Status and errors of the processes of one program, as torchrun starts them, without it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    known = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    known = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     started = [
         subprocess.Popen(
             [sys.executable, *words],
@@ -95,7 +95,7 @@ def run_ranks(*words: str) -> list[tuple[int, str]]:
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(world)
     ]
     shown = [process.communicate(timeout=120)[1] for process in started]
     return [(process.returncode, text) for process, text in zip(started, shown, strict=True)]
@@ -289,6 +289,43 @@ def test_a_lost_process_is_said_in_one_line(tmp_path: Path) -> None:
     last = shown.strip().splitlines()[-1]
     assert "bertkit.errors.BertkitError: the connection to another process" in last, shown
     assert "pair.cc" not in last, "not where in gloo"
+
+
+EQUAL_UPDATES = """
+import torch
+from torch import nn
+from bertkit.training.distributed import init_distributed
+from bertkit.training.parallel import apply_ddp
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first = nn.Linear(64, 7), nn.Linear(64, 64)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(rows).tanh())
+
+
+with init_distributed(torch.device("cpu"), 300.0) as ranks:
+    torch.manual_seed(0)
+    network = Network()
+    model, found = apply_ddp(network, torch.device("cpu")), []
+    rows = torch.randn(5, 64, generator=torch.Generator().manual_seed(ranks.rank))
+    for _ in range(2):
+        model(rows).square().sum().backward()
+        found.append([weights.grad.clone() for weights in network.parameters()])
+        model.zero_grad()
+    assert all(map(torch.equal, *found))
+"""
+
+
+def test_the_first_update_of_three_processes_is_rounded_as_any_other(tmp_path: Path) -> None:
+    """Sums of three numbers depend on their order, and a resumed run begins with its first."""
+    script = tmp_path / "script.py"
+    script.write_text(EQUAL_UPDATES)
+    for status, shown in run_ranks(str(script), world=3):
+        assert status == 0, shown
 
 
 def two_ranks(folder: Path, before: str, inside: str) -> list[tuple[int, str]]:
