@@ -343,11 +343,19 @@ class MultiLabelClassification(TextTask):
             )
         return found
 
+    def plain(self, prediction: LabelSetPrediction) -> tuple[str, ...]:
+        """See `Task`; the labels in alphabetical order."""
+        return tuple(sorted(prediction.labels))
+
+    def plain_gold(self, given: TextExample) -> tuple[str, ...]:
+        """See `Task`; the labels in alphabetical order."""
+        return tuple(sorted(given.label)) if isinstance(given.label, tuple) else ()
+
     def score(
         self, inputs: Sequence[TextExample], predictions: Sequence[LabelSetPrediction]
     ) -> dict[str, float]:
         """See `Task`."""
-        gold = [given.label if isinstance(given.label, tuple) else () for given in inputs]
+        gold = [self.plain_gold(given) for given in inputs]
         return multi_label(gold, [found.labels for found in predictions], self.labels)
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:

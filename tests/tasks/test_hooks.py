@@ -314,6 +314,24 @@ def test_plain_predictions_of_every_task_type(pretrained: Path, tmp_path: Path) 
             assert all(type(gold) is kind for gold, _ in seen), task_type
 
 
+def test_metrics_get_labels_in_the_form_of_predictions(pretrained: Path, tmp_path: Path) -> None:
+    """Tags of data in IOB1 or IOBES are IOB2 there, and sets of labels have one order."""
+
+    def same(gold: list[Any], found: list[Any]) -> float:
+        assert len(gold) == len(found) == 16
+        return float(np.mean([g == f for g, f in zip(gold, found, strict=True)]))
+
+    words = [{"tokens": row["text"].split(), "ner_tags": ["I-X", "O", "S-Y"]} for row in ROWS]
+    sets = [{**row, "label": [row["label"], "all"]} for row in ROWS]
+    for task_type, rows, own in (
+        ("token-classification", words, "accuracy"),
+        ("multi-label-classification", sets, "exact_match"),
+    ):
+        more: dict[str, Any] = {"metrics": {"same": same}, "data": rows, "epochs": 20}
+        best = tune(pretrained, tmp_path / own, task_type=task_type, **more)
+        assert best.scores["dev"]["same"] == best.scores["dev"][own] == 1.0
+
+
 def text(number: int, label: Any) -> TextExample:
     return TextExample(str(number), f"river {WORDS[number % 8]}", None, label, f"a:{number}")
 
