@@ -309,13 +309,13 @@ class MultiLabelClassification(TextTask):
         labels = training_labels(data, at_least=1)
         return cls(labels, max_length=data.max_length, stride=data.windows.stride)
 
-    def target_of(self, given: TextExample) -> list[float]:
-        """See `TextTask`; the target has 1 for each label of the input and 0 for the others."""
-        wanted = given.label if isinstance(given.label, tuple) else ()
+    def target_of(self, given: TextExample) -> np.ndarray:
+        """See `TextTask`; the target says of each label, in a byte, whether the input has it."""
+        wanted = self.plain_gold(given)
         for label in wanted:
             if label not in self.labels:
                 raise unknown_label(label, given.place, self.labels)
-        return [float(label in wanted) for label in self.labels]
+        return np.array([label in wanted for label in self.labels])
 
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
         """See `TextTask`; the loss is the mean binary cross entropy over the classes.

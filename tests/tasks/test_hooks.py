@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -358,6 +359,20 @@ def test_balanced_weights(start: PretrainedWeights) -> None:
     found = class_weights(task, task.items(sets, start.tokenizer), ("balanced",))
     assert found is not None
     assert found.tolist() == [1.0, 3.0, 1.0]  # without inputs on both sides there is no weight
+
+
+def test_targets_of_many_labels_take_a_byte_each(start: PretrainedWeights) -> None:
+    labels = tuple(f"label {number}" for number in range(2000))
+    task = MultiLabelClassification(labels, max_length=20)
+    inputs = [text(number, (labels[number],)) for number in range(200)]
+    tracemalloc.start()
+    try:
+        items = task.items(inputs, start.tokenizer)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(items.items) == 200
+    assert taken < 2 * 200 * 2000
     task = TokenClassification(("O", "B-X", "I-X"), max_length=20)
     words = [WordsExample("0", ("a", "b", "c", "d"), ("O", "B-X", "O", "O"), 0, "a:1")]
     found = class_weights(task, task.items(words, start.tokenizer), ("balanced",))
