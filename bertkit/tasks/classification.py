@@ -176,11 +176,8 @@ class TextTask(Task):
 
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
         """See `Task`; the loss is the weighted sum over sequences."""
-        losses = self.losses(
-            model(batch.packed).float(),
-            batch.tensors["targets"],
-            batch.tensors.get("class_weights"),
-        )
+        targets, class_weights = batch.tensors["targets"], batch.tensors.get("class_weights")
+        losses = self.losses(model(batch.packed).float(), targets, class_weights)
         return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
 
     def decode(
@@ -337,10 +334,9 @@ class MultiLabelClassification(TextTask):
         found = []
         for row in 1 / (1 + np.exp(-logits.astype(np.float64))):
             chances = dict(zip(self.labels, row.tolist(), strict=True))
-            above = [label for label in self.labels if chances[label] > 0.5]
-            found.append(
-                LabelSetPrediction(tuple(sorted(above, key=lambda name: -chances[name])), chances)
-            )
+            above = (label for label in self.labels if chances[label] > 0.5)
+            ordered = tuple(sorted(above, key=lambda name: -chances[name]))
+            found.append(LabelSetPrediction(ordered, chances))
         return found
 
     def plain(self, prediction: LabelSetPrediction) -> tuple[str, ...]:
