@@ -63,14 +63,16 @@ class TokenClassification(Task):
         labels, entities = tag_labels(data.train)
         for name in seen_once(data.train, entities):
             data.counts.note(SEEN_ONCE, name)
+        if all(len(given.words) == 1 for given in data.train):
+            reason = "sentence of one word, like all others (a word a line is .txt or .tsv), kept"
+            data.counts.note(reason, data.train[0].place)
         if data.windows.context == "document" and are_all_unique(data.train):
             raise BertkitError(
                 "--context document, and in the training data every sentence is a document of its "
                 "own; start documents with -DOCSTART- lines, name the column of documents "
                 "(--document), or leave --context out"
             )
-        windows = data.windows
-        return cls(labels, data.max_length, windows.stride, windows.context, entities)
+        return cls(labels, data.max_length, data.windows.stride, data.windows.context, entities)
 
     @classmethod
     def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
