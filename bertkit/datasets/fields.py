@@ -107,22 +107,17 @@ def expand_choices(row: Fields, choices: Sequence[str], place: str) -> tuple[Fie
     Raises:
         BertkitError: only one column is named, and its field is not a list.
     """
-    if len(choices) > 1:
-        return row, fill_choices(row, choices)
-    [column] = choices
-    found = [] if is_empty_choice(row[column]) else from_json(row[column], str, place)
-    if not isinstance(found, list | tuple):
-        raise BertkitError(
-            f"{place}: '{column}' is {found!r:.40}, not a list of choices; name a column for each: "
-            f"--choices A B ..."
-        )
-    listed = {f"{column} {number}": choice for number, choice in enumerate(found, 1)}
-    return {**row, **listed}, fill_choices(listed, tuple(listed))
-
-
-def fill_choices(row: Fields, choices: Sequence[str]) -> Sequence[str]:
-    """Return the columns of the choices up to the last one that is not empty, at least two."""
-    return choices[: count_choices([row[name] for name in choices])]
+    if len(choices) == 1:
+        [column] = choices
+        found = [] if is_empty_choice(row[column]) else from_json(row[column], str, place)
+        if not isinstance(found, list | tuple):
+            raise BertkitError(
+                f"{place}: '{column}' is {found!r:.40}, not a list of choices; name a column for "
+                "each: --choices A B ..."
+            )
+        listed = {f"{column} {number}": choice for number, choice in enumerate(found, 1)}
+        row, choices = {**row, **listed}, tuple(listed)
+    return row, choices[: count_choices([row[name] for name in choices])]
 
 
 def count_choices(choices: Sequence[object]) -> int:

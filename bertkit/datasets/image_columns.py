@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 from bertkit.datasets.readers import Columns, Reading
 from bertkit.datasets.records import Records
@@ -94,6 +95,7 @@ class ImageColumns(Columns):
         grid, column = PatchGrid(self.image_size, self.patch_size), self.image_column
         features = open_features(self.image_features, column) if self.image_features else None
         in_file = not isinstance(reading.path, Records)
+        known: WeakValueDictionary[Any, Any] = WeakValueDictionary()  # several texts share an image
 
         def image(row: Fields, place: str) -> Any:
             value = row[column]
@@ -101,6 +103,12 @@ class ImageColumns(Columns):
                 reading.counts.note(f"empty '{column}'", place)
                 return None
             folder = Path(place.rpartition(":")[0]).parent if in_file else None
-            return read_image(value, place, grid, features=features, folder=folder)
+            name = (folder, value) if isinstance(value, str | int | float) else None
+            found = known.get(name)
+            if found is None:
+                found = read_image(value, place, grid, features=features, folder=folder)
+                if name:
+                    known[name] = found
+            return found
 
         return image

@@ -142,7 +142,8 @@ def row_pairs(
             texts = row_texts(row, (good, bad), place, counts)
             if texts is not None:
                 name = name_in(row, SET) or title
-                yield MinimalPair(texts[0], texts[1], name, field_name(row), place)
+                field = name_in(row, FIELD).replace("/", "_")  # as one set of BLiMP spells it
+                yield MinimalPair(texts[0], texts[1], name, field, place)
     except MissingColumnError as error:
         where = title if isinstance(path, Records) else path
         flag = "--good" if error.column == good else "--bad"
@@ -154,11 +155,6 @@ def row_pairs(
 def name_in(row: Fields, column: str) -> str:
     """Return an optional field of a row as a name, "" if the row lacks it."""
     return value_name(row.get(column))
-
-
-def field_name(row: Fields) -> str:
-    """Return the linguistic field; one set of BLiMP spells "syntax_semantics" with a slash."""
-    return name_in(row, FIELD).replace("/", "_")
 
 
 def line_pairs(file: Source, title: str, counts: TextCounts) -> Iterator[MinimalPair]:

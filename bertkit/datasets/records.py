@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,9 @@ def as_source(data: Any, name: str) -> str | Records:
         from bertkit.datasets.tabular import named_columns, names_in
 
         named = named_columns(data.features.to_dict())
+        for column, kind in data.features.items():  # pictures and sounds stay files until read
+            if getattr(kind, "decode", False) and hasattr(data, "num_rows"):  # not of a stream
+                data = data.cast_column(column, replace(kind, decode=False))
         data = data.with_format(None)  # in NumPy's or torch's, a class is no plain number
         return Records(
             (row | names_in(row, named, f"{name}[{i}]") for i, row in enumerate(data)), name

@@ -21,8 +21,8 @@ Scores = dict[str, dict[str, float]]
 
 Metric = Callable[[list[Any], list[Any]], float]
 """(gold labels, predictions) of a whole split -> a score; higher is better. Both are plain values:
-labels, tuples of labels or tags, numbers, indices of choices, or for question answering the tuple
-of accepted answers and the text of the predicted one."""
+labels, tuples of labels (sorted) or of tags (entity tags in IOB2), numbers, indices of choices, or
+for question answering the tuple of accepted answers and the text of the predicted one."""
 
 
 class Scorer:
@@ -108,7 +108,7 @@ class Scorer:
             BertkitError: a metric of the user does not return a finite number.
         """
         scores = task.score(inputs, predictions)
-        gold = [given.gold for given in inputs]
+        gold = [task.plain_gold(given) for given in inputs]
         found = [task.plain(prediction) for prediction in predictions]
         for name, function in self.metrics.items():
             given = function(list(gold), list(found))

@@ -176,11 +176,8 @@ class TextTask(Task):
 
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
         """See `Task`; the loss is the weighted sum over sequences."""
-        losses = self.losses(
-            model(batch.packed).float(),
-            batch.tensors["targets"],
-            batch.tensors.get("class_weights"),
-        )
+        targets, class_weights = batch.tensors["targets"], batch.tensors.get("class_weights")
+        losses = self.losses(model(batch.packed).float(), targets, class_weights)
         return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
 
     def decode(
@@ -309,13 +306,13 @@ class MultiLabelClassification(TextTask):
         labels = training_labels(data, at_least=1)
         return cls(labels, max_length=data.max_length, stride=data.windows.stride)
 
-    def target_of(self, given: TextExample) -> list[float]:
-        """See `TextTask`; the target has 1 for each label of the input and 0 for the others."""
-        wanted = given.label if isinstance(given.label, tuple) else ()
+    def target_of(self, given: TextExample) -> np.ndarray:
+        """See `TextTask`; the target says of each label, in a byte, whether the input has it."""
+        wanted = self.plain_gold(given)
         for label in wanted:
             if label not in self.labels:
                 raise unknown_label(label, given.place, self.labels)
-        return [float(label in wanted) for label in self.labels]
+        return np.array([label in wanted for label in self.labels])
 
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
         """See `TextTask`; the loss is the mean binary cross entropy over the classes.
@@ -337,17 +334,24 @@ class MultiLabelClassification(TextTask):
         found = []
         for row in 1 / (1 + np.exp(-logits.astype(np.float64))):
             chances = dict(zip(self.labels, row.tolist(), strict=True))
-            above = [label for label in self.labels if chances[label] > 0.5]
-            found.append(
-                LabelSetPrediction(tuple(sorted(above, key=lambda name: -chances[name])), chances)
-            )
+            above = (label for label in self.labels if chances[label] > 0.5)
+            ordered = tuple(sorted(above, key=lambda name: -chances[name]))
+            found.append(LabelSetPrediction(ordered, chances))
         return found
+
+    def plain(self, prediction: LabelSetPrediction) -> tuple[str, ...]:
+        """See `Task`; the labels in alphabetical order."""
+        return tuple(sorted(prediction.labels))
+
+    def plain_gold(self, given: TextExample) -> tuple[str, ...]:
+        """See `Task`; the labels in alphabetical order."""
+        return tuple(sorted(given.label)) if isinstance(given.label, tuple) else ()
 
     def score(
         self, inputs: Sequence[TextExample], predictions: Sequence[LabelSetPrediction]
     ) -> dict[str, float]:
         """See `Task`."""
-        gold = [given.label if isinstance(given.label, tuple) else () for given in inputs]
+        gold = [self.plain_gold(given) for given in inputs]
         return multi_label(gold, [found.labels for found in predictions], self.labels)
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:

@@ -145,11 +145,8 @@ class MultipleChoice(Task):
         for given, parts in zip(inputs, outputs, strict=True):
             chances = softmax(np.mean([part[:, 0] for part in parts], axis=0))
             best = int(chances.argmax())
-            found.append(
-                ChoicePrediction(
-                    best, given.choices[best], float(chances[best]), tuple(chances.tolist())
-                )
-            )
+            chance, every = float(chances[best]), tuple(chances.tolist())
+            found.append(ChoicePrediction(best, given.choices[best], chance, every))
         return found
 
     def score(

@@ -201,17 +201,9 @@ class QuestionAnswering(Task):
                 null=self.null,
             )
             probability = next((s.probability for s in best.nbest if s.text == best.text), 0.0)
-            found.append(
-                FoundAnswer(
-                    best.text,
-                    best.start,
-                    best.end,
-                    probability,
-                    best.no_answer_probability if self.null else 0.0,
-                    best.null_odds,
-                    best.nbest,
-                )
-            )
+            span = best.text, best.start, best.end
+            none = best.no_answer_probability, best.null_odds, best.nbest
+            found.append(FoundAnswer(*span, probability, *none))
         return found
 
     def text_of(self, prediction: FoundAnswer) -> str:

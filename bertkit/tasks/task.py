@@ -289,8 +289,12 @@ class Task(ABC):
         """Return why predictions on labelled inputs show a run that learned nothing, else ""."""
 
     def plain(self, prediction: Any) -> Any:
-        """Return a prediction as a plain value, such as a label, to compare with `gold`."""
+        """Return a prediction as a plain value, such as a label, to compare with `plain_gold`."""
         return getattr(prediction, self.answer_field)
+
+    def plain_gold(self, given: Any) -> Any:
+        """Return the label of an input as the right prediction would be given by `plain`."""
+        return given.gold
 
     def balanced_weights(self, items: Items) -> np.ndarray:
         """Return a weight for each class, (classes,), such that all classes count equally.

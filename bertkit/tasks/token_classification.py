@@ -63,14 +63,16 @@ class TokenClassification(Task):
         labels, entities = tag_labels(data.train)
         for name in seen_once(data.train, entities):
             data.counts.note(SEEN_ONCE, name)
+        if all(len(given.words) == 1 for given in data.train):
+            reason = "sentence of one word, like all others (a word a line is .txt or .tsv), kept"
+            data.counts.note(reason, data.train[0].place)
         if data.windows.context == "document" and are_all_unique(data.train):
             raise BertkitError(
                 "--context document, and in the training data every sentence is a document of its "
                 "own; start documents with -DOCSTART- lines, name the column of documents "
                 "(--document), or leave --context out"
             )
-        windows = data.windows
-        return cls(labels, data.max_length, windows.stride, windows.context, entities)
+        return cls(labels, data.max_length, data.windows.stride, data.windows.context, entities)
 
     @classmethod
     def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
@@ -214,13 +216,13 @@ class TokenClassification(Task):
         names, found = [self.labels[i] for i in best], []
         for begin, end in zip(begins, ends, strict=True):
             tags = tuple(names[begin:end])
-            found.append(
-                TagsPrediction(tags, tuple(chance[begin:end].tolist()), self._entities(tags))
-            )
+            entities = tuple(find_entities(conll_scheme(tags))) if self.entities else ()
+            found.append(TagsPrediction(tags, tuple(chance[begin:end].tolist()), entities))
         return found
 
-    def _entities(self, tags: Sequence[str]) -> tuple[tuple[str, int, int], ...]:
-        return tuple(find_entities(conll_scheme(tags))) if self.entities else ()
+    def plain_gold(self, given: WordsExample) -> tuple[str, ...]:
+        """See `Task`; entity tags are in IOB2, like those of predictions."""
+        return tuple(self._scheme(given.tags or ()))
 
     def score(
         self, inputs: Sequence[WordsExample], predictions: Sequence[TagsPrediction]
@@ -230,7 +232,7 @@ class TokenClassification(Task):
         Entities are defined as in the conlleval script, whatever the scheme. The accuracy is that
         of tags in IOB2.
         """
-        gold = [self._scheme(given.tags or ()) for given in inputs]
+        gold = [self.plain_gold(given) for given in inputs]
         found = [self._scheme(prediction.tags) for prediction in predictions]
         pairs = list(zip(chain.from_iterable(gold), chain.from_iterable(found), strict=True))
         accuracy = {"accuracy": sum(a == b for a, b in pairs) / max(1, len(pairs))}
@@ -242,7 +244,7 @@ class TokenClassification(Task):
 
     def baseline(self, inputs: Sequence[WordsExample]) -> dict[str, float]:
         """See `Task`; always the most frequent tag."""
-        seen = Counter(tag for given in inputs for tag in self._scheme(given.tags or ()))
+        seen = Counter(tag for given in inputs for tag in self.plain_gold(given))
         common = seen.most_common(1)[0][0] if seen else self.labels[0]
         return self.score(
             inputs, [TagsPrediction((common,) * len(i.words), (), ()) for i in inputs]

@@ -248,6 +248,18 @@ def test_rows_of_a_file_get_their_images(tmp_path: Path) -> None:
     assert message.startswith(f"{file}:3: ")
 
 
+def test_texts_of_one_image_share_it(tmp_path: Path) -> None:
+    Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
+    write_features(tmp_path / "f.parquet", FEATURES)
+    (tmp_path / "t.csv").write_text("text,image,row,label\na,a.png,2,x\nb,a.png,2,y\nc,a.png,1,y\n")
+    one, other, _ = TextColumns(image_column="image").read(tmp_path / "t.csv", TextCounts())
+    assert np.shares_memory(one.image, other.image)
+    columns = TextColumns(image_column="row", image_features=str(tmp_path / "f.parquet"))
+    one, other, third = columns.read(tmp_path / "t.csv", TextCounts())
+    assert np.shares_memory(one.image, other.image)
+    np.testing.assert_array_equal([one.image, third.image], FEATURES[[2, 1]])
+
+
 def test_paths_are_relative_to_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sub").mkdir()
     Image.fromarray(np.full((8, 8, 3), 7, np.uint8)).save(tmp_path / "sub" / "a.png")

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -314,6 +315,24 @@ def test_plain_predictions_of_every_task_type(pretrained: Path, tmp_path: Path) 
             assert all(type(gold) is kind for gold, _ in seen), task_type
 
 
+def test_metrics_get_labels_in_the_form_of_predictions(pretrained: Path, tmp_path: Path) -> None:
+    """Tags of data in IOB1 or IOBES are IOB2 there, and sets of labels have one order."""
+
+    def same(gold: list[Any], found: list[Any]) -> float:
+        assert len(gold) == len(found) == 16
+        return float(np.mean([g == f for g, f in zip(gold, found, strict=True)]))
+
+    words = [{"tokens": row["text"].split(), "ner_tags": ["I-X", "O", "S-Y"]} for row in ROWS]
+    sets = [{**row, "label": [row["label"], "all"]} for row in ROWS]
+    for task_type, rows, own in (
+        ("token-classification", words, "accuracy"),
+        ("multi-label-classification", sets, "exact_match"),
+    ):
+        more: dict[str, Any] = {"metrics": {"same": same}, "data": rows, "epochs": 20}
+        best = tune(pretrained, tmp_path / own, task_type=task_type, **more)
+        assert best.scores["dev"]["same"] == best.scores["dev"][own] == 1.0
+
+
 def text(number: int, label: Any) -> TextExample:
     return TextExample(str(number), f"river {WORDS[number % 8]}", None, label, f"a:{number}")
 
@@ -340,6 +359,20 @@ def test_balanced_weights(start: PretrainedWeights) -> None:
     found = class_weights(task, task.items(sets, start.tokenizer), ("balanced",))
     assert found is not None
     assert found.tolist() == [1.0, 3.0, 1.0]  # without inputs on both sides there is no weight
+
+
+def test_targets_of_many_labels_take_a_byte_each(start: PretrainedWeights) -> None:
+    labels = tuple(f"label {number}" for number in range(2000))
+    task = MultiLabelClassification(labels, max_length=20)
+    inputs = [text(number, (labels[number],)) for number in range(200)]
+    tracemalloc.start()
+    try:
+        items = task.items(inputs, start.tokenizer)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(items.items) == 200
+    assert taken < 2 * 200 * 2000
     task = TokenClassification(("O", "B-X", "I-X"), max_length=20)
     words = [WordsExample("0", ("a", "b", "c", "d"), ("O", "B-X", "O", "O"), 0, "a:1")]
     found = class_weights(task, task.items(words, start.tokenizer), ("balanced",))

@@ -245,6 +245,17 @@ def test_data_sets_name_their_classes() -> None:
         assert [one.gold for one in found if one.gold is not None] == ["wet", "dry"], kind
 
 
+def test_pictures_and_sounds_of_a_data_set_are_not_decoded_before_they_are_read() -> None:
+    datasets = pytest.importorskip("datasets")
+    media = {name: [{"bytes": b"damaged", "path": None}] for name in ("picture", "sound")}
+    made = datasets.Dataset.from_dict({"text": ["a"], "label": ["x"], **media})
+    made = made.cast_column("picture", datasets.Image()).cast_column("sound", datasets.Audio())
+    found = read(TextColumns(), as_source(made, "train"))
+    assert found == read(TextColumns(), as_source([("a", "x")], "train"))
+    with pytest.raises(BertkitError, match=r"train\[0\]: the picture cannot be read"):
+        read(TextColumns(image_column="picture"), as_source(made, "train"))
+
+
 def test_tuples_are_columns_in_order() -> None:
     found, skipped = read(TextColumns(pair="pair"), as_source([("a", "b", "x"), ("c",)], "train"))
     assert [(one.text, one.pair, one.gold) for one in found] == [("a", "b", "x")]

@@ -186,6 +186,15 @@ def test_tags_seen_once_are_counted(write: Write, tags: str, once: list[str]) ->
     assert counts.examples == ({reason: once[0]} if once else {})
 
 
+def test_a_table_with_a_word_in_each_row_is_counted(write: Write) -> None:
+    """As the corpora for entities on Kaggle have it: each row would be a sentence of its own."""
+    path = str(write("a.csv", "tokens,ner_tags\nin,O\nRome,B-LOC\nParis,B-LOC\n"))
+    counts = load_dataset("token-classification", DataFiles(train=path, dev=path)).counts
+    [reason] = counts.skipped
+    assert reason.startswith("sentence of one word, like all others")
+    assert counts.examples[reason] == f"{path}:2"
+
+
 @pytest.mark.parametrize("name", ["classification", "squad-1.1"])
 def test_misspelt_splits(name: str) -> None:
     with pytest.raises(BertkitError, match="no split 'tset'; did you mean 'test'"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bertkit.datasets.conll import to_iob2
+from bertkit.datasets.conll import conll_scheme, find_entities, to_iob2
 from bertkit.datasets.examples import WordsExample
 from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.tasks.predictions import tagged_text
@@ -19,7 +19,7 @@ def sentence(words: str, tags: str) -> WordsExample:
 
 def predicted(tags: str) -> TagsPrediction:
     own = tuple(tags.split())
-    return TagsPrediction(own, (1.0,) * len(own), TokenClassification(LABELS)._entities(own))
+    return TagsPrediction(own, (1.0,) * len(own), tuple(find_entities(conll_scheme(own))))
 
 
 def test_scores() -> None:
