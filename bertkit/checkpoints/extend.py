@@ -28,7 +28,7 @@ from bertkit.files import new_folder, read_object, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import HEAD_FILE
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.pooling import read_modules, read_pooling, write_pooling
+from bertkit.model.pooling import read_max_length, read_modules, read_pooling, write_pooling
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.files import CONTINUATION
 from bertkit.tokenizer.normalize import split_words
@@ -271,7 +271,8 @@ def write_extended(
         [architecture, *_] = config.get("architectures") or [""]
         named = family_names(tensors, family, str(architecture), bare=only_encoder)
         write_tensors(folder / "model.safetensors", named, format="pt")
-        extension.tokenizer.save(folder)
+        limit, positions = read_max_length(source, {}), start.config.max_position_embeddings
+        extension.tokenizer.save(folder, min(limit or positions, positions))
         write_json(folder / "bertkit.json", details)
         if (source / HEAD_FILE).is_file():
             shutil.copyfile(source / HEAD_FILE, folder / HEAD_FILE)

@@ -260,7 +260,7 @@ def write_export(source: ExportSource, to: str, out: Path, check: Check = CHECK)
     with new_folder(out) as folder:
         by, run = WRITERS[to](source, folder)
         if to.startswith("onnx"):
-            source.tokenizer.save(folder)
+            source.tokenizer.save(folder, source.max_length)
             config = model_details(source.model, source.config, source.details)
             write_json(folder / "config.json", config)
         manifest = export_facts(source, to, folder, by)

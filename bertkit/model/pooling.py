@@ -279,11 +279,8 @@ def pooling_name(mode: str, config: ModelConfig, source: Path) -> str:
 
 def read_max_length(weights: Path, transformer: Mapping[str, Any]) -> int:
     """Return how many tokens of a text sentence-transformers reads; 0 if no file limits it."""
-    max_length = transformer.get("max_seq_length")
-    if not max_length:
-        max_length = (
-            read_optional_json(weights / "tokenizer_config.json").get("model_max_length") or 0
-        )
+    own = read_optional_json(weights / "tokenizer_config.json")
+    max_length = transformer.get("max_seq_length") or own.get("model_max_length") or 0
     if not isinstance(max_length, int | float):
         raise BertkitError(f"{weights}: the maximum length {max_length!r} is not a number")
     return int(max_length) if max_length < 1e6 else 0  # transformers writes 1e30 for "no limit"
