@@ -278,7 +278,7 @@ def write_extended(
             shutil.copyfile(source / HEAD_FILE, folder / HEAD_FILE)
         if source != start.path and (start.path / "modules.json").is_file():
             write_pooling(folder, read_pooling(start.path)[1], start.config)
-        else:
+        elif (source / "modules.json").is_file():
             copy_modules(source, folder)
         write_card(folder, extended_card(start, source, extension), replaced=out)
 
@@ -298,11 +298,9 @@ def extended_card(start: PretrainedWeights, source: Path, extension: Extension) 
 
 
 def copy_modules(source: Path, folder: Path) -> None:
-    """Copy sentence-transformers' files about pooling, prompts and lengths, if there are any."""
-    if not (source / "modules.json").is_file():
-        return
+    """Copy sentence-transformers' files about modules of any kind, prompts and lengths."""
     named = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-    for name in (*named, *read_modules(source).values()):
+    for name in (*named, *read_modules(source, encoder_alone=True).values()):
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
         elif name and (source / name).is_dir():
