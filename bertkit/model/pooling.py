@@ -140,9 +140,13 @@ def weighted_vectors(encoder: Encoder, packed: Packed, pooling: str, weights: Te
 
 
 def is_embedder(folder: Path) -> bool:
-    """Return whether a directory configures how texts become vectors; see `read_pooling`."""
-    saved = "embedding" in read_optional_json(folder / "bertkit.json")
-    return saved or (folder / "modules.json").is_file()
+    """Return whether a directory configures how texts become vectors; see `read_pooling`.
+
+    sentence-transformers writes `modules.json` for its cross-encoders, too, which are classifiers.
+    """
+    described = read_optional_json(folder / "config_sentence_transformers.json")
+    modules = (folder / "modules.json").is_file() and described.get("model_type") != "CrossEncoder"
+    return modules or "embedding" in read_optional_json(folder / "bertkit.json")
 
 
 def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling]:
@@ -226,10 +230,9 @@ def read_modules(folder: Path, *, encoder_alone: bool = False) -> dict[str, str]
     for place in found.values():
         if Path(place).is_absolute() or ".." in Path(place).parts:
             raise BertkitError(f"{path}: the module {place} is not inside the directory")
-    if encoder_alone:
-        return found
     known = {"Transformer", "Pooling", "Normalize"}
-    if wrong := sorted({*found} - known) or sorted({"Transformer", "Pooling"} - {*found}):
+    wrong = sorted({*found} - known) or sorted({"Transformer", "Pooling"} - {*found})
+    if wrong and not encoder_alone:
         raise BertkitError(
             f"{path}: {wrong[0]} is missing or not supported; known: {', '.join(sorted(known))}; "
             "choose --pooling to read the encoder alone"
