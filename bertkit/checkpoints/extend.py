@@ -28,7 +28,7 @@ from bertkit.files import new_folder, read_object, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import HEAD_FILE
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.pooling import read_modules, read_pooling, write_pooling
+from bertkit.model.pooling import read_max_length, read_modules, read_pooling, write_pooling
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.files import CONTINUATION
 from bertkit.tokenizer.normalize import split_words
@@ -271,13 +271,14 @@ def write_extended(
         [architecture, *_] = config.get("architectures") or [""]
         named = family_names(tensors, family, str(architecture), bare=only_encoder)
         write_tensors(folder / "model.safetensors", named, format="pt")
-        extension.tokenizer.save(folder)
+        limit, positions = read_max_length(source, {}), start.config.max_position_embeddings
+        extension.tokenizer.save(folder, min(limit or positions, positions))
         write_json(folder / "bertkit.json", details)
         if (source / HEAD_FILE).is_file():
             shutil.copyfile(source / HEAD_FILE, folder / HEAD_FILE)
         if source != start.path and (start.path / "modules.json").is_file():
             write_pooling(folder, read_pooling(start.path)[1], start.config)
-        else:
+        elif (source / "modules.json").is_file():
             copy_modules(source, folder)
         write_card(folder, extended_card(start, source, extension), replaced=out)
 
@@ -297,11 +298,9 @@ def extended_card(start: PretrainedWeights, source: Path, extension: Extension) 
 
 
 def copy_modules(source: Path, folder: Path) -> None:
-    """Copy sentence-transformers' files about pooling, prompts and lengths, if there are any."""
-    if not (source / "modules.json").is_file():
-        return
+    """Copy sentence-transformers' files about modules of any kind, prompts and lengths."""
     named = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-    for name in (*named, *read_modules(source).values()):
+    for name in (*named, *read_modules(source, encoder_alone=True).values()):
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
         elif name and (source / name).is_dir():

@@ -80,7 +80,7 @@ def save_model(
         wanted = pooler and has_pooler(family, architecture)
         tensors = foreign_tensors(model, family, architecture, pooler=wanted)
         write_tensors(folder / "model.safetensors", tensors, format="pt")
-        tokenizer.save(folder)
+        tokenizer.save(folder, config.max_position_embeddings)
         write_json(folder / "bertkit.json", dict(details))
         extra(folder)
         if card is not None:

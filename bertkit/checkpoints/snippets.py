@@ -110,8 +110,7 @@ def saved_head(details: Mapping[str, Any], architecture: str) -> str:
     task = str(details.get("task"))
     if task in TUNED_HEADS:
         return task
-    found = sorted(weight_head_names(architecture) & HEAD_OF_CLASS.keys())
-    if found:
+    if found := sorted(weight_head_names(architecture) & HEAD_OF_CLASS.keys()):
         return HEAD_OF_CLASS[found[0]]
     objectives = recorded_recipe(details, "objectives")
     if str(objectives.get("token", "")).startswith("clm"):

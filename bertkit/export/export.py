@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -42,6 +43,7 @@ from bertkit.export.verify import (
     Opened,
     Runner,
     built_in,
+    in_batches,
     run_exported,
     run_packed,
     task_outputs,
@@ -252,12 +254,13 @@ def write_export(source: ExportSource, to: str, out: Path, check: Check = CHECK)
         raise BertkitError(f"unknown format '{to}'{nearest(to, WRITERS)}")
     if source.path.resolve().is_relative_to(out.resolve()):
         raise BertkitError(f"{out} contains the model to export; choose another folder")
-    if out.exists() and not (out / MANIFEST).is_file() and not is_empty_folder(out):
+    empty = out.is_dir() and not any(out.iterdir())
+    if out.exists() and not (out / MANIFEST).is_file() and not empty:
         raise BertkitError(f"{out} exists and is not an export; choose another folder")
     with new_folder(out) as folder:
         by, run = WRITERS[to](source, folder)
         if to.startswith("onnx"):
-            source.tokenizer.save(folder)
+            source.tokenizer.save(folder, source.max_length)
             config = model_details(source.model, source.config, source.details)
             write_json(folder / "config.json", config)
         manifest = export_facts(source, to, folder, by)
@@ -269,11 +272,6 @@ def write_export(source: ExportSource, to: str, out: Path, check: Check = CHECK)
         card = export_card(source, to, manifest)
         write_card(folder, card, replaced=out, form=export_form(source, to, folder))
     return manifest
-
-
-def is_empty_folder(folder: Path) -> bool:
-    """Return whether a path is an empty folder."""
-    return folder.is_dir() and not any(folder.iterdir())
 
 
 def export_facts(source: ExportSource, to: str, folder: Path, by: Sequence[str]) -> dict[str, Any]:
@@ -321,11 +319,15 @@ def compare_outputs(
     """
     parts = built_in(source) if check.parts is None else check.parts
     if not parts:
-        raise BertkitError(
-            f"{check.examples} has no inputs to compare outputs on; use another file"
+        raise BertkitError(f"{check.examples} has no inputs to compare on; use another file")
+    outputs = output_differences(
+        (name, np.asarray(found[name]), own)
+        for batch in in_batches(parts)  # one at a time, as logits over a vocabulary are large
+        for found, wanted in zip(
+            run_exported(run, source, batch), run_packed(source, batch), strict=True
         )
-    found, wanted = run_exported(run, source, parts), run_packed(source, parts)
-    outputs = {name: difference(name, found, wanted) for name in wanted[0]}
+        for name, own in wanted.items()
+    )
     bound = check.max_error if check.max_error is not None else MAX_ERROR if exact else None
     for name, one in outputs.items():
         if bound is not None and not one["max_error"] <= bound * max(1.0, one["largest"]):
@@ -339,48 +341,47 @@ def compare_outputs(
     return {**about, "sequences": len(parts), "tokens": tokens, "bound": bound, "outputs": outputs}
 
 
-def difference(name: str, found: Sequence[Arrays], wanted: Sequence[Arrays]) -> dict[str, float]:
-    """Return an output's largest difference, its largest value and a measure of agreement.
+def output_differences(outputs: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> dict[str, Any]:
+    """Return each output's largest difference, its largest value and a measure of agreement.
 
-    For logits, the agreement is the fraction of equal best classes; for vectors, the least cosine.
+    It reads (name, exported output, bertkit's) of every sequence. For logits, the agreement is the
+    fraction of equal best classes; for vectors, the least cosine.
 
     Raises:
         BertkitError: the shapes differ, or a number is not finite.
     """
-    errors, largest, rows = [], [], []
-    for one, other in zip(found, wanted, strict=True):
-        a, b = np.asarray(one[name]), other[name]
+    errors, largest, agreed = (defaultdict[str, list[float]](list) for _ in range(3))
+    for name, a, b in outputs:
         if a.shape != b.shape:
             raise BertkitError(f"{name} has shape {a.shape}, but bertkit's has {b.shape}")
         if not np.isfinite(b).all():
             raise BertkitError(f"the model's own {name} has NaN or infinity; export another model")
         if not np.isfinite(a).all():
             raise BertkitError(f"the exported {name} has NaN or infinity; choose another format")
-        errors.append(float(np.abs(a - b).max()))
-        largest.append(float(np.abs(b).max()))
+        errors[name].append(float(np.abs(a - b).max()))
+        largest[name].append(float(np.abs(b).max()))
         if name.endswith("logits"):
-            flat = (a, b) if a.ndim else (a[None], b[None])
-            rows += list(np.ravel(flat[0].argmax(-1) == flat[1].argmax(-1)))
-    measured = {"max_error": max(errors), "largest": max(largest)}
-    if name.endswith("logits"):
-        return {**measured, "same_best": float(np.mean(rows))}
-    cosines = [
-        (np.vdot(a, b) / max(1e-12, float(np.linalg.norm(a) * np.linalg.norm(b))))
-        for a, b in ((one[name], other[name]) for one, other in zip(found, wanted, strict=True))
-    ]
-    return {**measured, "least_cosine": float(min(cosines))}
+            one, other = np.atleast_1d(a, b)
+            agreed[name].extend(np.ravel(one.argmax(-1) == other.argmax(-1)))
+        else:
+            cosine = np.vdot(a, b) / max(1e-12, np.linalg.norm(a) * np.linalg.norm(b))
+            agreed[name].append(float(cosine))
+    found = {}
+    for name, each in agreed.items():
+        key, summary = ("same_best", np.mean) if name.endswith("logits") else ("least_cosine", min)
+        measured = {"max_error": max(errors[name]), "largest": max(largest[name])}
+        found[name] = {**measured, key: float(summary(each))}
+    return found
 
 
 def score(source: ExportSource, run: Runner, check: Check, to: str) -> dict[str, Any]:
     """Return the task's scores of bertkit and of the exported model on labelled inputs.
 
     Raises:
-        BertkitError: the model has no task, there are no inputs, or the metric drops by more than
-            `check.bound`.
+        BertkitError: there are no inputs, or the metric drops by more than `check.bound`.
     """
     task, inputs = source.task, check.labelled
-    if task is None:
-        raise BertkitError(f"a model with the head '{source.head}' has no metric; remove --dev")
+    assert task is not None, "only a model with a task has labelled inputs"
     if not inputs:
         raise BertkitError(f"{check.dev} has no labelled inputs; use another file")
     items = task.items(inputs, source.tokenizer)

@@ -140,9 +140,13 @@ def weighted_vectors(encoder: Encoder, packed: Packed, pooling: str, weights: Te
 
 
 def is_embedder(folder: Path) -> bool:
-    """Return whether a directory configures how texts become vectors; see `read_pooling`."""
-    saved = "embedding" in read_optional_json(folder / "bertkit.json")
-    return saved or (folder / "modules.json").is_file()
+    """Return whether a directory configures how texts become vectors; see `read_pooling`.
+
+    sentence-transformers writes `modules.json` for its cross-encoders, too, which are classifiers.
+    """
+    described = read_optional_json(folder / "config_sentence_transformers.json")
+    modules = (folder / "modules.json").is_file() and described.get("model_type") != "CrossEncoder"
+    return modules or "embedding" in read_optional_json(folder / "bertkit.json")
 
 
 def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling]:
@@ -226,10 +230,9 @@ def read_modules(folder: Path, *, encoder_alone: bool = False) -> dict[str, str]
     for place in found.values():
         if Path(place).is_absolute() or ".." in Path(place).parts:
             raise BertkitError(f"{path}: the module {place} is not inside the directory")
-    if encoder_alone:
-        return found
     known = {"Transformer", "Pooling", "Normalize"}
-    if wrong := sorted({*found} - known) or sorted({"Transformer", "Pooling"} - {*found}):
+    wrong = sorted({*found} - known) or sorted({"Transformer", "Pooling"} - {*found})
+    if wrong and not encoder_alone:
         raise BertkitError(
             f"{path}: {wrong[0]} is missing or not supported; known: {', '.join(sorted(known))}; "
             "choose --pooling to read the encoder alone"
@@ -279,11 +282,8 @@ def pooling_name(mode: str, config: ModelConfig, source: Path) -> str:
 
 def read_max_length(weights: Path, transformer: Mapping[str, Any]) -> int:
     """Return how many tokens of a text sentence-transformers reads; 0 if no file limits it."""
-    max_length = transformer.get("max_seq_length")
-    if not max_length:
-        max_length = (
-            read_optional_json(weights / "tokenizer_config.json").get("model_max_length") or 0
-        )
+    own = read_optional_json(weights / "tokenizer_config.json")
+    max_length = transformer.get("max_seq_length") or own.get("model_max_length") or 0
     if not isinstance(max_length, int | float):
         raise BertkitError(f"{weights}: the maximum length {max_length!r} is not a number")
     return int(max_length) if max_length < 1e6 else 0  # transformers writes 1e30 for "no limit"

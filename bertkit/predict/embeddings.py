@@ -132,10 +132,8 @@ class Embedder:
         """
         if isinstance(texts, str):
             return self.encode([texts], windows=windows)[0]
-        vectors = [
-            self.vectors(self.tokenize(part, windows=windows)) for part in text_chunks(texts)
-        ]
-        return np.concatenate([np.zeros((0, self.width), np.float32), *vectors])
+        encoded = (self.tokenize(part, windows=windows) for part in text_chunks(texts))
+        return np.concatenate([np.zeros((0, self.width), np.float32), *map(self.vectors, encoded)])
 
     def tokenize(self, texts: Sequence[str], *, windows: bool = True) -> list[EncodedText]:
         """Tokenize texts, and split them into windows or truncate them; see `encode`."""
@@ -291,9 +289,11 @@ def text_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
         InputTypeError: the argument is not an iterable of texts; the message names the first item
             that is not a text.
     """
-    if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
+    several = isinstance(texts, Iterable) and not hasattr(texts, "columns")  # a DataFrame's names
+    if isinstance(texts, str | bytes | Mapping) or not several:
         raise InputTypeError(
-            f"give a list of texts, not {short_repr(texts)}; put one text in brackets"
+            f"give a list of texts, or the column of a table that has them, not "
+            f"{short_repr(texts)}; put one text in brackets"
         )
     remaining, read = iter(texts), 0
     while chunk := list(islice(remaining, CHUNK_TEXTS)):

@@ -114,8 +114,7 @@ def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
         settings |= {"compat": "hf", **found}
     if config_path.exists():
         settings |= {"compat": "hf", **read_tokenizer_config(config_path)}
-    added_path = directory / "added_tokens.json"
-    if added_path.exists():
+    if (added_path := directory / "added_tokens.json").exists():
         refuse_added(read_object(added_path), added_path)
     if text_path.exists():
         listed = read_vocabulary(text_path)
@@ -163,6 +162,8 @@ def read_tokenizer_config(path: Path) -> dict[str, Any]:
             if not isinstance(config[field], kinds):
                 raise BertkitError(f"{path}: {field} is {config[field]!r}; it must be {wanted}")
             settings[name] = config[field]
+    if "lowercase" in settings and not kind.startswith(("PreTrained", "Tokenizers")):
+        settings.setdefault("strip_accents", None)  # transformers forgets that of tokenizer.json
     if "compat" in settings:
         check_compat(settings["compat"], str(path))
     added = config.get("added_tokens_decoder") or {}

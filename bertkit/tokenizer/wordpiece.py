@@ -195,11 +195,12 @@ class Tokenizer:
         settings.setdefault("lowercase", not has_capitals(vocabulary))
         return cls.from_vocabulary(vocabulary, **settings)
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, max_length: int | None = None) -> None:
         """Write vocab.txt, tokenizer.json and tokenizer_config.json, as transformers reads them.
 
         transformers has the hf rules only: its ids equal a google tokenizer's on ordinary text and
         differ on the code points and words of 101 to 200 characters that this module names above.
+        It cuts a text at `max_length` tokens, the most that a model reads, where truncation is on.
 
         Raises:
             BertkitError: the directory cannot be written.
@@ -214,6 +215,7 @@ class Tokenizer:
             **dict(zip(names, SPECIAL_TOKENS, strict=True)),
             "bertkit_compat": self.compat,
             "max_word_characters": self.max_word_characters,
+            **({"model_max_length": max_length} if max_length else {}),
         }
         write_text(directory / "vocab.txt", "".join(f"{piece}\n" for piece in self.vocabulary))
         write_text(directory / "tokenizer.json", self._pipeline.to_str(pretty=True) + "\n")

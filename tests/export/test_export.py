@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -361,11 +362,33 @@ def test_numbers_that_are_none_are_refused_in_every_format(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_outputs_are_compared_batch_by_batch(models: Path) -> None:
+    """The logits of some hundred texts over a large vocabulary take gigabytes together."""
+    source = read_export_source(models / "pretraining")
+    run, alive, most = read_back(source.padded()).run, set[int](), []
+
+    def counted(arrays: dict[str, np.ndarray]) -> Any:
+        outputs = run(arrays)
+        for array in outputs.values():
+            alive.add(id(array))
+            weakref.finalize(array, alive.discard, id(array))
+        most.append(len(alive))
+        return outputs
+
+    check = Check(parts=built_in(source) * 50)
+    found = compare_outputs(source, counted, check, exact=True)
+    once = compare_outputs(source, run, Check(), exact=True)
+    assert found["sequences"] == 50 * once["sequences"]
+    assert found["outputs"].keys() == once["outputs"].keys() == set(source.outputs)
+    assert len(most) > 5
+    assert max(most) <= 2 * len(source.outputs)
+
+
 def test_files_without_inputs_are_refused(models: Path, tmp_path: Path) -> None:
     """The built-in sentences do not take their place."""
     (tmp_path / "none.txt").write_text("")
     file, out = str(tmp_path / "none.txt"), tmp_path / "out"
-    with pytest.raises(BertkitError, match=r"none\.txt has no inputs to compare outputs on"):
+    with pytest.raises(BertkitError, match=r"none\.txt has no inputs to compare on"):
         export_command(models / "encoder", to="tensorflow", out=out, inputs=file)
     source = read_export_source(models / "classify")
     with pytest.raises(BertkitError, match=r"dev\.csv has no labelled inputs"):

@@ -36,7 +36,7 @@ class FakeTokenizer:
     def __init__(self, size: int = 50) -> None:
         self.size = size
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, max_length: int) -> None:
         (directory / "vocab.txt").write_text("".join(f"piece{n}\n" for n in range(self.size)))
 
 
@@ -127,6 +127,8 @@ def test_the_real_tokenizer_completes_the_directory(config: ModelConfig, tmp_pat
     assert saved["pad_token_id"] == tokenizer.pad_id != 0
     other = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     model = transformers.AutoModel.from_pretrained(tmp_path / "model")
+    long = other("the river " * config.max_position_embeddings, truncation=True)["input_ids"]
+    assert len(long) == other.model_max_length == config.max_position_embeddings
     encoded = other("The rivers.", return_tensors="pt")
     assert other.convert_ids_to_tokens(encoded["input_ids"][0])[1:-1] == [
         "the",

@@ -277,6 +277,12 @@ def test_how_texts_become_vectors_is_kept(tmp_path: Path, small: Tokenizer) -> N
     write_pooling(start.path, wanted, start.config)
     extend(start, tmp_path / "new", "coenzyme")
     assert read_pooling(tmp_path / "new")[1] == read_pooling(tmp_path / "old")[1] == wanted
+    # version 6 of sentence-transformers writes the length to the tokenizer's file alone
+    write_json(start.path / "sentence_bert_config.json", {"transformer_task": "feature-extraction"})
+    tokenizer = start.path / "tokenizer_config.json"
+    write_json(tokenizer, read_json(tokenizer) | {"model_max_length": 16})
+    extend(start, tmp_path / "newer", "coenzyme")
+    assert read_pooling(tmp_path / "newer")[1] == read_pooling(tmp_path / "old")[1] == wanted
 
 
 def test_words_are_chosen_by_the_pieces_they_save(small: Tokenizer) -> None:

@@ -204,6 +204,15 @@ def test_wrong_names_are_refused(directory: Path) -> None:
         nearest_texts(load(directory), "river", TEXTS, 0)
 
 
+def test_a_table_is_not_taken_for_the_names_of_its_columns(directory: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"text": ["river", "stone"], "number": [1, 2]})
+    with pytest.raises(TypeError, match="or the column of a table that has them, not"):
+        load(directory).encode(table)
+    wanted = load(directory).encode(["river", "stone"])
+    np.testing.assert_array_equal(load(directory).encode(table["text"]), wanted)
+
+
 def test_a_file_of_vectors(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

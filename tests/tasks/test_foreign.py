@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from bertkit import load
 from bertkit.checkpoints.huggingface import load_config
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
+from bertkit.checkpoints.vocabulary import extend_vocabulary
 from bertkit.cli.export import export_command
 from bertkit.cli.options import ColumnFlags
 from bertkit.datasets.examples import WordsExample
 from bertkit.errors import BertkitError
+from bertkit.explain.trace import trace_example
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.heads import same_task
 from bertkit.model.heads import PretrainingModel
@@ -110,6 +113,39 @@ def test_a_tuned_head_is_not_lost_in_an_export(pretrained: Path, tmp_path: Path)
     export_command(named, to="tensorflow", out=tmp_path / "google")
     with pytest.raises(BertkitError, match="the head of a fine-tuned model"):
         export_command(tmp_path / "google", to="huggingface", out=out)
+
+
+def test_a_cross_encoder_of_sentence_transformers_is_a_classifier(
+    pretrained: Path, tmp_path: Path
+) -> None:
+    """It has modules.json like an embedding model, whose vectors it does not give."""
+    folder = theirs(tmp_path / "theirs", Regression(), pretrained)
+    said = load(folder, device="cpu", precision="fp32")("the river", "a stone").value
+    module = {"path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
+    write_json(folder / "modules.json", [module])
+    settings = {"model_type": "CrossEncoder", "prompts": {}, "default_prompt_name": None}
+    write_json(folder / "config_sentence_transformers.json", settings)
+    extend_vocabulary(folder, tmp_path / "longer", words=["zzzebra"])
+    for name in ("modules.json", "config_sentence_transformers.json"):
+        assert (tmp_path / "longer" / name).read_bytes() == (folder / name).read_bytes()
+    for one in (folder, tmp_path / "longer"):
+        found = load(one, device="cpu", precision="fp32")
+        assert found("the river", "a stone").value == pytest.approx(said, abs=1e-6)
+        export_command(one, to="huggingface", out=tmp_path / "out")
+        assert read_json(tmp_path / "out" / "export.json")["head"] == "regression"
+        assert trace_example(one, "the river", "a stone").task == f"value {said:.4f}"
+
+
+def test_modules_that_bertkit_does_not_know_are_copied(pretrained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    shutil.copytree(pretrained, folder)
+    names = ("", "1_Pooling", "2_Dense")
+    modules = [{"path": one, "type": f"a.{one[2:] or 'Transformer'}"} for one in names]
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "2_Dense" / "config.json", {"out_features": 8})
+    extend_vocabulary(folder, tmp_path / "longer", words=["zzzebra"])
+    for name in ("modules.json", "2_Dense/config.json"):
+        assert (tmp_path / "longer" / name).read_bytes() == (folder / name).read_bytes()
 
 
 def test_odds_of_no_answer_at_a_token_that_sees_nothing_are_refused(

@@ -92,6 +92,25 @@ def test_a_foreign_directory_keeps_its_rules(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).lowercase  # the vocabulary has no capital letter
 
 
+@pytest.mark.parametrize("kind", ["BertTokenizer", "ElectraTokenizerFast", "TokenizersBackend"])
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("strip", [None, True, False])
+def test_accents_are_those_of_transformers(
+    tmp_path: Path, kind: str, lowercase: bool, strip: bool | None
+) -> None:
+    """Only some of its classes keep what tokenizer.json says about accents."""
+    transformers = pytest.importorskip("transformers")
+    letters = ["e", "é", "E", "É"]
+    pieces = [*SPECIAL_TOKENS, *letters]
+    Tokenizer.from_vocabulary(pieces, lowercase=lowercase, compat="hf").save(tmp_path)
+    edit(tmp_path / "tokenizer.json", lambda c: c["normalizer"].update(strip_accents=strip))
+    config = {"do_lower_case": lowercase, "tokenizer_class": kind}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert Tokenizer.load(tmp_path).encode("e é E É").tokens == theirs.tokenize("e é E É")
+
+
 def test_a_vocabulary_with_windows_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
     path.write_bytes("\r\n".join(SMALL).encode())
