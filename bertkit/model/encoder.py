@@ -150,7 +150,8 @@ class Layer(nn.Module):
 
     def add_norm(self, x: Rows, residual: Rows, norm: nn.LayerNorm) -> Rows:
         """Return LayerNorm(dropout(x) + residual), in the dtype of the residual."""
-        if self.training and has_compiled_steps(x, residual):
+        plain = norm.weight.dtype == torch.float32
+        if self.training and plain and has_compiled_steps(x, residual):
             y: Tensor = AddNorm.apply(  # type: ignore[no-untyped-call]
                 *(x, residual, norm.weight, norm.bias, norm.eps, self.dropout.probability)
             )
