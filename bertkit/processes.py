@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from threading import Thread, current_thread, main_thread
+from threading import Lock, Thread, current_thread, main_thread
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -100,6 +100,8 @@ def busy_note() -> list[str]:
 Block = TypeVar("Block")
 WorkResult = TypeVar("WorkResult")
 
+STARTING = Lock()
+"""Held while processes start, which changes what all threads see as the user's script."""
 AHEAD = 2
 """The number of blocks per worker that may be in progress or finished before they are needed."""
 
@@ -177,9 +179,9 @@ class Workers(Generic[Block, WorkResult]):
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         # a process would first run the user's script again, which may have no guard against that
-        script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-        try:
-            with signals_held():
+        with STARTING, signals_held():
+            script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+            try:
                 while len(self.started) < self.processes:
                     ours, theirs = context.Pipe()
                     process = context.Process(target=serve, args=(theirs, self.work), daemon=True)
@@ -187,8 +189,8 @@ class Workers(Generic[Block, WorkResult]):
                         process.start()
                     self.started[ours] = process
                     theirs.close()
-        finally:
-            sys.modules["__main__"] = script
+            finally:
+                sys.modules["__main__"] = script
 
     def _receive(self, pipe: Connection) -> WorkResult:
         with self._watching(pipe):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,18 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
         "print(len(learn_vocabulary(texts, 60, processes=2)))\n"
     )
     assert python(script, check=True).stdout.split() == ["begun", "60"]
+
+
+def test_threads_may_start_workers_at_once() -> None:
+    script = sys.modules["__main__"]
+
+    def squares(_: int) -> list[int]:
+        with pool(square) as workers:
+            return [result for _, result in workers.run(range(3))]
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(squares, range(3))) == [[0, 1, 4]] * 3
+    assert sys.modules["__main__"] is script
 
 
 class ThreadsOfEncoding:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -103,6 +104,8 @@ class ImageColumns(Columns):
                 reading.counts.note(f"empty '{column}'", place)
                 return None
             folder = Path(place.rpartition(":")[0]).parent if in_file else None
+            if isinstance(value, Mapping) and not in_file:
+                value = data_set_picture(value)
             name = (folder, value) if isinstance(value, str | int | float) else None
             found = known.get(name)
             if found is None:
@@ -112,3 +115,12 @@ class ImageColumns(Columns):
             return found
 
         return image
+
+
+def data_set_picture(value: Mapping[str, Any]) -> Any:
+    """Decode a picture of a `datasets.Dataset`, which may have any format; others are returned."""
+    with suppress(Exception):  # whoever reads what is returned says what is wrong with it
+        from datasets import Image
+
+        return Image().decode_example(dict(value))
+    return value

@@ -173,8 +173,9 @@ def as_source(data: Any, name: str) -> str | Records:
         from bertkit.datasets.tabular import named_columns, names_in
 
         named = named_columns(data.features.to_dict())
-        for column, kind in data.features.items():  # pictures and sounds stay files until read
-            if getattr(kind, "decode", False) and hasattr(data, "num_rows"):  # not of a stream
+        for column, kind in data.features.items():  # files stay files until they are read
+            is_file = type(kind).__name__ in ("Image", "Audio", "Video") and kind.decode
+            if is_file and hasattr(data, "num_rows"):  # not of a stream
                 data = data.cast_column(column, replace(kind, decode=False))
         data = data.with_format(None)  # in NumPy's or torch's, a class is no plain number
         return Records(

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from bertkit.pretraining_data.batch import EqualLengths, Packed
 from bertkit.tokenizer.compiled import compiled_library
@@ -132,6 +133,7 @@ class SoftmaxDropout(torch.autograd.Function):
         return dropped
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """Return the gradient of the scores."""
         [weights] = ctx.saved_tensors
@@ -170,17 +172,16 @@ class AddNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None, None]:
         """Return the gradients of x, the residual, the weight and the bias."""
-        weight, normalized, _ = ctx.saved_tensors
+        weight, normalized, deviations = ctx.saved_tensors
         given, own = gradients[0].contiguous(), torch.empty_like(normalized)
         gradient = torch.empty_like(normalized, dtype=ctx.dtype)
         parts = -(-len(given) // compiled().bertkit_rows_of_a_part())
         sums = weight.new_empty(parts, 2, len(weight))
-        written = gradient, own, sums
-        call_compiled(
-            "add_norm_gradients", *ctx.sizes, given, *ctx.saved_tensors, *written, *ctx.dropout
-        )
+        read, written = (given, weight, normalized, deviations), (gradient, own, sums)
+        call_compiled("add_norm_gradients", *ctx.sizes, *read, *written, *ctx.dropout)
         return gradient, own, *sums.sum(dim=0), None, None
 
 

@@ -150,10 +150,12 @@ class Layer(nn.Module):
 
     def add_norm(self, x: Rows, residual: Rows, norm: nn.LayerNorm) -> Rows:
         """Return LayerNorm(dropout(x) + residual), in the dtype of the residual."""
-        plain = norm.weight.dtype == torch.float32
-        if self.training and plain and has_compiled_steps(x, residual):
+        kinds = type(self.dropout), type(norm), norm.weight.dtype, bool(norm._forward_hooks)
+        as_made = kinds == (Dropout, nn.LayerNorm, torch.float32, False)
+        if self.training and as_made and has_compiled_steps(x, residual):
+            dropout = self.dropout.probability if self.dropout.training else 0.0
             y: Tensor = AddNorm.apply(  # type: ignore[no-untyped-call]
-                *(x, residual, norm.weight, norm.bias, norm.eps, self.dropout.probability)
+                *(x, residual, norm.weight, norm.bias, norm.eps, dropout)
             )
             return y
         return norm(self.dropout(x) + residual).to(residual.dtype)

@@ -758,7 +758,7 @@ static int has_openmp(void) {
 
 static void compute_own_share(void *job) { compute_share(job, openmp.thread(), openmp.threads()); }
 
-/* The hash of this file when it was compiled, which native.py compares with the file's. */
+/* The hash of this file when it was compiled, which cpu.py compares with the file's. */
 const char *bertkit_source(void) { return SOURCE_HASH; }
 
 /* The outputs in a panel of weights, and the number of modes that are compiled. */

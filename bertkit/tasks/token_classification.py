@@ -220,8 +220,12 @@ class TokenClassification(Task):
             found.append(TagsPrediction(tags, tuple(chance[begin:end].tolist()), entities))
         return found
 
+    def plain(self, prediction: TagsPrediction) -> tuple[str, ...]:
+        """See `Task`; entity tags are in IOB2."""
+        return tuple(self._scheme(prediction.tags))
+
     def plain_gold(self, given: WordsExample) -> tuple[str, ...]:
-        """See `Task`; entity tags are in IOB2, like those of predictions."""
+        """See `Task`; entity tags are in IOB2."""
         return tuple(self._scheme(given.tags or ()))
 
     def score(

@@ -24,6 +24,7 @@ from bertkit.config import differences
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_json, write_json
 from bertkit.model.attention import choose_kernel, has_bf16
+from bertkit.model.cpu import step_types
 from bertkit.model.encoder import residual_dtype
 from bertkit.processes import memory_bytes, usable_cores
 
@@ -279,6 +280,7 @@ def environment() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cores": usable_cores(),
         "threads": torch.get_num_threads(),
+        "compiled_steps": sorted({str(x).removeprefix("torch.") for x, _ in step_types()}),
         "memory_gib": memory_gib(),
         "devices": cuda_names(),
         "cuda": torch.version.cuda,

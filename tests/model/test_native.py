@@ -32,16 +32,21 @@ CONFIG = tiny_config(
 MODES = ("avx512 fp32", "avx512 bf16", "avx512 int8", "avx2 fp32")
 
 
+def clear_caches() -> None:
+    cpu.library.cache_clear()
+    step_types.cache_clear()
+
+
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A precision, computed with one of the sets of instructions."""
     instructions, precision = request.param.split()
     monkeypatch.setenv("BERTKIT_NATIVE", instructions)
-    cpu.library.cache_clear()
+    clear_caches()
     if precision not in possible_modes() or not is_supported(CONFIG, precision):
         pytest.skip("the compiled code or the processor's instructions are missing")
     yield precision
-    cpu.library.cache_clear()
+    clear_caches()
 
 
 STEPS = ("avx512 float32 float32", "avx512 bfloat16 float32", "avx512 bfloat16 bfloat16")
@@ -54,14 +59,12 @@ def step(
     """The types of activations and residual sums of a step with a set of instructions."""
     instructions, *names = request.param.split()
     monkeypatch.setenv("BERTKIT_NATIVE", instructions)
-    cpu.library.cache_clear()
-    step_types.cache_clear()
+    clear_caches()
     types = getattr(torch, names[0]), getattr(torch, names[1])
     if types not in step_types():
         pytest.skip("the compiled code or the processor's instructions are missing")
     yield types
-    cpu.library.cache_clear()
-    step_types.cache_clear()
+    clear_caches()
 
 
 @pytest.fixture(autouse=True)
@@ -247,3 +250,74 @@ def test_steps_drop_a_share_and_the_same_in_both_directions(
     assert weights.max().item() == pytest.approx(1 / 64 / 0.75, rel=0.005)
     [gradient] = torch.autograd.grad(weights.float().square().sum(), scores)
     assert torch.equal(gradient > 0, weights > 0)
+
+
+def test_gradients_of_kept_elements_are_those_of_torch(
+    step: tuple[torch.dtype, torch.dtype],
+) -> None:
+    """What is kept is seen in the result; torch gets it as a mask."""
+    tolerance = {2: 1e-2, 4: 1e-5}[step[0].itemsize]
+    x = torch.randn(150, 40).add_(5).to(step[0]).requires_grad_()
+    residual = torch.zeros(150, 40).to(step[1]).requires_grad_()
+    weight, bias = torch.ones(40), torch.zeros(40)
+    given = torch.randn(150, 40).to(step[1])
+    found = gradients(AddNorm.apply(x, residual, weight, bias, 1e-5, 0.25), given, x, residual)
+    mask = (found[1] != 0).double() / 0.75
+    plain = [one.detach().double().requires_grad_() for one in (x, residual)]
+    norm = torch.nn.functional.layer_norm(plain[0] * mask + plain[1], (40,), eps=1e-5)
+    for one, expected in zip(found, gradients(norm, given, *plain), strict=True):
+        assert (one - expected).abs().max() < tolerance
+    scores = torch.randn(6, 33, 33).to(step[0]).requires_grad_()
+    given = torch.randn(6, 33, 33).to(step[0])
+    weights = SoftmaxDropout.apply(scores, None, "bidirectional", 0.25)
+    found = gradients(weights, given, scores)
+    copied = scores.detach().double().requires_grad_()
+    dropped = copied.softmax(-1) * (found[0] != 0) / 0.75
+    for one, expected in zip(found, gradients(dropped, given, copied), strict=True):
+        assert (one - expected).abs().max() < tolerance
+
+
+def training_layer() -> tuple[Layer, torch.Tensor, Packed]:
+    config = replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    layer, packed = make_layer(config).requires_grad_().train(), batch(9, 5)
+    return layer, torch.randn(14, 96, requires_grad=True), packed
+
+
+@pytest.mark.skipif(not step_types(), reason="there are no compiled steps")
+def test_layers_with_compiled_steps_keep_what_torch_offers() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    layer, hidden, packed = training_layer()
+    expected = layer.eval()(hidden, packed)
+    wanted = torch.autograd.grad(expected.square().sum(), hidden)[0]
+    layer.train()
+    again = checkpoint(layer, hidden, packed, use_reentrant=False)
+    torch.testing.assert_close(again, expected, atol=1e-5, rtol=1e-5)
+    [found] = torch.autograd.grad(again.square().sum(), hidden)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    norm = layer.output_norm
+    y = AddNorm.apply(hidden, hidden.detach(), norm.weight, norm.bias, 1e-5, 0.0)
+    [found] = torch.autograd.grad(y.square().sum(), hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        found.square().sum().backward()
+
+    seen = []
+    hook = layer.attention_norm.register_forward_hook(lambda *given: seen.append(given))
+    layer(hidden, packed)
+    assert len(seen) == 1
+    hook.remove()
+    layer.dropout.probability = 0.5
+    layer.dropout.eval()
+    assert torch.equal(layer(hidden, packed), layer(hidden, packed))
+    layer.dropout = torch.nn.Dropout(1.0)
+    assert not torch.equal(layer(hidden, packed), layer.eval()(hidden, packed))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_layers_whose_weights_are_of_another_type_are_trained(dtype: torch.dtype) -> None:
+    layer, hidden, packed = training_layer()
+    expected = layer.eval()(hidden, packed)
+    found = layer.to(dtype).train()(hidden.to(dtype), packed)
+    assert (found.float() - expected).abs().max() < 0.1
+    found.float().square().sum().backward()
+    assert all(one.grad is not None for one in layer.parameters())

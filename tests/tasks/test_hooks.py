@@ -359,6 +359,15 @@ def test_balanced_weights(start: PretrainedWeights) -> None:
     found = class_weights(task, task.items(sets, start.tokenizer), ("balanced",))
     assert found is not None
     assert found.tolist() == [1.0, 3.0, 1.0]  # without inputs on both sides there is no weight
+    task = TokenClassification(("O", "B-X", "I-X"), max_length=20)
+    words = [WordsExample("0", ("a", "b", "c", "d"), ("O", "B-X", "O", "O"), 0, "a:1")]
+    found = class_weights(task, task.items(words, start.tokenizer), ("balanced",))
+    assert found is not None
+    assert found.tolist() == pytest.approx([2 / 3, 2.0, 1.0])
+    regression = Regression(max_length=20)
+    with pytest.raises(BertkitError) as refused:
+        class_weights(regression, regression.items([text(0, 1.0)], start.tokenizer), ("balanced",))
+    assert refused.value.code == "class-weights"
 
 
 def test_targets_of_many_labels_take_a_byte_each(start: PretrainedWeights) -> None:
@@ -373,15 +382,6 @@ def test_targets_of_many_labels_take_a_byte_each(start: PretrainedWeights) -> No
         tracemalloc.stop()
     assert len(items.items) == 200
     assert taken < 2 * 200 * 2000
-    task = TokenClassification(("O", "B-X", "I-X"), max_length=20)
-    words = [WordsExample("0", ("a", "b", "c", "d"), ("O", "B-X", "O", "O"), 0, "a:1")]
-    found = class_weights(task, task.items(words, start.tokenizer), ("balanced",))
-    assert found is not None
-    assert found.tolist() == pytest.approx([2 / 3, 2.0, 1.0])
-    regression = Regression(max_length=20)
-    with pytest.raises(BertkitError) as refused:
-        class_weights(regression, regression.items([text(0, 1.0)], start.tokenizer), ("balanced",))
-    assert refused.value.code == "class-weights"
 
 
 def updated(start: PretrainedWeights, task: Any, inputs: list[Any], weights: Any) -> torch.Tensor:

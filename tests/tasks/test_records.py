@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from decimal import Decimal
 from pathlib import Path
@@ -254,6 +255,25 @@ def test_pictures_and_sounds_of_a_data_set_are_not_decoded_before_they_are_read(
     assert found == read(TextColumns(), as_source([("a", "x")], "train"))
     with pytest.raises(BertkitError, match=r"train\[0\]: the picture cannot be read"):
         read(TextColumns(image_column="picture"), as_source(made, "train"))
+
+
+def test_columns_of_a_data_set_keep_their_values() -> None:
+    """Pictures of any format that Pillow reads; a column of JSON holds values, not their text."""
+    datasets = pytest.importorskip("datasets")
+    image = pytest.importorskip("PIL.Image").new("RGB", (32, 32), (9, 99, 200))
+    stored = io.BytesIO()
+    image.save(stored, "WEBP", lossless=True)
+    pictures = [{"bytes": stored.getvalue(), "path": None}]
+    made = datasets.Dataset.from_dict({"text": ["a"], "label": ["x"], "picture": pictures})
+    made = made.cast_column("picture", datasets.Image())
+    columns = TextColumns(image_column="picture")
+    found, _ = read(columns, as_source(made, "train"))
+    wanted, _ = read(columns, as_source([{"text": "a", "label": "x", "picture": image}], "train"))
+    assert np.array_equal(found[0].image, wanted[0].image)
+    if hasattr(datasets, "Json"):
+        made = made.remove_columns("picture").cast_column("label", datasets.Json())
+        made = made.map(lambda row: {"label": "y"})
+        assert [one.gold for one in read(TextColumns(), as_source(made, "train"))[0]] == ["y"]
 
 
 def test_tuples_are_columns_in_order() -> None:

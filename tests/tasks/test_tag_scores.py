@@ -22,6 +22,12 @@ def predicted(tags: str) -> TagsPrediction:
     return TagsPrediction(own, (1.0,) * len(own), tuple(find_entities(conll_scheme(own))))
 
 
+def test_plain_tags_are_in_iob2_on_both_sides() -> None:
+    task = TokenClassification(LABELS)
+    given, found = sentence("a b c", "O B-X I-X"), predicted("O I-X I-X")
+    assert task.plain_gold(given) == task.plain(found) == ("O", "B-X", "I-X")
+
+
 def test_scores() -> None:
     seqeval = pytest.importorskip("seqeval.metrics")
     gold = ["B-PER I-PER O B-LOC", "O O", "I-LOC I-LOC B-LOC"]
