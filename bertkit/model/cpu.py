@@ -81,9 +81,8 @@ def step_types() -> dict[tuple[torch.dtype, torch.dtype], tuple[int, int]]:
 
 def has_compiled_steps(x: Tensor, residual: Tensor) -> bool:
     """Return whether a training step on these activations and residual sums is compiled code."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    return (x.dtype, residual.dtype) in step_types()
+    plain = x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return plain and (x.dtype, residual.dtype) in step_types()
 
 
 def call_compiled(name: str, *arguments: Any) -> None:
