@@ -36,6 +36,7 @@ NATIVE_LIBRARIES = {"avx512": {"avx512_dq"}, "avx2": {"avx2", "fma3"}}
 """The names of the sets of instructions for which the code is compiled, the fastest first, and what
 the processor needs for each, by torch's names."""
 DIRECTION_SIGNS = {"bidirectional": 0, "left_to_right": -1, "right_to_left": 1}
+C_NUMBERS = {int: ctypes.c_int64, float: ctypes.c_double}
 ELEMENTS_PER_THREAD = 1 << 14
 """The minimum number of elements of a step for which another thread pays off."""
 
@@ -89,24 +90,22 @@ def call_compiled(name: str, *arguments: Any) -> None:
     """Call a function of the compiled code; tensors and numbers become pointers and 64 bits."""
 
     def converted(one: Any) -> Any:
-        if one is None or isinstance(one, Tensor):
-            return ctypes.c_void_p(None if one is None else one.data_ptr())
-        kinds = {int: ctypes.c_int64, float: ctypes.c_double}
-        return kinds[type(one)](one) if type(one) in kinds else one
+        if isinstance(one, Tensor):
+            return ctypes.c_void_p(one.data_ptr())
+        kind = C_NUMBERS.get(type(one))
+        return kind(one) if kind else one  # ctypes passes None as a null pointer
 
     getattr(compiled(), f"bertkit_{name}")(*map(converted, arguments))
 
 
-def threads_for(elements: int) -> int:
-    """Return the number of threads for a step of this many elements; at most as torch uses."""
-    return min(torch.get_num_threads(), max(1, elements // ELEMENTS_PER_THREAD))
+def threads_for(count: int, least: int = ELEMENTS_PER_THREAD) -> int:
+    """Return the number of threads, at most torch's, that have at least `least` of a count each."""
+    return min(torch.get_num_threads(), max(1, count // least))
 
 
 def draw_seed(probability: float) -> int:
     """Return the seed of a step's dropout: 64 bits of torch's default generator."""
-    if not probability:
-        return 0
-    return int(torch.empty((), dtype=torch.int64).random_(-(1 << 63), None))
+    return int(torch.empty((), dtype=torch.int64).random_(-(1 << 63), None)) if probability else 0
 
 
 class SoftmaxDropout(torch.autograd.Function):

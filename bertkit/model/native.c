@@ -1,8 +1,9 @@
 /* Transformer layers for inference on packed sequences, and two steps of training, for x86-64
 processors with AVX512 or AVX2.
 
-In inference, a layer is computed for a few sequences at a time, so that what its steps pass on stays in the
-second-level cache. There are three modes, which differ in the elements of matrix products:
+In inference, a layer is computed for a few sequences at a time, so that what its steps pass on
+stays in the second-level cache. There are three modes, which differ in the elements of matrix
+products:
 
   fp32   fp32 weights and inputs
   bf16   bf16 weights and inputs, with fp32 sums
@@ -834,10 +835,10 @@ typedef struct {
 } Dropout;
 
 typedef struct {
-    int64_t type, items, length, direction;
+    int64_t length, direction;
     const int32_t *lengths; /* (items) keys that exist; NULL if all do */
     const void *scores;     /* (items, length, length); in the backward pass, dropped's gradient */
-    void *weights, *dropped; /* the same shape; `dropped` is NULL without dropout */
+    void *weights, *dropped; /* the same shape, without dropout and with it */
     void *gradient;          /* of the scores; NULL in the forward pass */
     Dropout dropout;
 } Softmax;
@@ -911,7 +912,7 @@ INLINE void softmax_rows(int type, const Softmax *s, int64_t first, int64_t end)
             const mask m = lanes(length - i);
             const vec y = load(row + i) * factor;
             write(type, m, s->weights, base + i, y);
-            if (s->dropped) write(type, m, s->dropped, base + i, drop(&s->dropout, base + i, y));
+            write(type, m, s->dropped, base + i, drop(&s->dropout, base + i, y));
         }
     }
 }
@@ -996,25 +997,22 @@ INLINE void add_norm_gradients(int type, int wide, const AddNorm *a, int64_t fir
     }
 }
 
-#define DEFINE_SOFTMAX(name, function, type) \
+/* A function for given types. */
+#define DEFINE_STEP(name, function, ...) \
     static void name(const void *step, int64_t first, int64_t end) { \
-        function(type, step, first, end); \
+        function(__VA_ARGS__, step, first, end); \
     }
-DEFINE_SOFTMAX(softmax_fp32, softmax_rows, FP32)
-DEFINE_SOFTMAX(softmax_gradients_fp32, softmax_gradients, FP32)
-#define DEFINE_ADD_NORM(name, function, type, wide) \
-    static void name(const void *step, int64_t first, int64_t end) { \
-        function(type, wide, step, first, end); \
-    }
-DEFINE_ADD_NORM(add_norm_fp32, add_norm_rows, FP32, FP32)
-DEFINE_ADD_NORM(add_norm_gradients_fp32, add_norm_gradients, FP32, FP32)
+DEFINE_STEP(softmax_fp32, softmax_rows, FP32)
+DEFINE_STEP(softmax_gradients_fp32, softmax_gradients, FP32)
+DEFINE_STEP(add_norm_fp32, add_norm_rows, FP32, FP32)
+DEFINE_STEP(add_norm_gradients_fp32, add_norm_gradients, FP32, FP32)
 #ifdef __AVX512F__
-DEFINE_SOFTMAX(softmax_bf16, softmax_rows, BF16)
-DEFINE_SOFTMAX(softmax_gradients_bf16, softmax_gradients, BF16)
-DEFINE_ADD_NORM(add_norm_mixed, add_norm_rows, BF16, FP32)
-DEFINE_ADD_NORM(add_norm_gradients_mixed, add_norm_gradients, BF16, FP32)
-DEFINE_ADD_NORM(add_norm_bf16, add_norm_rows, BF16, BF16)
-DEFINE_ADD_NORM(add_norm_gradients_bf16, add_norm_gradients, BF16, BF16)
+DEFINE_STEP(softmax_bf16, softmax_rows, BF16)
+DEFINE_STEP(softmax_gradients_bf16, softmax_gradients, BF16)
+DEFINE_STEP(add_norm_mixed, add_norm_rows, BF16, FP32)
+DEFINE_STEP(add_norm_gradients_mixed, add_norm_gradients, BF16, FP32)
+DEFINE_STEP(add_norm_bf16, add_norm_rows, BF16, BF16)
+DEFINE_STEP(add_norm_gradients_bf16, add_norm_gradients, BF16, BF16)
 #endif
 
 /* [type of the scores][whether it is the backward pass] */
@@ -1062,8 +1060,8 @@ static Dropout dropout_of(int64_t seed, double probability) {
 void bertkit_softmax(int64_t type, int64_t items, int64_t length, int64_t direction,
                      const int32_t *lengths, const void *scores, void *weights, void *dropped,
                      void *gradient, int64_t seed, double probability, int64_t threads) {
-    const Softmax s = {type,    items,    length, direction, lengths, scores, weights,
-                       dropped, gradient, dropout_of(seed, probability)};
+    const Softmax s = {length,  direction, lengths,  scores,
+                       weights, dropped,   gradient, dropout_of(seed, probability)};
     work_rows(SOFTMAX[type][gradient != NULL], &s, items * length, threads);
 }
 

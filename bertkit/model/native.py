@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertkit.model.cpu import DIRECTION_SIGNS, call_compiled, compiled, library
+from bertkit.model.cpu import DIRECTION_SIGNS, call_compiled, compiled, library, threads_for
 from bertkit.model.encoder import Layer, ModelConfig, gelu_form
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Rows, TargetIndices
@@ -204,8 +204,7 @@ class NativeLayer(nn.Module):
             sequences=len(boundaries) - 1,
             count=count,
         )
-        most = max(1, len(hidden) // ROWS_PER_THREAD)
-        threads = ctypes.c_int64(min(torch.get_num_threads(), most))
+        threads = ctypes.c_int64(threads_for(len(hidden), ROWS_PER_THREAD))
         arguments = ctypes.byref(self.struct), ctypes.byref(batch), threads
         memory = workspace(code.bertkit_layer_bytes(*arguments))
         code.bertkit_layer(*arguments, ctypes.c_void_p(memory.data_ptr()))

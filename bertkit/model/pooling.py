@@ -144,9 +144,10 @@ def is_embedder(folder: Path) -> bool:
 
     sentence-transformers writes `modules.json` for its cross-encoders, too, which are classifiers.
     """
-    described = read_optional_json(folder / "config_sentence_transformers.json")
-    modules = (folder / "modules.json").is_file() and described.get("model_type") != "CrossEncoder"
-    return modules or "embedding" in read_optional_json(folder / "bertkit.json")
+    modules = (folder / "modules.json").is_file()
+    path = folder / "config_sentence_transformers.json"
+    theirs = modules and read_optional_json(path).get("model_type") != "CrossEncoder"
+    return theirs or "embedding" in read_optional_json(folder / "bertkit.json")
 
 
 def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling]:
@@ -282,8 +283,8 @@ def pooling_name(mode: str, config: ModelConfig, source: Path) -> str:
 
 def read_max_length(weights: Path, transformer: Mapping[str, Any]) -> int:
     """Return how many tokens of a text sentence-transformers reads; 0 if no file limits it."""
-    own = read_optional_json(weights / "tokenizer_config.json")
-    max_length = transformer.get("max_seq_length") or own.get("model_max_length") or 0
+    path, name = weights / "tokenizer_config.json", "model_max_length"
+    max_length = transformer.get("max_seq_length") or read_optional_json(path).get(name) or 0
     if not isinstance(max_length, int | float):
         raise BertkitError(f"{weights}: the maximum length {max_length!r} is not a number")
     return int(max_length) if max_length < 1e6 else 0  # transformers writes 1e30 for "no limit"

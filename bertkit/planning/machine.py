@@ -117,11 +117,11 @@ def activation_bytes(
     """
     h, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     wide = 4 if precision == "fp32" else 2
-    mask = mask_bytes(config.hidden_dropout_prob, wide, device)
-    mask = 0 if runs_compiled(wide, device) else mask
+    dropout = config.hidden_dropout_prob
+    mask = 0 if runs_compiled(wide, device) else mask_bytes(dropout, wide, device)
     n, last = batch.tokens, batch.targets + batch.sequences
     rows = (layers - 1) * n + last
-    kept = (24 + 8 + (4 + mask_bytes(config.hidden_dropout_prob, 4, device)) * h) * n
+    kept = (24 + 8 + (4 + mask_bytes(dropout, 4, device)) * h) * n
     kept += layers * (wide * h * n + attention_bytes(config, batch, wide, device))
     kept += ((2 * wide + 8 + 2 * mask) * h + 2 * wide * inner + 16) * rows
     kept += (wide * h + 8) * last + wide * h * batch.sequences
@@ -161,9 +161,8 @@ def attention_bytes(config: ModelConfig, batch: BatchSize, wide: int, device: st
         return 7 * width + sums + wide * batch.squares  # padded copies and their mask
     if wide == 4 and not dropout:
         return 3 * width + sums + (width if batch.mixed else 0)
-    each = 4 + wide + mask_bytes(dropout, wide, device)
-    if dropout and runs_compiled(wide, device):
-        each = 2 * wide
+    compiled = dropout and runs_compiled(wide, device)
+    each = 2 * wide if compiled else 4 + wide + mask_bytes(dropout, wide, device)
     pairs = heads * batch.squares * each
     return (6 if batch.mixed else 3) * width + pairs
 

@@ -237,7 +237,7 @@ class TokenClassification(Task):
         of tags in IOB2.
         """
         gold = [self.plain_gold(given) for given in inputs]
-        found = [self._scheme(prediction.tags) for prediction in predictions]
+        found = [self.plain(prediction) for prediction in predictions]
         pairs = list(zip(chain.from_iterable(gold), chain.from_iterable(found), strict=True))
         accuracy = {"accuracy": sum(a == b for a, b in pairs) / max(1, len(pairs))}
         if not self.entities:
