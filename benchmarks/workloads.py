@@ -25,7 +25,6 @@ from bertkit.datasets.glue import GLUE, read_glue
 from bertkit.datasets.squad import read_squad
 from bertkit.model.attention import has_bf16
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.inference import possible_modes
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.task import Encoded, Items
@@ -191,11 +190,11 @@ def int8_peak(seconds: float, size: int = 1024) -> float:
 
 
 def measure_peaks(seconds: float) -> dict[str, float]:
-    """Operations per second of matrix products, by each precision that the processor has."""
+    """Operations per second of torch's products, by each precision with instructions for it."""
     peaks = {"fp32": matmul_peak(torch.device("cpu"), "fp32", seconds)}
     if has_bf16():
         peaks["bf16"] = matmul_peak(torch.device("cpu"), "bf16", seconds)
-    if "int8" in possible_modes():
+    if torch.cpu.get_capabilities().get("avx512_vnni"):
         peaks["int8"] = int8_peak(seconds)
     return peaks
 

@@ -79,6 +79,14 @@ def tiny_config(vocabulary: Tokenizer | int, **changes: Any) -> ModelConfig:
     return ModelConfig(vocab_size=size, **{**sizes, **changes})
 
 
+def need_precision(name: str, config: ModelConfig) -> None:
+    """Skip a test if this processor does not compute networks of this shape in a precision."""
+    from bertkit.model.inference import possible_modes
+
+    if name not in possible_modes(config):
+        pytest.skip(f"the processor has no {name} for this network")
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of real data sets; tests that need it are skipped where it is absent."""

@@ -36,6 +36,10 @@ NATIVE_LIBRARIES = {"avx512": {"avx512_dq"}, "avx2": {"avx2", "fma3"}}
 """The names of the sets of instructions for which the code is compiled, the fastest first, and what
 the processor needs for each, by torch's names."""
 DIRECTION_SIGNS = {"bidirectional": 0, "left_to_right": -1, "right_to_left": 1}
+MODES = ("fp32", "bf16", "int8")
+"""What matrix products of inference are computed in, in the order of native.c."""
+SIZES = ("layer_bytes", "parts_bytes", "panel", "element_size", "rows_of_a_part")
+"""The functions of the compiled code that return a number."""
 C_NUMBERS = {int: ctypes.c_int64, float: ctypes.c_double}
 ELEMENTS_PER_THREAD = 1 << 14
 """The minimum number of elements of a step for which another thread pays off."""
@@ -53,7 +57,7 @@ def library() -> ctypes.CDLL | None:
         if chosen in ("1", name) and all(map(able.get, needed)):
             code = compiled_library(SOURCE, name)
             if code is not None:
-                for function in ("layer_bytes", "parts_bytes", "panel", "modes", "rows_of_a_part"):
+                for function in SIZES:
                     getattr(code, f"bertkit_{function}").restype = ctypes.c_int64
                 return code
     return None
@@ -66,6 +70,12 @@ def compiled() -> ctypes.CDLL:
     return code
 
 
+def element_size(mode: str) -> int:
+    """Return the bytes of an element in compiled products of a mode, 0 if there are none."""
+    code = library()
+    return code.bertkit_element_size(ctypes.c_int64(MODES.index(mode))) if code else 0
+
+
 @cache
 def step_types() -> dict[tuple[torch.dtype, torch.dtype], tuple[int, int]]:
     """Return the dtypes of activations and residual sums of compiled steps, with native.c's names.
@@ -75,7 +85,7 @@ def step_types() -> dict[tuple[torch.dtype, torch.dtype], tuple[int, int]]:
     code, fp32, bf16 = library(), torch.float32, torch.bfloat16
     if code is None:
         return {}
-    if code.bertkit_modes() == 1 or not torch.cpu.get_capabilities().get("avx512_bf16"):
+    if not element_size("bf16") or not torch.cpu.get_capabilities().get("avx512_bf16"):
         return {(fp32, fp32): (0, 0)}
     return {(fp32, fp32): (0, 0), (bf16, fp32): (1, 0), (bf16, bf16): (1, 1)}
 

@@ -28,8 +28,15 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.model.attention import attention, concatenate, has_bf16, has_products
-from bertkit.model.encoder import Encoder, Layer, gelu_form
-from bertkit.model.native import GELU_ZERO, MODES, NativeLayer, is_supported, quantize_outputs
+from bertkit.model.cpu import MODES
+from bertkit.model.encoder import Encoder, Layer, ModelConfig, gelu_form
+from bertkit.model.native import (
+    GELU_ZERO,
+    NativeLayer,
+    element_type,
+    is_supported,
+    quantize_outputs,
+)
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Rows, TargetIndices
 
@@ -62,7 +69,7 @@ def prepare_encoder(encoder: Encoder, mode: str) -> None:
     Raises:
         BertkitError: the mode is unknown, or the processor does not support it.
     """
-    check_mode(mode)
+    check_mode(mode, encoder.config)
     native = is_supported(encoder.config, mode)
     made: dict[int, PreparedLayer] = {}  # a shared layer is prepared once, and again as the last
     layers, remaining = [], encoder.stack
@@ -79,25 +86,27 @@ def prepare_encoder(encoder: Encoder, mode: str) -> None:
     encoder.layers = nn.ModuleList(layers)
 
 
-def check_mode(mode: str) -> None:
-    """Check that a mode is known and that this processor supports it.
+def check_mode(mode: str, config: ModelConfig | None = None) -> None:
+    """Check that a mode is known and that this processor supports it, for a network if given.
 
     Raises:
         BertkitError: the mode is unknown, or the processor does not support it.
     """
     if mode not in MODES:
         raise BertkitError(f"no precision is called '{mode}'{nearest(mode, MODES)}")
-    if mode not in possible_modes():
+    if mode not in possible_modes(config):
         raise BertkitError(
-            "int8 needs a processor with AVX512-VNNI and a torch built with oneDNN; choose auto, "
-            "fp32 or bf16"
+            "int8 needs a processor with AVX512-VNNI and a torch built with oneDNN, or one with "
+            "AVX2, bertkit's compiled code, heads whose width is a multiple of 16, and layers of "
+            "at most 4,096; choose auto, fp32 or bf16"
         )
 
 
-def possible_modes() -> list[str]:
-    """Return the modes that this processor supports."""
-    integers = has_products() and torch.cpu.get_capabilities().get("avx512_vnni", False)
-    return [mode for mode in MODES if mode != "int8" or integers]
+def possible_modes(config: ModelConfig | None = None) -> list[str]:
+    """Return the modes that this processor supports, for networks of any shape or a given one."""
+    by_torch = has_products() and torch.cpu.get_capabilities().get("avx512_vnni", False)
+    compiled = is_supported(config, "int8") if config else element_type("int8") is not None
+    return [mode for mode in MODES if mode != "int8" or by_torch or compiled]
 
 
 def norm(layer: nn.LayerNorm, dtype: torch.dtype) -> nn.LayerNorm:

@@ -7,15 +7,17 @@ products:
 
   fp32   fp32 weights and inputs
   bf16   bf16 weights and inputs, with fp32 sums
-  int8   8-bit integer weights with a scale per output, and 8-bit unsigned inputs with a scale per
-         token that is found as the token is computed
+  int8   integer weights with a scale per output, and integer inputs with a scale per token that is
+         found as the token is computed; their sums are exact. AVX512-VNNI multiplies weights of 8
+         bits by unsigned inputs of 8 bits. AVX2 multiplies pairs of 16 bits: there weights are up
+         to 511 and inputs up to 1023, whose sums over 4096 inputs are below 2^31
 
-With AVX2 there is fp32 only. Attention's products are fp32 or bf16. Hidden states, residual sums,
+With AVX2 there is no bf16. Attention's products are fp32 or bf16. Hidden states, residual sums,
 GELU, softmax and LayerNorm are fp32 in every mode. A row of a result never depends on other rows of
 the batch, except through attention within its sequence, and not on the number of threads.
 
-A product reads its inputs in groups of four bytes: one fp32, two bf16 or four integers. Weights are
-laid out in panels of PANEL outputs: (panels, groups, outputs, elements of a group).
+A product reads its inputs in groups of four bytes: one fp32, two bf16, or four or two integers.
+Weights are laid out in panels of PANEL outputs: (panels, groups, outputs, elements of a group).
 
 This file is compiled once for each of the two sets of instructions. What depends on them stands at
 its beginning; `vec` is a vector of floats.
@@ -33,7 +35,6 @@ its beginning; `vec` is a vector of floats.
 enum { FP32, BF16, INT8 };
 enum { TILE = 6, BLOCK = 48, GROUP = 128 };
 enum { SPINS = 1 << 13 }; /* pauses of a waiting thread before it lets others run: about 0.1 ms */
-enum { PLAIN_ZERO = 128, GELU_ZERO = 16 }; /* of unsigned inputs; few values of GELU are negative */
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
@@ -45,7 +46,8 @@ typedef struct {
     const void *weight;   /* panels, see above */
     const float *bias;    /* (panels x PANEL) */
     const float *scale;   /* (panels x PANEL) of the integers; INT8 only */
-    const int32_t *shift; /* (panels x PANEL) the zero point times the sum of an output's weights */
+    const int32_t *shift; /* (panels x PANEL) the zero point times the sum of an output's weights;
+                             NULL for 16 bits */
     int64_t inputs, outputs;
 } Product;
 
@@ -55,6 +57,11 @@ typedef struct {
     const float *attention_norm[2], *output_norm[2]; /* weight, bias */
     double epsilon;
 } Layer;
+
+/* The integers of a product's inputs: what stands for 0, and how far they go to either side. */
+typedef struct {
+    int zero, below, above;
+} Range;
 
 /* A batch: hidden states, sequence boundaries, and which rows of the result are wanted. */
 typedef struct {
@@ -68,10 +75,11 @@ typedef struct {
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-INLINE int64_t element_size(int64_t mode) { return mode == FP32 ? 4 : mode == BF16 ? 2 : 1; }
 
 #ifdef __AVX512F__
-enum { VECTOR = 16, PARTS = 4 };
+enum { VECTOR = 16, PARTS = 4, INTEGER = 1 }; /* bytes of an integer */
+/* Before other products, and after GELU, few of whose values are negative. */
+static const Range RANGES[2] = {{128, 127, 127}, {16, 16, 239}};
 typedef __m512 vec;
 typedef __mmask16 mask;
 typedef uint32_t ints __attribute__((vector_size(64)));
@@ -127,7 +135,8 @@ INLINE void store_some_integers(mask m, char *out, vec x, int zero) {
     _mm_mask_storeu_epi8(out, m, _mm512_cvtusepi32_epi8(integers));
 }
 #else /* AVX2 */
-enum { VECTOR = 8, PARTS = 2 };
+enum { VECTOR = 8, PARTS = 2, INTEGER = 2 };
+static const Range RANGES[2] = {{0, 1023, 1023}, {0, 1023, 1023}};
 typedef __m256 vec;
 typedef __m256i mask;
 typedef uint32_t ints __attribute__((vector_size(32)));
@@ -172,16 +181,24 @@ INLINE vec times_power(vec x, vec whole) {
 }
 INLINE vec rough_reciprocal(vec x) { return _mm256_rcp_ps(x); }
 
-/* Types narrower than fp32 are not compiled for AVX2. */
+INLINE vec exact_sum(vec sum, const int32_t *shift) { return _mm256_cvtepi32_ps((__m256i)sum); }
+/* All elements of a vector, because the widths of layers are multiples of 16. */
+INLINE void store_some_integers(mask m, char *out, vec x, int zero) {
+    __m256i integers = _mm256_cvtps_epi32(x);
+    integers = _mm256_permute4x64_epi64(_mm256_packs_epi32(integers, integers), 0x08);
+    _mm_storeu_si128((__m128i *)out, _mm256_castsi256_si128(integers));
+}
+
+/* There is no bf16 with AVX2. */
 INLINE void store_bf16(bf16 *out, vec x) { __builtin_trap(); }
 INLINE void store_some_bf16(mask m, bf16 *out, vec x) { __builtin_trap(); }
 INLINE vec load_some_bf16(mask m, const bf16 *x) { __builtin_trap(); }
 INLINE vec interleave(const bf16 *first, const bf16 *second) { __builtin_trap(); }
-INLINE vec exact_sum(vec sum, const int32_t *shift) { __builtin_trap(); }
-INLINE void store_some_integers(mask m, char *out, vec x, int zero) { __builtin_trap(); }
 #endif
 
 enum { PANEL = PARTS * VECTOR };
+
+INLINE int64_t element_size(int64_t mode) { return mode == FP32 ? 4 : mode == BF16 ? 2 : INTEGER; }
 
 /* 2 to the power of x, for x of at most 127, with a relative error below 3e-7. */
 INLINE vec power_of_two(vec x) {
@@ -231,8 +248,15 @@ INLINE vec gelu_tanh(vec x) {
 weights. The instructions are written out, because GCC moves the sums between registers around the
 intrinsics. */
 INLINE vec multiply_add(int mode, vec sum, vec inputs, vec weights) {
+#ifdef __AVX512F__
     if (mode == INT8)
         __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(inputs), "v"(weights));
+#else
+    vec both;
+    if (mode == INT8)
+        __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0"
+                : "+x"(sum), "=&x"(both) : "x"(inputs), "x"(weights));
+#endif
     else if (mode == BF16)
         __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(inputs), "v"(weights));
     else
@@ -330,15 +354,15 @@ INLINE void product_of(int mode, int end, const Call *call, int64_t count) {
 DEFINE_PRODUCT(fp32_store, FP32, STORE)
 DEFINE_PRODUCT(fp32_erf, FP32, GELU_ERF)
 DEFINE_PRODUCT(fp32_tanh, FP32, GELU_TANH)
+DEFINE_PRODUCT(int8_store, INT8, STORE)
+DEFINE_PRODUCT(int8_erf, INT8, GELU_ERF)
+DEFINE_PRODUCT(int8_tanh, INT8, GELU_TANH)
 #ifdef __AVX512F__
 DEFINE_PRODUCT(bf16_store, BF16, STORE)
 DEFINE_PRODUCT(bf16_bf16, BF16, STORE_BF16)
 DEFINE_PRODUCT(bf16_erf, BF16, GELU_ERF)
 DEFINE_PRODUCT(bf16_tanh, BF16, GELU_TANH)
-DEFINE_PRODUCT(int8_store, INT8, STORE)
 DEFINE_PRODUCT(int8_bf16, INT8, STORE_BF16)
-DEFINE_PRODUCT(int8_erf, INT8, GELU_ERF)
-DEFINE_PRODUCT(int8_tanh, INT8, GELU_TANH)
 #endif
 
 static void (*const PRODUCTS[3][4])(const Call *, int64_t) = {
@@ -346,6 +370,8 @@ static void (*const PRODUCTS[3][4])(const Call *, int64_t) = {
 #ifdef __AVX512F__
     [BF16] = {bf16_store, bf16_bf16, bf16_erf, bf16_tanh},
     [INT8] = {int8_store, int8_bf16, int8_erf, int8_tanh},
+#else
+    [INT8] = {[STORE] = int8_store, [GELU_ERF] = int8_erf, [GELU_TANH] = int8_tanh},
 #endif
 };
 
@@ -370,12 +396,13 @@ static float convert_row(int mode, int gelu, const float *x, int64_t width, char
         nothing = fma_plus(values, set(0), nothing);
     }
     const float top = max_of(above), bottom = max_of(below);
-    const int zero = gelu ? GELU_ZERO : PLAIN_ZERO;
-    float scale = fmaxf(fmaxf(top / (255 - zero), bottom / (gelu ? zero : 127)), 1e-12f);
+    const Range range = RANGES[gelu];
+    float scale = fmaxf(fmaxf(top / range.above, bottom / range.below), 1e-12f);
     scale += sum_of(nothing); /* NaN, if a value is NaN or infinite */
     for (int64_t i = 0; i < width; i += VECTOR) {
         const mask m = lanes(width - i);
-        store_some_integers(m, out + i, load_some(m, x + i) * set(1 / scale), zero);
+        store_some_integers(m, out + i * INTEGER, load_some(m, x + i) * set(1 / scale),
+                            range.zero);
     }
     return scale;
 }
@@ -762,9 +789,9 @@ static void compute_own_share(void *job) { compute_share(job, openmp.thread(), o
 /* The hash of this file when it was compiled, which cpu.py compares with the file's. */
 const char *bertkit_source(void) { return SOURCE_HASH; }
 
-/* The outputs in a panel of weights, and the number of modes that are compiled. */
+/* The outputs in a panel of weights, and the bytes of a mode's elements, 0 if it is not compiled. */
 int64_t bertkit_panel(void) { return PANEL; }
-int64_t bertkit_modes(void) { return PRODUCTS[BF16][STORE] ? 3 : 1; }
+int64_t bertkit_element_size(int64_t mode) { return PRODUCTS[mode][STORE] ? element_size(mode) : 0; }
 
 /* Lay out the memory of a job: that of its threads, and what they pass on; return its bytes. */
 static int64_t lay_out(Job *job, char *memory) {

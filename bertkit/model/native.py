@@ -1,8 +1,8 @@
 """Encoder layers for inference in compiled code (native.c), for x86-64 with AVX512 or AVX2.
 
-With AVX2 they are computed in fp32 only. The code is compiled when bertkit is installed, if there
-is a C compiler (hatch_build.py). Without it, and on other processors, `bertkit.model.inference`
-computes the same with torch's operators.
+With AVX2 they are computed in fp32 and int8 only. The code is compiled when bertkit is installed,
+if there is a C compiler (hatch_build.py). Without it, and on other processors,
+`bertkit.model.inference` computes the same with torch's operators.
 """
 
 from __future__ import annotations
@@ -14,21 +14,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertkit.model.cpu import DIRECTION_SIGNS, call_compiled, compiled, library, threads_for
+from bertkit.model.cpu import (
+    DIRECTION_SIGNS,
+    MODES,
+    call_compiled,
+    compiled,
+    element_size,
+    threads_for,
+)
 from bertkit.model.encoder import Layer, ModelConfig, gelu_form
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Rows, TargetIndices
 
-MODES = ("fp32", "bf16", "int8")
-ELEMENT_TYPES = (torch.float32, torch.bfloat16, torch.int8)
-INPUTS = (1, 2, 4)
-"""How many inputs of a product make the four bytes that native.c reads at a time."""
-ZERO, GELU_ZERO = 128, 16
-"""The zero points of integers, which native.c has, too."""
-INSTRUCTIONS: tuple[set[str], ...] = (set(), {"avx512_bf16"}, {"avx512_vnni"})
-"""What the processor needs for each precision, too."""
-FASTER: tuple[set[str], ...] = (set(), {"amx_bf16"}, {"amx_int8"})
+ELEMENT_TYPES = {
+    ("fp32", 4): torch.float32,
+    ("bf16", 2): torch.bfloat16,
+    ("int8", 1): torch.int8,
+    ("int8", 2): torch.int16,
+}
+"""The types that native.c multiplies, by mode and bytes."""
+NEEDED = {torch.bfloat16: "avx512_bf16", torch.int8: "avx512_vnni"}
+"""What the processor needs for products of a type, too."""
+FASTER = {torch.bfloat16: "amx_bf16", torch.int8: "amx_int8"}
 """With these instructions torch's operators are faster, because native.c does not use them."""
+LARGEST = {torch.int8: 127, torch.int16: 511}
+"""The largest integer of a weight, by the type in which native.c multiplies integers."""
+MOST_INPUTS = 4096
+"""For more inputs, sums of products of 16-bit integers might exceed 32 bits."""
+ZERO, GELU_ZERO = 128, 16
+"""The zero points of 8-bit integers, which native.c has, too."""
 MULTIPLE, MOST = 16, 256
 """The width of a head must be a multiple of the one and at most the other."""
 ROWS_PER_THREAD = 8
@@ -82,25 +96,29 @@ class BatchStruct(ctypes.Structure):
     )
 
 
+def element_type(mode: str) -> torch.dtype | None:
+    """Return the type that compiled products multiply in a mode; None if there are none here."""
+    found, able = ELEMENT_TYPES.get((mode, element_size(mode))), torch.cpu.get_capabilities()
+    return found if found not in NEEDED or able.get(NEEDED[found]) else None
+
+
 def is_supported(config: ModelConfig, precision: str) -> bool:
     """Return whether the compiled code computes layers of this shape here, and is the fastest."""
-    able = torch.cpu.get_capabilities()
-    number, width = MODES.index(precision), config.hidden_size // config.num_attention_heads
-    code = library()
+    width, kind = config.hidden_size // config.num_attention_heads, element_type(precision)
+    inputs = max(config.hidden_size, config.intermediate_size)
     return (
-        code is not None
-        and number < code.bertkit_modes()
-        and all(able.get(name) for name in INSTRUCTIONS[number])
-        and not any(able.get(name) for name in FASTER[number])
+        kind is not None
+        and not torch.cpu.get_capabilities().get(FASTER.get(kind, ""))
         and width % MULTIPLE == 0
         and width <= MOST
         and config.intermediate_size % MULTIPLE == 0
+        and (kind != torch.int16 or inputs <= MOST_INPUTS)
     )
 
 
-def quantize_outputs(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (outputs, inputs) whole numbers of at most 127, and their (outputs,) scales."""
-    scales = weight.abs().amax(dim=1).clamp_min(1e-12) / 127
+def quantize_outputs(weight: Tensor, largest: int = 127) -> tuple[Tensor, Tensor]:
+    """Return (outputs, inputs) whole numbers up to the largest, and their (outputs,) scales."""
+    scales = weight.abs().amax(dim=1).clamp_min(1e-12) / largest
     return (weight / scales[:, None]).round_(), scales
 
 
@@ -129,13 +147,15 @@ class NativeLayer(nn.Module):
     def __init__(self, layer: Layer, precision: str) -> None:
         super().__init__()
         config = layer.config
-        mode = MODES.index(precision)
-        bf16 = torch.cpu.get_capabilities().get("avx512_bf16", False)
+        bf16 = precision != "fp32" and element_type("bf16") is not None
+        mode = element_type(precision)
+        assert mode is not None, "the layer is not supported"
+        self.projected_type = torch.bfloat16 if bf16 else torch.float32
         self.kept: list[Tensor] = []  # what the struct points to
         self.width = config.hidden_size
         self.struct = LayerStruct(
-            mode=mode,
-            attention_mode=int(mode > 0 and bf16),
+            mode=MODES.index(precision),
+            attention_mode=int(bf16),
             heads=config.num_attention_heads,
             head_width=config.hidden_size // config.num_attention_heads,
             direction=DIRECTION_SIGNS[config.direction],
@@ -148,7 +168,6 @@ class NativeLayer(nn.Module):
             output_norm=self._norm(layer.output_norm),
             epsilon=config.layer_norm_eps,
         )
-        self.projected_type = ELEMENT_TYPES[self.struct.attention_mode]
 
     def _keep(self, tensor: Tensor) -> int:
         """Keep a tensor for as long as the layer, and return its address."""
@@ -160,20 +179,19 @@ class NativeLayer(nn.Module):
             *(self._keep(t.float().clone()) for t in (norm.weight, norm.bias))
         )
 
-    def _product(self, linear: nn.Linear, mode: int, zero: int = ZERO) -> ProductStruct:
+    def _product(self, linear: nn.Linear, mode: torch.dtype, zero: int = ZERO) -> ProductStruct:
         """Return a product, whose outputs are padded to whole panels."""
         weight = linear.weight.detach().float()
         code = compiled()
-        (outputs, inputs), group, size = weight.shape, INPUTS[mode], code.bertkit_panel()
+        (outputs, inputs), group, size = weight.shape, 4 // mode.itemsize, code.bertkit_panel()
         missing = -outputs % size
-        panels = torch.zeros(
-            (outputs + missing) // size, inputs // group, size, group, dtype=ELEMENT_TYPES[mode]
-        )
+        panels = torch.zeros((outputs + missing) // size, inputs // group, size, group, dtype=mode)
         product = ProductStruct(inputs=inputs, outputs=outputs, weight=self._keep(panels))
         product.bias = self._keep(F.pad(linear.bias.float(), (0, missing)))
-        if mode == MODES.index("int8"):
-            weight, scales = quantize_outputs(weight)
+        if mode in LARGEST:
+            weight, scales = quantize_outputs(weight, LARGEST[mode])
             product.scale = self._keep(F.pad(scales, (0, missing)))
+        if mode == torch.int8:
             sums = weight.sum(dim=1).to(torch.int32) * zero
             product.shift = self._keep(F.pad(sums, (0, missing)))
         for panel, rows in zip(panels, torch.split(weight, size), strict=True):

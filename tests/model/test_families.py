@@ -35,6 +35,7 @@ from bertkit.model.inference import prepare_encoder
 from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
 from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import need_precision
 
 transformers = pytest.importorskip("transformers")
 
@@ -391,13 +392,12 @@ def test_sizes_of_the_papers() -> None:
     ids=[*NETWORKS, "all"],
 )
 def test_prepared_encoders_agree(mode: str, fields: dict[str, Any], batch: Any) -> None:
-    if mode == "int8" and not torch.cpu.get_capabilities().get("avx512_vnni", False):
-        pytest.skip("the processor has no AVX512-VNNI")
     torch.manual_seed(0)
     config = ModelConfig(
         vocab_size=50, hidden_size=64, num_hidden_layers=3, num_attention_heads=2,
         intermediate_size=96, max_position_embeddings=32, initializer_range=0.1, **fields,
     )  # fmt: skip
+    need_precision(mode, config)
     encoder = Encoder(config).eval()
     packed, rows = batch(9, 4, 12, 1), torch.tensor([3, 0, 20])
     with torch.no_grad():

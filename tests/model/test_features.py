@@ -14,6 +14,7 @@ from torch import Tensor
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
+from bertkit.model.cpu import MODES
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import (
     HEADS,
@@ -26,10 +27,10 @@ from bertkit.model.features import (
     load_feature_model,
     save_feature_model,
 )
-from bertkit.model.inference import MODES, check_mode, prepare_encoder
+from bertkit.model.inference import prepare_encoder
 from bertkit.pretraining_data.batch import pack
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import tiny_config
+from tests.conftest import need_precision, tiny_config
 
 
 @pytest.fixture
@@ -324,10 +325,7 @@ def test_weights_begin_equal(deep: ModelConfig, batch: Any) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_layer_in_every_precision(mode: str, deep: ModelConfig) -> None:
-    try:
-        check_mode(mode)
-    except BertkitError as error:
-        pytest.skip(str(error))
+    need_precision(mode, deep)
     packed = pack([[2, 7, 9, 8, 3], [2, 11, 3]])
     for layers, head in itertools.product(LAYERS, HEADS):
         torch.manual_seed(0)

@@ -14,13 +14,18 @@ from bertkit.model import cpu
 from bertkit.model.attention import visible_positions
 from bertkit.model.cpu import AddNorm, SoftmaxDropout, step_types
 from bertkit.model.encoder import Encoder, Layer, ModelConfig
-from bertkit.model.inference import InferenceLayer, SingleQuery, possible_modes, prepare_encoder
-from bertkit.model.native import NativeLayer, is_supported
+from bertkit.model.inference import InferenceLayer, SingleQuery, prepare_encoder
+from bertkit.model.native import MOST_INPUTS, NativeLayer, element_type, is_supported
 from bertkit.pretraining_data.batch import Packed, from_arrays
 from tests.conftest import tiny_config
 
 LENGTHS = (1, 2, 5, 64, 65, 130, 7, 384, 63)
-TOLERANCES = {"fp32": 2e-5, "bf16": 0.03, "int8": 0.12}
+TOLERANCES = {
+    torch.float32: 2e-5,
+    torch.bfloat16: 0.03,
+    torch.int8: 0.12,
+    torch.int16: 0.02,
+}
 CONFIG = tiny_config(
     50,
     hidden_size=96,
@@ -29,7 +34,7 @@ CONFIG = tiny_config(
     intermediate_size=208,
     max_position_embeddings=512,
 )
-MODES = ("avx512 fp32", "avx512 bf16", "avx512 int8", "avx2 fp32")
+MODES = ("avx512 fp32", "avx512 bf16", "avx512 int8", "avx2 fp32", "avx2 int8")
 
 
 def clear_caches() -> None:
@@ -43,10 +48,16 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     instructions, precision = request.param.split()
     monkeypatch.setenv("BERTKIT_NATIVE", instructions)
     clear_caches()
-    if precision not in possible_modes() or not is_supported(CONFIG, precision):
+    if not is_supported(CONFIG, precision):
         pytest.skip("the compiled code or the processor's instructions are missing")
     yield precision
     clear_caches()
+
+
+def tolerance(mode: str) -> float:
+    kind = element_type(mode)
+    assert kind is not None
+    return TOLERANCES[kind]
 
 
 STEPS = ("avx512 float32 float32", "avx512 bfloat16 float32", "avx512 bfloat16 bfloat16")
@@ -93,7 +104,7 @@ def test_outputs_are_those_of_the_trained_layer(mode: str, heads: int, direction
     hidden = torch.randn(sum(LENGTHS), 96)
     expected, prepared = layer(hidden, packed), NativeLayer(layer, mode)
     found = prepared(hidden, packed)
-    assert (found - expected).abs().max() < TOLERANCES[mode]
+    assert (found - expected).abs().max() < tolerance(mode)
     rows = torch.tensor([400, 0, 3, 3, 720, 2, 1])
     assert torch.equal(prepared(hidden, packed, rows), found[rows])
     assert torch.equal(prepared(hidden, packed, rows.to(torch.int32)[::2]), found[rows[::2]])
@@ -108,7 +119,7 @@ def test_parts_make_the_whole(mode: str) -> None:
     rows = torch.tensor([0, 9, 18])
     single = SingleQuery(layer)(hidden.view(3, 9, 96), hidden[rows])
     torch.testing.assert_close(
-        prepared.complete(single, hidden[rows]), whole[rows], atol=TOLERANCES[mode], rtol=0
+        prepared.complete(single, hidden[rows]), whole[rows], atol=tolerance(mode), rtol=0
     )
 
 
@@ -146,6 +157,21 @@ def test_large_and_small_values(mode: str) -> None:
     prepared, packed = NativeLayer(layer, mode), batch(20, 30)
     assert torch.cosine_similarity(prepared(small, packed), layer(small, packed)).min() > 0.999
     assert prepared(large, packed).isfinite().all()
+
+
+def test_the_largest_sums_of_integers_are_exact(mode: str) -> None:
+    config = replace(CONFIG, intermediate_size=MOST_INPUTS)
+    assert is_supported(config, mode)
+    wider = replace(config, intermediate_size=MOST_INPUTS + 16)
+    assert is_supported(wider, mode) == (element_type(mode) != torch.int16)
+    layer = make_layer(config)
+    layer.intermediate.weight.zero_()
+    layer.intermediate.bias.fill_(5)  # so that all inputs of the next product are the largest there
+    signs = torch.tensor([1.0, -1.0]).repeat(48)
+    layer.output.weight.copy_(signs[:, None].expand(-1, MOST_INPUTS))
+    hidden = torch.randn(7, 96)
+    found = NativeLayer(layer, mode)(hidden, batch(7))
+    torch.testing.assert_close(found, layer(hidden, batch(7)), atol=0.01, rtol=0)
 
 
 def test_no_row_can_be_asked_for(mode: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from bertkit import load
 from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
 from bertkit.errors import BertkitError
+from bertkit.model.inference import possible_modes
 from bertkit.predict import engine
 from bertkit.predict.engine import (
     choose_mode,
@@ -27,8 +28,7 @@ from tests.conftest import run
 from tests.predict.conftest import TASKS
 
 CPU = torch.device("cpu")
-VNNI = torch.cpu.get_capabilities().get("avx512_vnni", False)
-needs_vnni = pytest.mark.skipif(not VNNI, reason="needs a processor with AVX512-VNNI")
+needs_int8 = pytest.mark.skipif("int8" not in possible_modes(), reason="needs 8-bit products")
 WORDS = ["open", "the", "file", "and", "read", "a", "long", "line", "of", "text", "from", "it"]
 
 
@@ -65,7 +65,7 @@ def outputs(model: Path, precision: str, inputs: list[object]) -> list[np.ndarra
 
 @pytest.mark.parametrize("kind", TASKS)
 @pytest.mark.parametrize(
-    ("precision", "close"), [("bf16", 0.03), pytest.param("int8", 0.06, marks=needs_vnni)]
+    ("precision", "close"), [("bf16", 0.03), pytest.param("int8", 0.06, marks=needs_int8)]
 )
 def test_every_head_in_every_precision(
     kind: str, precision: str, close: float, models: Path
@@ -194,7 +194,7 @@ def test_a_bound_refuses_what_costs_more() -> None:
         check_change("f1", {"f1": 0.9}, {"f1": 0.89}, 0.005, "int8")
 
 
-@needs_vnni
+@needs_int8
 def test_evaluate_shows_int8_beside_fp32_and_keeps_the_bound(
     models: Path,
     tmp_path: Path,
