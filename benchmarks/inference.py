@@ -13,8 +13,9 @@ Outputs are compared with those of transformers in fp32, by the cosine of each s
 
     python -m benchmarks.inference --data FOLDER
 
-Each workload writes a results file; `latency` is one short text at a time, and `scores` are those
-of tuned models (`benchmarks.precisions`).
+Each workload writes a results file (on a processor without AVX512-VNNI one that ends in `-avx2`);
+`latency` is one short text at a time, and `scores` are those of tuned models
+(`benchmarks.precisions`).
 """
 
 from __future__ import annotations
@@ -343,9 +344,10 @@ def compete(
 
 
 def write_table(name: str, table: Any, details: Row) -> None:
-    """The results file of a table."""
+    """The results file of a table, which has another name for processors with AVX2 only."""
     versions = {library: installed(library) for library in (*LIBRARIES, "nncf")}
-    print(write_result(f"inference-{name}", table, {"libraries": versions, **details}))
+    suffix = "" if torch.cpu.get_capabilities().get("avx512_vnni") else "-avx2"
+    print(write_result(f"inference-{name}{suffix}", table, {"libraries": versions, **details}))
 
 
 def main() -> None:
