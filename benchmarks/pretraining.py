@@ -3,13 +3,17 @@
 Both train the same network (same sizes, same first weights, dropout 0.1, both losses) with the same
 fused AdamW, clipping at 1 and, where it says bf16, autocast. transformers gets the batch padded to
 its longest example with labels -100 where nothing is to be guessed, as its collators make it, and
-its default attention. Rounds alternate between all four; a rate counts real tokens only.
+its default attention. Rounds alternate between all four; a rate counts real tokens only. The memory
+is the highest of a process that makes the same updates with one of them.
 
     python -m benchmarks.pretraining --data FOLDER
 """
 
 from __future__ import annotations
 
+import json
+import resource
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +22,15 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.batches import padded
-from benchmarks.record import data_folder, new_parser, precisions, summary, timed, write_result
+from benchmarks.record import (
+    child_result,
+    data_folder,
+    new_parser,
+    precisions,
+    summary,
+    timed,
+    write_result,
+)
 from bertkit.checkpoints.save import save_model
 from bertkit.corpus.build import prepare
 from bertkit.corpus.store import TokenStore
@@ -68,40 +80,64 @@ def their_update(model: Any, precision: str) -> Callable[[PretrainingBatch], Non
     return update
 
 
-def both_models(config: ModelConfig, tokenizer: Tokenizer) -> tuple[PretrainingModel, Any]:
-    """The same weights twice."""
-    from transformers import BertForPreTraining
-
-    torch.manual_seed(0)
-    own = PretrainingModel(config)
-    with tempfile.TemporaryDirectory() as folder:
-        save_model(Path(folder) / "model", own, tokenizer, {})
-        theirs = BertForPreTraining.from_pretrained(Path(folder) / "model")
-    return own.train(), theirs.train()
-
-
-def measure(store: TokenStore, width: int, repeats: int) -> dict[str, dict[str, Any]]:
-    """Real tokens/s of all four, alternating."""
-    config = ModelConfig(
+def sizes(store: TokenStore, width: int) -> ModelConfig:
+    """A network of four layers."""
+    return ModelConfig(
         vocab_size=store.vocabulary_size, hidden_size=width, num_hidden_layers=4,
         num_attention_heads=width // 64, intermediate_size=4 * width,
     )  # fmt: skip
-    contestants: dict[str, Callable[[PretrainingBatch], None]] = {}
-    for precision in precisions():
-        own, theirs = both_models(config, store.tokenizer)
-        contestants[f"transformers {precision}"] = their_update(theirs, precision)
-        contestants[f"bertkit {precision}"] = own_update(own, precision)
+
+
+def contestant(
+    name: str, config: ModelConfig, tokenizer: Tokenizer
+) -> Callable[[PretrainingBatch], None]:
+    """The update of a library in a precision, as in "bertkit fp32", from equal weights."""
+    from transformers import BertForPreTraining
+
+    library, precision = name.split()
+    torch.manual_seed(0)
+    own = PretrainingModel(config)
+    if library == "bertkit":
+        return own_update(own.train(), precision)
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder) / "model", own, tokenizer, {})
+        theirs = BertForPreTraining.from_pretrained(Path(folder) / "model")
+    return their_update(theirs.train(), precision)
+
+
+def make_batches(store: TokenStore, count: int) -> list[PretrainingBatch]:
+    """The first batches of examples of at most 128 tokens."""
     table = ExampleSampler(store, PairOptions(max_length=128), seed=0)
     builder = BatchBuilder(store, MaskingOptions(), 20, seed=0)
-    steps = stream_steps(table, builder, batch_size=BATCH, steps=repeats + 1)
-    batches = [step.micro_batches[0] for step in steps]
+    steps = stream_steps(table, builder, batch_size=BATCH, steps=count)
+    return [step.micro_batches[0] for step in steps]
+
+
+def measure(folder: Path, width: int, repeats: int) -> dict[str, dict[str, Any]]:
+    """Real tokens/s of all four, alternating, and their memory."""
+    store = TokenStore(folder)
+    config, batches = sizes(store, width), make_batches(store, repeats + 1)
+    names = [f"{one} {mode}" for mode in precisions() for one in ("transformers", "bertkit")]
+    contestants = {name: contestant(name, config, store.tokenizer) for name in names}
     for update in contestants.values():
         update(batches[-1])
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for batch in batches[:-1]:
         for name, update in contestants.items():
             rates[name].append(len(batch.packed.ids) / timed(update, batch)[1])
-    return {f"4x{width}, {name}": row(name, rates, config, batches[:-1]) for name in contestants}
+    rows = {name: row(name, rates, config, batches[:-1]) for name in contestants}
+    for name, found in rows.items():
+        found["peak_memory_gigabytes"] = child_result(name, folder, width)
+    return {f"4x{width}, {name}": found for name, found in rows.items()}
+
+
+def measure_memory(name: str, folder: Path, width: int) -> None:
+    """Print the highest memory in GB of a process that makes three updates."""
+    store = TokenStore(folder)
+    update = contestant(name, sizes(store, width), store.tokenizer)
+    for batch in make_batches(store, 3):
+        update(batch)
+    print(json.dumps(round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2)))
 
 
 def row(
@@ -138,6 +174,9 @@ def row(
 
 def main() -> None:
     """Measure widths 256 and 512 at length 128."""
+    if sys.argv[1:2] == ["--child"]:
+        measure_memory(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
+        return
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()
@@ -146,9 +185,9 @@ def main() -> None:
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         text = str(data / "wikipedia" / "wiki_AA.txt.xz")
-        store = prepare([text], tokenizer, Path(folder) / "store", processes=2)
+        prepare([text], tokenizer, Path(folder) / "store", processes=2)
         for width in (256, 512):
-            rows |= measure(store, width, arguments.repeats)
+            rows |= measure(Path(folder) / "store", width, arguments.repeats)
     for name, measured in rows.items():
         print(name, measured)
     print(write_result("pretraining", rows))

@@ -49,7 +49,7 @@ from benchmarks.record import (
     summary,
     write_result,
 )
-from benchmarks.serving_clients import stress
+from benchmarks.serving_clients import resident, stress
 from benchmarks.tokenization import read_sentences
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
@@ -295,8 +295,8 @@ def shown(contestants: Mapping[str, Row]) -> Row:
     return row
 
 
-def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Row], Row, Row]:
-    """Rows of the loads, that of the many requests, and what belongs to the loads."""
+def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Row], Row, Row, Row]:
+    """Rows of the loads, memory after them, the row of many requests, and details of the loads."""
     start = read_pretrained(start_model())
     write_classifier(folder, start)
     texts = read_texts(data, start, settings.texts)
@@ -307,6 +307,10 @@ def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Row], R
             for number, (name, (command, own)) in enumerate(commands(folder).items())
         }
         rows = measure(contestants, texts, settings)
+        memory = {
+            name: {"resident_mebibytes": round(resident(contestant.process))}
+            for name, contestant in contestants.items()
+        }
     models = [str(folder / "model"), f"minilm={start_model()}"]
     command = [sys.executable, "-m", "bertkit", "serve", *models, "--no-log-requests", "--port"]
     with running(command, True, folder / "mixed.log") as ours:
@@ -315,11 +319,11 @@ def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Row], R
         name: summary([len(ids) + 2.0 for ids in start.tokenizer.encode_batch(own)])
         for name, own in texts.items()
     }
-    return rows, many, {"seconds_of_a_run": settings.seconds, "tokens_of_texts": tokens}
+    return rows, memory, many, {"seconds_of_a_run": settings.seconds, "tokens_of_texts": tokens}
 
 
 def main() -> None:
-    """Measure and write `results/serving.json` and `results/serving-requests.json`."""
+    """Measure and write three results files: the loads, the memory and the many requests."""
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=Settings.repeats)
     parser.add_argument("--seconds", type=float, default=Settings.seconds)
@@ -327,14 +331,15 @@ def main() -> None:
     given = parser.parse_args()
     settings = replace(Settings(), repeats=given.repeats, seconds=given.seconds)
     with tempfile.TemporaryDirectory() as folder:
-        rows, many, details = run(
+        rows, memory, many, details = run(
             data_folder(given.data), Path(folder), QUICK if given.quick else settings
         )
     if given.quick:
-        print(json.dumps([rows, many], indent=1))
+        print(json.dumps([rows, memory, many], indent=1))
         return
     table = {place: shown(contestants) for place, contestants in rows.items()}
     print(write_result("serving", table, {**details, "contestants": rows}))
+    print(write_result("serving-memory", memory))
     print(write_result("serving-requests", {"bertkit serve": many}))
 
 
