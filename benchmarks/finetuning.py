@@ -10,7 +10,6 @@ building the optimizer, and bertkit's also its network. Scores are compared by `
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import tempfile
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from benchmarks.reference import build
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.finetuning.run import train_task
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
+from bertkit.planning.estimate import resident_bytes
 from bertkit.tasks.task import Items
 
 INPUTS = {"mrpc": 512, "conll-2003": 1024, "squad-1.1": 128}
@@ -112,7 +112,7 @@ def measure_one(arguments: list[str]) -> None:
         found = {"examples": parts, "tokens": items.tokens}
     warm_up()
     found["seconds"] = timed(epoch)[1]
-    found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    found["memory"] = (resident_bytes("VmHWM") or 0.0) / 1e9
     print(json.dumps(found))
 
 

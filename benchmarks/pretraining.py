@@ -12,7 +12,6 @@ is the highest of a process that makes the same updates with one of them.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import tempfile
 from collections.abc import Callable
@@ -37,6 +36,7 @@ from bertkit.corpus.store import TokenStore
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
+from bertkit.planning.estimate import resident_bytes
 from bertkit.pretraining_data.loader import BatchBuilder, PretrainingBatch, stream_steps
 from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.pairs import PairOptions
@@ -137,7 +137,7 @@ def measure_memory(name: str, folder: Path, width: int) -> None:
     update = contestant(name, sizes(store, width), store.tokenizer)
     for batch in make_batches(store, 3):
         update(batch)
-    print(json.dumps(round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2)))
+    print(json.dumps(round((resident_bytes("VmHWM") or 0.0) / 1e9, 2)))
 
 
 def row(
