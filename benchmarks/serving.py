@@ -34,7 +34,6 @@ from benchmarks.exports import (
     CALIBRATION,
     OPENVINO_TYPES,
     export_openvino,
-    has_integer_products,
     silence,
     write_fused,
     write_plain,
@@ -53,6 +52,7 @@ from benchmarks.serving_clients import resident, stress
 from benchmarks.tokenization import read_sentences
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
+from bertkit.model.inference import possible_modes
 from bertkit.tasks.classification import Classification
 
 TASK = Classification(("no", "yes"))
@@ -106,7 +106,7 @@ def commands(folder: Path) -> dict[str, tuple[list[str], bool]]:
         for style in ("1 caller", "2 callers"):
             command = [*python, "benchmarks.serving_peers", kind, style, str(folder / "model")]
             found[f"FastAPI + {kind}, {style}"] = (command, False)
-    for precision in [*precisions(), *(["int8"] if has_integer_products() else [])]:
+    for precision in [*precisions(), *(["int8"] if "int8" in possible_modes() else [])]:
         options = ["--precision", precision, "--no-log-requests", "--port"]
         command = [*python, "bertkit", "serve", str(folder / "model"), *options]
         found[f"bertkit serve {precision}"] = (command, True)

@@ -195,7 +195,7 @@ class Tokenizer:
         settings.setdefault("lowercase", not has_capitals(vocabulary))
         return cls.from_vocabulary(vocabulary, **settings)
 
-    def save(self, directory: Path, max_length: int | None = None) -> None:
+    def save(self, directory: Path | str, max_length: int | None = None) -> None:
         """Write vocab.txt, tokenizer.json and tokenizer_config.json, as transformers reads them.
 
         transformers has the hf rules only: its ids equal a google tokenizer's on ordinary text and
@@ -217,6 +217,7 @@ class Tokenizer:
             "max_word_characters": self.max_word_characters,
             **({"model_max_length": max_length} if max_length else {}),
         }
+        directory = Path(directory)
         write_text(directory / "vocab.txt", "".join(f"{piece}\n" for piece in self.vocabulary))
         write_text(directory / "tokenizer.json", self._pipeline.to_str(pretty=True) + "\n")
         write_json(directory / "tokenizer_config.json", config)

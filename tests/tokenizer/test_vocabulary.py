@@ -20,7 +20,7 @@ from tests.tokenizer.test_tokenizer import SMALL, genuine, small, wikipedia
 @pytest.mark.parametrize("compat", ["google", "hf"])
 def test_save_and_load(tmp_path: Path, lowercase: bool, strip_accents: bool, compat: str) -> None:
     tokenizer = small(lowercase=lowercase, strip_accents=strip_accents, compat=compat)
-    tokenizer.save(tmp_path)
+    tokenizer.save(str(tmp_path))
     loaded = Tokenizer.load(tmp_path)
     assert loaded.content_hash == tokenizer.content_hash
     (tmp_path / "vocab.txt").unlink()
