@@ -147,7 +147,7 @@ def task_details(folder: Path) -> dict[str, Any]:
         what = details.get("task") or names[0]
         raise BertkitError(
             f"{folder} was not fine-tuned for a task ({what}); run bertkit finetune, or use "
-            "bertkit predict fill-mask or bertkit evaluate minimal-pairs"
+            "bertkit predict embed or bertkit predict fill-mask"
         )
     name = found[-1] if problem else found[0]
     if SPECS[name].task is Classification and len(labels) == 1:

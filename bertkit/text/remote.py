@@ -68,10 +68,10 @@ def answers(system: Any, root: str) -> None:
 
 def missing_package(url: str, error: ImportError) -> BertkitError:
     """Return the error for a URL whose protocol needs a package that is not installed."""
-    protocol = url.partition("://")[0].split("::")[-1]
+    extra = url.partition("://")[0].split("::")[-1].replace("https", "http")
     return BertkitError(
         f"{url} needs a package that is not installed ({one_line(error)}); "
-        f"run: pip install 'fsspec[{protocol}]'"
+        f"run: pip install 'fsspec[{extra}]'"
     )
 
 

@@ -26,8 +26,8 @@ KEPT_SHARE = 0.75
 """The share of `max_distinct_words` kept when rare words are dropped, so that sorting is rare."""
 
 TOO_LONG = f"word of more than {MAX_WORD_CHARACTERS['google']} characters"
-PRUNED_WORDS = "rare word dropped (word_limit)"
-PRUNED = "occurrence of a rare word dropped (word_limit)"
+PRUNED_WORDS = "rare word dropped (--max-distinct-words)"
+PRUNED = "occurrence of a rare word dropped (--max-distinct-words)"
 ROUNDED_AWAY = "rare word of a large source that smoothing rounds to none"
 
 
@@ -61,7 +61,7 @@ def count_words(
         BertkitError: an argument is too low, or a counting process died.
     """
     if max_distinct_words is not None and max_distinct_words < 1:
-        raise BertkitError(f"counting needs a word_limit of at least 1; got {max_distinct_words}")
+        raise BertkitError(f"--max-distinct-words must be at least 1, got {max_distinct_words}")
     workers = worker_count(processes)
     lost: Counter[str] = Counter() if skipped is None else skipped
     counts: Counter[str] = Counter()

@@ -195,10 +195,11 @@ def read_pipeline(path: Path) -> tuple[list[str], dict[str, Any]]:
     content = read_object(path, MAX_FILE_BYTES)
     try:
         model, normalizer = content["model"], content["normalizer"] or {}
+        prefix = model.get("continuing_subword_prefix")
         expected = {
             "model.type": (model.get("type", "WordPiece"), "WordPiece"),
-            "model.continuing_subword_prefix": (model["continuing_subword_prefix"], CONTINUATION),
-            "model.unk_token": (model["unk_token"], "[UNK]"),
+            "model.continuing_subword_prefix": (prefix, CONTINUATION),
+            "model.unk_token": (model.get("unk_token"), "[UNK]"),
             "normalizer.type": (normalizer.get("type"), "BertNormalizer"),
             "normalizer.clean_text": (normalizer.get("clean_text"), True),
             "normalizer.handle_chinese_chars": (normalizer.get("handle_chinese_chars"), True),

@@ -135,11 +135,12 @@ def test_a_server_that_falls_silent_is_named(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("aiohttp", "fsspec.implementations.http"):
         monkeypatch.setitem(sys.modules, module, None)
-    for protocol in ("http", "s3"):
+    for protocol in ("http", "https", "s3"):
         monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, protocol, raising=False)
-    message = r"http://h/a\.txt needs a package .*aiohttp.*; run: pip install 'fsspec\[http\]'"
-    with pytest.raises(BertkitError, match=message):
-        find_sources(["http://h/a.txt"])
+    message = r"https?://h/a\.txt needs a package .*aiohttp.*; run: pip install 'fsspec\[http\]'"
+    for url in ("http://h/a.txt", "https://h/a.txt"):  # fsspec has no extra for https
+        with pytest.raises(BertkitError, match=message):
+            find_sources([url])
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(BertkitError, match=r"pip install 'fsspec\[s3\]'"):
         find_sources(["s3://bucket/a.txt"])

@@ -250,7 +250,7 @@ def test_the_rarest_words_are_dropped() -> None:
     counting.drop_rarest(counts, 2, skipped)
     assert counts == {"often": 9, "same": 2}
     assert skipped == {counting.PRUNED: 3, counting.PRUNED_WORDS: 2}
-    with pytest.raises(BertkitError, match="word_limit of at least 1; got 0"):
+    with pytest.raises(BertkitError, match="max-distinct-words must be at least 1, got 0"):
         count_words([], lowercase=True, max_distinct_words=0)
 
 

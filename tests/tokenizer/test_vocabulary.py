@@ -156,7 +156,7 @@ def test_missing_files(tmp_path: Path) -> None:
         ("tokenizer_config.json", {"tokenize_chinese_chars": False}, "tokenize_chinese_chars"),
         ("tokenizer.json", {"normalizer": {"type": "NFC"}}, "normalizer.type is 'NFC'"),
         ("tokenizer.json", {"pre_tokenizer": None}, "pre_tokenizer.type is None"),
-        ("tokenizer.json", {"model": {"type": "BPE"}}, "not a WordPiece tokenizer.json"),
+        ("tokenizer.json", {"model": {"type": "Unigram"}}, "model.type is 'Unigram'"),
         ("tokenizer.json", {"model": []}, "not a WordPiece tokenizer.json"),
         (
             "tokenizer.json",
