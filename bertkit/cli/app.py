@@ -14,7 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args, get_origin
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Group, UnknownOptionError
+from cyclopts import (
+    App,
+    ArgumentCollection,
+    CycloptsError,
+    Group,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 import bertkit
 from bertkit.cli.streams import end_by_exception, stop_looking, take_streams
@@ -140,7 +147,10 @@ def unknown_option(error: CycloptsError) -> str:
         if name not in flags:
             close = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
             hint = f"did you mean {close[0]}?" if close else "`--help` lists those of the command"
+            hint = "--seeds N makes N runs, with seeds 1 to N" if close == ["--seeds"] else hint
             return f"there is no option {name}; {hint}"
+    if isinstance(error, UnusedCliTokensError):
+        return f"'{words[0]}' is one value too many; put quotes around a glob or a text with spaces"
     return ""
 
 

@@ -142,12 +142,17 @@ def keep_models(folder: Path, results: Sequence[RunResult], keep: int) -> None:
 def model_digest(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of a model directory's files.
 
-    Hidden files are ignored, since file managers and network file systems create them; so is the
-    card, which users may edit.
+    Hidden files and folders are ignored, since file managers, notebooks and network file systems
+    create them; so is the card, which users may edit.
     """
-    files = sorted(path for path in folder.rglob("[!.]*") if path.is_file())
-    files = [path for path in files if path != folder / CARD]
-    return digest({path.relative_to(folder).as_posix(): sha256_file(path) for path in files})
+    files = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+    shown = {name.as_posix(): path for name, path in files.items() if not is_hidden(name)}
+    return digest({name: sha256_file(path) for name, path in shown.items() if name != CARD})
+
+
+def is_hidden(path: Path) -> bool:
+    """Return whether a relative path, or a folder on it, is hidden."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def model_problem(folder: Path, result: RunResult) -> str:
