@@ -142,7 +142,10 @@ def require_field(record: Any, name: str, kind: type[Kind], place: str) -> Kind:
         BertkitError: the field is missing or has the wrong type.
     """
     if not isinstance(record, dict):
-        raise BertkitError(f"{place}: expected an object with field '{name}'; is it SQuAD-JSON?")
+        raise BertkitError(
+            f"{place}: expected an object with field '{name}', as in SQuAD's JSON; write rows of "
+            "questions as JSON lines, one object per line"
+        )
     if name not in record:
         raise BertkitError(f"{place}: field '{name}' is missing{nearest(name, record)}")
     value = record[name]

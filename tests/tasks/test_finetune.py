@@ -559,9 +559,9 @@ def test_a_label_of_dev_only_stays_in_training(
         capsys, *tuning("regression", pretrained, one, tmp_path / "alone", dev="")
     )
     document = write("one.txt", "-DOCSTART- O\n\nriver B-A\nstone O\n\nlantern O\n")
-    assert "2 inputs in 1 document, which stay whole, are too few" in fails(
-        capsys, *tuning("token-classification", pretrained, document, tmp_path / "tag", dev="")
-    )
+    said = fails(capsys, *tuning("token-classification", pretrained, document, tmp_path, dev=""))
+    assert "2 inputs in 1 document, which stay whole, are too few" in said
+    assert "or leave the marks of documents (-DOCSTART-, --document) out" in said
 
 
 def test_pairs_and_single_texts_are_told_apart(
