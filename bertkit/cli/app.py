@@ -14,14 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args, get_origin
 
-from cyclopts import (
-    App,
-    ArgumentCollection,
-    CycloptsError,
-    Group,
-    UnknownOptionError,
-    UnusedCliTokensError,
-)
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, UnknownOptionError
 
 import bertkit
 from bertkit.cli.streams import end_by_exception, stop_looking, take_streams
@@ -149,8 +142,6 @@ def unknown_option(error: CycloptsError) -> str:
             hint = f"did you mean {close[0]}?" if close else "`--help` lists those of the command"
             hint = "--seeds N makes N runs, with seeds 1 to N" if close == ["--seeds"] else hint
             return f"there is no option {name}; {hint}"
-    if isinstance(error, UnusedCliTokensError):
-        return f"'{words[0]}' is one value too many; put quotes around a glob or a text with spaces"
     return ""
 
 

@@ -216,12 +216,10 @@ def set_apart(
             "labels, or give --dev"
         )
     if not (sides[0] and sides[1]):
-        what, unmarked = f"{len(inputs)} inputs", ""
-        if spec.together == "document":
-            unmarked = ", or leave the marks of documents (-DOCSTART-, --document) out"
+        what = f"{len(inputs)} inputs"
         if spec.together:
             what += f" in {len(groups)} {spec.together}{'s' * (len(groups) > 1)}, which stay whole,"
-        raise BertkitError(f"{what} are too few to set some apart; give --dev{unmarked}")
+        raise BertkitError(f"{what} are too few to set some apart; give --dev")
     return sides
 
 

@@ -19,9 +19,6 @@ from bertkit.tasks.metrics import correlations
 from bertkit.tasks.predictions import Prediction
 from bertkit.tasks.task import TaskInputs
 
-FAR = 10.0
-"""Predictions begin near 0, and hundreds of updates at the usual rates move them by about this."""
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ValuePrediction(Prediction):
@@ -40,6 +37,7 @@ class Regression(TextTask):
     metric = "spearman"
     answer_field = "value"
     labels = ()
+    far = 10.0  # by about this, hundreds of updates move predictions, which begin near 0
 
     @classmethod
     def from_data(cls, data: TaskInputs) -> Self:
@@ -76,11 +74,14 @@ class Regression(TextTask):
         return self.score(inputs, [ValuePrediction(mean)] * len(inputs))
 
     def remarks(self, inputs: Sequence[TextExample], *, choosing: bool = False) -> list[str]:
-        """See `Task`; notes on numbers by which runs cannot be compared, or that are far from 0."""
-        if choosing and len({given.label for given in inputs}) == 1:
+        """See `Task`; a note on numbers by which runs cannot be compared, or far from 0."""
+        numbers = [float(str(given.label)) for given in inputs if choosing]
+        if len(set(numbers)) == 1:
             return ["all numbers are equal, so no model correlates with them; give other rows"]
-        advice = far_from_zero(inputs) if choosing else ""
-        return [f"predictions begin near 0 and change slowly; {advice}"] if advice else []
+        if np.hypot(np.mean(numbers or 0), np.std(numbers or 0)) > self.far:
+            how = f"subtract their mean {np.mean(numbers):.3g}, divide by {np.std(numbers):.3g}"
+            return [f"these numbers are far from 0, near which predictions begin: {how}"]
+        return []
 
     def degenerate(
         self, inputs: Sequence[TextExample], predictions: Sequence[ValuePrediction]
@@ -90,15 +91,5 @@ class Regression(TextTask):
         wanted = float(np.std([float(str(given.label)) for given in inputs]))
         if spread >= 0.02 * wanted:
             return ""
-        advice = far_from_zero(inputs)
-        shown = f"spread {spread:.1g} of {wanted:.1g}{f'; {advice}' if advice else ''}"
-        return f"answers nearly one number to every input ({shown})"
-
-
-def far_from_zero(inputs: Sequence[TextExample]) -> str:
-    """Return advice if the labels are further from 0 than `FAR`, else ""."""
-    numbers = [float(str(given.label)) for given in inputs]
-    mean, deviation = float(np.mean(numbers)), float(np.std(numbers))
-    if np.hypot(mean, deviation) <= FAR:
-        return ""
-    return f"subtract the mean {mean:.3g} from all numbers, and divide them by {deviation:.3g}"
+        by = f"; divide all numbers by {wanted:.1g}" * (wanted > self.far)
+        return f"answers nearly one number to every input (spread {spread:.1g} of {wanted:.1g}{by})"
