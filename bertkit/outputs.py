@@ -136,7 +136,8 @@ def named(argument: Argument, mark: Read | Written) -> Iterator[Named]:
 
 
 def follow_links(argument: Argument) -> None:
-    """Replace an output that is a symbolic link by the target of the link."""
+    """Expand a leading ~ of an output, and replace a symbolic link by the target of the link."""
+    argument.tokens[:] = [token.evolve(value=from_home(token.value)) for token in argument.tokens]
     for number, token in enumerate(argument.tokens):
         if token.value and Path(token.value).is_symlink():
             target = os.path.realpath(token.value)

@@ -518,6 +518,11 @@ def test_flags_of_other_programs_are_translated(
         assert said == f"error: there is no option {other}; did you mean {flag}?\n"
 
 
+def test_a_seed_is_no_number_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    run("finetune", "regression", "--model", "m", "--out", "o", "--seed", "42", status=2)
+    assert "--seeds N makes N runs" in capsys.readouterr().err
+
+
 def test_threads_are_set_for_every_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from bertkit.checkpoints.hub import download_model, hub_commit, parse_hub_name
 from bertkit.checkpoints.huggingface import LoadResult, Model, load_into, load_parts
 from bertkit.checkpoints.weights import recorded_recipe
 from bertkit.errors import BertkitError
-from bertkit.files import read_object
+from bertkit.files import from_home, read_object
 from bertkit.model.encoder import ModelConfig, check_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -145,6 +145,7 @@ def resolve_model(path: Path) -> Path:
     Raises:
         BertkitError: there is neither.
     """
+    path = Path(from_home(path))
     if path.is_dir() or (path.name and path.with_name(f"{path.name}.index").is_file()):
         return path
     if name := parse_hub_name(str(path)):

@@ -45,7 +45,7 @@ class DataFiles:
     def __post_init__(self) -> None:
         """Convert what Python callers may pass: paths, and data in memory."""
         if self.data is not None:
-            object.__setattr__(self, "data", Path(self.data))
+            object.__setattr__(self, "data", Path(from_home(self.data)))
         for name in ("train", "dev", "test"):
             given = getattr(self, name)
             source = "" if given is None else as_source(given, name)

@@ -331,8 +331,7 @@ class WordColumns(Columns):
         """See `Columns`; a file without rows has one word per line."""
         if self.format != "auto":
             return self.format in {*ROW_FORMATS, "tsv"}
-        path = from_home(path)
-        return holds_rows(path, ROW_FORMATS)
+        return holds_rows(from_home(path), ROW_FORMATS)
 
     def read_own_format(self, reading: Reading) -> Iterator[Any]:
         """See `Columns` and `conll_sentences`."""

@@ -232,7 +232,7 @@ def row_words(value: Any, column: str, place: str, counts: TextCounts) -> tuple[
 
 def row_tags(value: Any, column: str, place: str, counts: TextCounts) -> tuple[str, ...] | None:
     """Return the tags in a field, or None if it is empty or null."""
-    if value is None or value == "":
+    if value is None or (isinstance(value, str) and not value):
         return None
     tags = []
     for number, item in enumerate(list_items(value, str | int, column, place), 1):

@@ -18,7 +18,7 @@ from bertkit.console import Console
 from bertkit.datasets.benchmarks import FILES, DataFiles
 from bertkit.datasets.readers import Columns
 from bertkit.errors import DivergedError
-from bertkit.files import exclusive_lock, write_json
+from bertkit.files import exclusive_lock, from_home, write_json
 from bertkit.finetuning.best import LatestRun, is_complete, write_best
 from bertkit.finetuning.card import TunedCards
 from bertkit.finetuning.evaluation import Metric, RunEvaluation, Scorer, Scores
@@ -121,7 +121,7 @@ def finetune(
         task = load_dataset(task, files, columns, windows, positions)
     check_trackers(settings.track)
     return FinetuningRun(
-        task, start, Path(out), settings, console or Console(), metrics or {}, on_record
+        task, start, Path(from_home(out)), settings, console or Console(), metrics or {}, on_record
     ).run()
 
 
@@ -179,12 +179,10 @@ class FinetuningRun:
     def shared(self) -> dict[str, Any]:
         """Return what all runs in the folder share, the content of `finetune.json`."""
         data, head = self.data, self.settings.head
-        digests = (
-            {"beside_digest": read_pretrained(Path(head.beside)).digest} if head.beside else {}
-        )
+        own = {"beside_digest": read_pretrained(Path(head.beside)).digest} if head.beside else {}
         # the resolved precision, not "auto"
         training = dataclasses.replace(self.settings.training, precision=self.precision)
-        return digests | {
+        return own | {
             "data": data.name,
             "files": dict(data.files),
             "inputs": {"train": len(data.train), **{name: len(dev) for name, dev in data.dev}},
@@ -330,8 +328,7 @@ class FinetuningRun:
             self.save(folder / "model", model, task, run, scores)
 
         named = f"{title}, {run.name}"
-        patience = self.settings.training.early_stopping
-        evaluation = RunEvaluation(self.scorer, patience, named, keep)
+        evaluation = RunEvaluation(self.scorer, self.settings.training.early_stopping, named, keep)
         diverged = ""
         try:
             train_task(

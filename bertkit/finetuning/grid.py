@@ -142,12 +142,12 @@ def keep_models(folder: Path, results: Sequence[RunResult], keep: int) -> None:
 def model_digest(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of a model directory's files.
 
-    Hidden files are ignored, since file managers and network file systems create them; so is the
-    card, which users may edit.
+    Hidden files and folders are ignored, since file managers, notebooks and network file systems
+    create them; so is the card, which users may edit.
     """
-    files = sorted(path for path in folder.rglob("[!.]*") if path.is_file())
-    files = [path for path in files if path != folder / CARD]
-    return digest({path.relative_to(folder).as_posix(): sha256_file(path) for path in files})
+    names = [f"/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*")]
+    files = {name[1:]: folder / name[1:] for name in names if "/." not in name}
+    return digest({k: sha256_file(v) for k, v in files.items() if v.is_file() and k != CARD})
 
 
 def model_problem(folder: Path, result: RunResult) -> str:
@@ -215,13 +215,12 @@ def scores_text(result: RunResult) -> str:
 
 def setting_text(row: dict[str, Any]) -> str:
     """Describe a setting in one line, with median and range of its first scores."""
-    parts = []
-    for split, metrics in row["scores"].items():
-        for metric, found in list(metrics.items())[:2]:
-            parts.append(
-                f"{split} {metric} median {found['median']:.1%} "
-                f"({found['lowest']:.1%} to {found['highest']:.1%})"
-            )
+    parts = [
+        f"{split} {metric} median {found['median']:.1%} "
+        f"({found['lowest']:.1%} to {found['highest']:.1%})"
+        for split, metrics in row["scores"].items()
+        for metric, found in list(metrics.items())[:2]
+    ]
     flagged = f", {row['degenerate']} degenerate" if row["degenerate"] else ""
     flagged += f", {row['diverged']} diverged" if row["diverged"] else ""
     return f"{row['setting']}, n={row['runs']}{flagged}: {', '.join(parts)}"

@@ -120,10 +120,7 @@ def read_plan(folder: Path, runs: list[RunResult]) -> tuple[int, list[tuple[str,
     path = folder / "grid.json"
     grid = read_object(path) if path.is_file() else {}
     try:
-        values: dict[str, Any] = {
-            key: tuple(v) if isinstance(v, list) else v for key, v in grid.items()
-        }
-        planned |= {run.name for run in Grid(**values).runs()} if grid else set()
+        planned |= {run.name for run in Grid(**grid).runs()} if grid else set()
     except TypeError:
         raise BertkitError(f"{path} is damaged; delete it") from None
     return len(planned), in_progress

@@ -216,9 +216,8 @@ class Grid:
         """Return a line that says what `chosen` fills in and why, or [] if it fills in nothing."""
         chosen, said = self.chosen(width, inputs, task_type), []
         if not self.learning_rate:
-            [rate] = chosen.learning_rate
             fit = f"{task_type}, {inputs:,} inputs and a model of width {width}"
-            said.append(f"learning rate {rate:g} for {fit}")
+            said.append(f"learning rate {chosen.learning_rate[0]:g} for {fit}")
         if not self.batch_size:
             said.append(f"batch size {chosen.batch_size[0]} for {inputs:,} inputs")
         if not self.epochs:

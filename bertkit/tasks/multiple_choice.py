@@ -143,10 +143,9 @@ class MultipleChoice(Task):
         """See `Task`."""
         found = []
         for given, parts in zip(inputs, outputs, strict=True):
-            chances = softmax(np.mean([part[:, 0] for part in parts], axis=0))
-            best = int(chances.argmax())
-            chance, every = float(chances[best]), tuple(chances.tolist())
-            found.append(ChoicePrediction(best, given.choices[best], chance, every))
+            every = tuple(softmax(np.mean([part[:, 0] for part in parts], axis=0)).tolist())
+            best = int(np.argmax(every))
+            found.append(ChoicePrediction(best, given.choices[best], every[best], every))
         return found
 
     def score(

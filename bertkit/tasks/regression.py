@@ -37,6 +37,7 @@ class Regression(TextTask):
     metric = "spearman"
     answer_field = "value"
     labels = ()
+    far = 10.0  # by about this, hundreds of updates move predictions, which begin near 0
 
     @classmethod
     def from_data(cls, data: TaskInputs) -> Self:
@@ -73,9 +74,13 @@ class Regression(TextTask):
         return self.score(inputs, [ValuePrediction(mean)] * len(inputs))
 
     def remarks(self, inputs: Sequence[TextExample], *, choosing: bool = False) -> list[str]:
-        """See `Task`; a note on numbers by which runs cannot be compared."""
-        if choosing and len({given.label for given in inputs}) == 1:
+        """See `Task`; a note on numbers by which runs cannot be compared, or far from 0."""
+        numbers = [float(str(given.label)) for given in inputs if choosing]
+        if len(set(numbers)) == 1:
             return ["all numbers are equal, so no model correlates with them; give other rows"]
+        if np.hypot(np.mean(numbers or 0), np.std(numbers or 0)) > self.far:
+            how = f"subtract their mean {np.mean(numbers):.3g}, divide by {np.std(numbers):.3g}"
+            return [f"these numbers are far from 0, near which predictions begin: {how}"]
         return []
 
     def degenerate(
@@ -86,4 +91,5 @@ class Regression(TextTask):
         wanted = float(np.std([float(str(given.label)) for given in inputs]))
         if spread >= 0.02 * wanted:
             return ""
-        return f"answers nearly one number to every input (spread {spread:.1g} of {wanted:.1g})"
+        by = f"; divide all numbers by {wanted:.1g}" * (wanted > self.far)
+        return f"answers nearly one number to every input (spread {spread:.1g} of {wanted:.1g}{by})"

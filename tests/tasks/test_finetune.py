@@ -747,6 +747,27 @@ def test_dev_data_is_set_apart_where_there_is_none(
     assert "dev: 3 inputs" in said
 
 
+def test_a_tilde_is_the_home_folder_of_models_data_and_outputs(
+    pretrained: Path, tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell leaves it as it is in --out=~/run, and Python always does."""
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    shutil.copytree(pretrained, home / "model")
+    (home / "train.csv").write_text(WEATHER)
+    elsewhere.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(elsewhere)
+    settings = FinetuneSettings(grid=Grid(epochs=(1,)), track=())
+    data = {"train": "~/train.csv", "dev": "~/train.csv"}
+    finetune("classification", "~/model", "~/python", settings=settings, **data)
+    tilde = "--model=~/model --train=~/train.csv --dev=~/train.csv --out=~/command"
+    run("finetune", "classification", *tilde.split(), "--epochs", 1)
+    assert not [*elsewhere.iterdir()]
+    for out in ("python", "command"):
+        assert load(f"~/{out}").task.labels == load(home / out).task.labels
+    assert DataFiles(data="~/glue").data == home / "glue"  # type: ignore[arg-type]
+
+
 def test_long_texts_are_windowed_and_counted(
     pretrained: Path, tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -245,6 +245,8 @@ def test_a_hidden_file_beside_a_model_is_no_damage_and_a_flipped_bit_is(
     best = read_json(out / "results.json")["best"]
     for folder in (out / "model", out / "runs" / best / "model"):
         (folder / ".DS_Store").write_bytes(b"x")
+        (folder / ".ipynb_checkpoints").mkdir()  # of a file that was edited in Jupyter
+        (folder / ".ipynb_checkpoints" / "README-checkpoint.md").write_bytes(b"x")
     tune_on(pretrained, colours, out)
     assert "is finished; nothing to do" in capfd.readouterr().err
     predictions = out / "results" / "dev.jsonl"

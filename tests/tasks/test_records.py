@@ -183,6 +183,8 @@ def test_labels_that_are_no_names_are_refused(value: Any) -> None:
 def test_an_array_of_arrays_is_no_set_of_labels() -> None:
     with pytest.raises(BertkitError, match="write a list of names"):
         read(LabelSetColumns(), as_source([{"text": "a", "label": np.eye(2)}], "train"))
+    with pytest.raises(BertkitError, match="neither a list nor text"):
+        read(WordColumns(), as_source([{"tokens": ["a", "b"], "ner_tags": np.eye(2)}], "train"))
 
 
 def test_one_name_may_stand_for_a_list_of_names_but_not_the_other_way() -> None:
