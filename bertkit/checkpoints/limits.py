@@ -22,8 +22,6 @@ from bertkit.processes import memory_bytes
 
 MAX_LAYERS = 10_000
 """Layers that share weights (ALBERT) take no extra bytes, so nothing else limits their number."""
-
-
 TIED = 2
 """A file may refer to the same bytes twice: the word embeddings are also the decoder."""
 

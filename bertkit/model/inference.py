@@ -20,7 +20,7 @@ the last bits of the projection of factorised embeddings (ALBERT), which torch c
 from __future__ import annotations
 
 import copy
-from typing import Protocol
+from typing import Never, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -83,7 +83,15 @@ def prepare_encoder(encoder: Encoder, mode: str) -> None:
         elif not native and (last or id(layer) not in made):
             made[id(layer)] = InferenceLayer(layer, mode, torch.float32 if last else None)
         layers.append(made[id(layer)])
-    encoder.layers = nn.ModuleList(layers)
+    encoder.layers = PreparedLayers(layers)
+
+
+class PreparedLayers(nn.ModuleList):
+    """Layers for inference, whose weights have the layout of this process's libraries."""
+
+    def __reduce__(self) -> Never:
+        """Refuse to be pickled or copied."""
+        raise TypeError("a model loaded for prediction cannot be copied; load it in each process")
 
 
 def check_mode(mode: str, config: ModelConfig | None = None) -> None:

@@ -28,8 +28,6 @@ from bertkit.training.device import choose_device
 from bertkit.training.memory import in_halves
 
 MASK = "[MASK]"
-
-
 MAX_SEQUENCES = 128
 """The maximum number of sequences in a batch: each mask needs a row as wide as the vocabulary."""
 

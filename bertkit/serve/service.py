@@ -24,8 +24,6 @@ from bertkit.serve.schemas import Usage
 from bertkit.training.memory import OUT_OF_MEMORY
 
 Result = TypeVar("Result")
-
-
 SHORT_TEXT = 4096
 """The maximum number of characters that are tokenized in the event loop's thread. A longer request
 goes to another thread; handing it over takes about as long as tokenizing this many characters. In

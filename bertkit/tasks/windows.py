@@ -32,8 +32,6 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 OVERLAP = 4
 """Without a stride, neighbouring windows share 1 / OVERLAP of their room."""
-
-
 CONTEXTS = ("sentence", "document")
 
 

@@ -38,17 +38,17 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 """Where Linux describes the driver, if there is one."""
 
 
-def choose_device(name: str = "auto") -> torch.device:
+def choose_device(name: str | torch.device = "auto") -> torch.device:
     """Return the device called `name`; "auto" is CUDA or MPS if available, else the CPU.
 
     Args:
-        name: auto, cpu, cuda, cuda:N or mps.
+        name: auto, cpu, cuda, cuda:N or mps; or such a device of torch.
 
     Raises:
         BertkitError: the name is unknown (code "device"), or torch cannot use such a device here
             (code "no-device"); the message gives the reason.
     """
-    kind, _, number = name.partition(":")
+    kind, _, number = (name := str(name)).partition(":")
     if kind not in DEVICES or (number and not (kind == "cuda" and number.isdecimal())):
         raise BertkitError(
             f"no device is called '{name}'{nearest(name, (*DEVICES, 'cuda:0'))}", code="device"

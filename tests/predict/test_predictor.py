@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,6 +113,17 @@ def test_the_precision_is_honoured(directory: Path, bert: Predictor) -> None:
     shared = found.keys() & exact.keys()
     assert len(shared) > 30
     assert max(abs(found[token] - exact[token]) for token in shared) < 0.02
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_loaded_model_is_neither_copied_nor_pickled(
+    directory: Path, precision: str, duplicate: Callable[[Predictor], object]
+) -> None:
+    predictor = load(directory, device="cpu", precision=precision)
+    with pytest.raises(TypeError, match="load it in each process"):
+        duplicate(predictor)
+    assert predictor.fill_mask("river [MASK].")
 
 
 def test_long_texts_are_read_through_windows(bert: Predictor) -> None:

@@ -212,6 +212,8 @@ def fake_gpu() -> Iterator[Gpu]:
     """Make torch behave as if there was a GPU, whose tensors have no values."""
     fakes, machine = FakeTensorMode(allow_non_fake_inputs=True), Machine()
     torch._C._ensureCUDADeviceGuardSet()  # without a driver: streams and guards that do nothing
+    with torch.device("meta"):
+        torch.empty(0)  # torch then remembers which functions make tensors, before `make` is one
     with pytest.MonkeyPatch.context() as patch:
         for name, value in CONSTANTS.items():
             patch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)

@@ -62,7 +62,8 @@ def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device().type == "cuda"
     assert choose_device("cuda:1") == torch.device("cuda", 1)
-    assert choose_device("cpu") == CPU
+    assert choose_device("cpu") == choose_device(CPU) == CPU
+    assert choose_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
     with pytest.raises(BertkitError, match=r"'cuda:2': this machine has 2 CUDA devices") as caught:
         choose_device("cuda:2")
     assert caught.value.code == "no-device"
@@ -232,6 +233,8 @@ def test_no_step_and_no_prediction_waits_for_a_gpu_or_mixes_devices() -> None:
     assert not failed, "\n".join(line for line in lines if line.startswith("FAIL"))
     kernels = {line.rpartition(",")[2] for line in lines}
     assert len(kernels) > 1, "the flash kernel, and the padded one"
+    with torch.device("meta"):  # as before, which transformers relies on
+        assert torch.tensor(0).is_meta
 
 
 @pytest.mark.parametrize(
