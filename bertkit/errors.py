@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 
 BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -70,13 +70,36 @@ def short_repr(value: object) -> str:
 
 
 def refuse_one(given: object, what: str) -> None:
-    """Refuse a text or a path where a list of them is needed: its characters would be the items.
+    """Refuse a text, a path or a table where a list of texts or paths is needed.
+
+    The items would be its characters, or the names of its columns.
 
     Raises:
         InputTypeError: it is one.
     """
     if isinstance(given, str | bytes | PathLike):
         raise InputTypeError(f"{what} must be a list, not {short_repr(given)}; put it in brackets")
+    if isinstance(given, Mapping) or hasattr(given, "columns"):
+        raise InputTypeError(f"{what} must be a list, not {short_repr(given)}; give one column")
+
+
+def text_list(texts: Iterable[str]) -> list[str]:
+    """Return texts as a list; see `refuse_one` and `refuse_non_text`."""
+    refuse_one(texts, "texts")
+    listed = list(texts)
+    for number, text in enumerate(listed):
+        refuse_non_text(text, number)
+    return listed
+
+
+def refuse_non_text(item: object, number: int) -> None:
+    """Refuse an item of a list of texts that is not a text, such as NaN for a missing value.
+
+    Raises:
+        InputTypeError: it is not a text.
+    """
+    if not isinstance(item, str):
+        raise InputTypeError(f"text number {number} is {short_repr(item)}, which is not a text")
 
 
 def refuse_twice(path: str, column: str, names: Sequence[str]) -> None:

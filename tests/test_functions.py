@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -41,6 +42,9 @@ def test_a_store_from_text_is_made_once(run: Path) -> None:
     before = (run / "store" / "manifest.json").stat().st_mtime_ns
     store = bertkit.store_from_text(corpus, run)
     assert store.tokenizer.size == 150
+    paths: Any = [run.parent / "corpus.txt"]
+    assert bertkit.store_from_text(replace(corpus, text=paths), run).documents == store.documents
+    assert bertkit.Tokenizer.load(run).content_hash == store.tokenizer_hash  # that of its model
     assert (run / "store" / "manifest.json").stat().st_mtime_ns == before
     with pytest.raises(bertkit.BertkitError, match="vocabulary_size"):
         bertkit.store_from_text(replace(corpus, vocabulary_size=160), run)

@@ -29,7 +29,7 @@ import torch
 
 from bertkit.checkpoints.huggingface import LoadResult, load_model
 from bertkit.checkpoints.pretrained import model_folder, resolve_model
-from bertkit.errors import BertkitError, InputTypeError, short_repr
+from bertkit.errors import BertkitError, InputTypeError, refuse_non_text, short_repr
 from bertkit.model.encoder import Encoder, check_vocabulary
 from bertkit.model.pooling import (
     OVER_TOKENS,
@@ -298,10 +298,7 @@ def text_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
     remaining, read = iter(texts), 0
     while chunk := list(islice(remaining, CHUNK_TEXTS)):
         for number, text in enumerate(chunk, read):
-            if not isinstance(text, str):
-                raise InputTypeError(
-                    f"text number {number} is {short_repr(text)}, which is not a text"
-                )
+            refuse_non_text(text, number)
         read += len(chunk)
         yield chunk
 

@@ -94,8 +94,8 @@ def check_settings(size: int, min_frequency: int, max_alphabet: int, criterion: 
     """Refuse settings with which no vocabulary can be learned, before any text is read."""
     if not 1 <= size <= LARGEST or max_alphabet < 1 or min_frequency < 1:
         raise BertkitError(
-            f"a vocabulary needs a size of 1 to {LARGEST:,} tokens, and alphabet_limit and "
-            f"minimum_frequency of at least 1; got {size:,}, {max_alphabet}, {min_frequency}"
+            f"a vocabulary needs a size of 1 to {LARGEST:,} tokens, and max_alphabet and "
+            f"min_frequency of at least 1; got {size:,}, {max_alphabet}, {min_frequency}"
         )
     if criterion not in CRITERIA:
         raise BertkitError(f"unknown criterion '{criterion}'{nearest(criterion, CRITERIA)}")
@@ -120,7 +120,7 @@ def learn_from_counts(
     if size < minimum:
         raise BertkitError(
             f"a vocabulary of {size} tokens has no room for its {len(alphabet)} characters: ask for"
-            f" at least {minimum}, or set alphabet_limit (now {max_alphabet}) lower"
+            f" at least {minimum}, or set max_alphabet (now {max_alphabet}) lower"
         )
     letters = set(alphabet)
     spelt = {word: count for word, count in counts.items() if letters.issuperset(word)}
