@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
-from os import PathLike
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, Unicode line separators, marks that reverse what follows them on a terminal,
@@ -69,37 +69,18 @@ def short_repr(value: object) -> str:
     return reprlib.repr(value)[:60]
 
 
-def refuse_one(given: object, what: str) -> None:
-    """Refuse a text, a path or a table where a list of texts or paths is needed.
-
-    The items would be its characters, or the names of its columns.
-
-    Raises:
-        InputTypeError: it is one.
-    """
-    if isinstance(given, str | bytes | PathLike):
-        raise InputTypeError(f"{what} must be a list, not {short_repr(given)}; put it in brackets")
-    if isinstance(given, Mapping) or hasattr(given, "columns"):
-        raise InputTypeError(f"{what} must be a list, not {short_repr(given)}; give one column")
-
-
-def text_list(texts: Iterable[str]) -> list[str]:
-    """Return texts as a list; see `refuse_one` and `refuse_non_text`."""
-    refuse_one(texts, "texts")
-    listed = list(texts)
-    for number, text in enumerate(listed):
-        refuse_non_text(text, number)
-    return listed
-
-
-def refuse_non_text(item: object, number: int) -> None:
-    """Refuse an item of a list of texts that is not a text, such as NaN for a missing value.
-
-    Raises:
-        InputTypeError: it is not a text.
-    """
-    if not isinstance(item, str):
-        raise InputTypeError(f"text number {number} is {short_repr(item)}, which is not a text")
+def checked_texts(texts: Any) -> Iterator[str]:
+    """Yield texts; raise an InputTypeError if there is no list of them, or for an item like NaN."""
+    several = isinstance(texts, Iterable) and not hasattr(texts, "columns")  # a DataFrame's names
+    if isinstance(texts, str | bytes | Mapping) or not several:
+        raise InputTypeError(
+            f"give a list of texts, or the column of a table that has them, not "
+            f"{short_repr(texts)}; put one text in brackets"
+        )
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputTypeError(f"text number {number} is {short_repr(text)}, which is not a text")
+        yield text
 
 
 def refuse_twice(path: str, column: str, names: Sequence[str]) -> None:

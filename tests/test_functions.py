@@ -45,7 +45,6 @@ def test_a_store_from_text_is_made_once(run: Path) -> None:
     assert store.tokenizer.size == 150
     paths: Any = [run.parent / "corpus.txt"]
     assert bertkit.store_from_text(replace(corpus, text=paths), run).documents == store.documents
-    assert bertkit.Tokenizer.load(run).content_hash == store.tokenizer_hash  # that of its model
     assert (run / "store" / "manifest.json").stat().st_mtime_ns == before
     with pytest.raises(bertkit.BertkitError, match="vocabulary_size"):
         bertkit.store_from_text(replace(corpus, vocabulary_size=160), run)
@@ -58,7 +57,7 @@ def test_another_text_gets_a_vocabulary_of_its_own(corpus_text: str, tmp_path: P
     with pytest.raises(bertkit.BertkitError, match="blank line"):
         bertkit.store_from_text(corpus, out)
     text.write_text(corpus_text)
-    with pytest.raises(bertkit.BertkitError, match="other sources.*remove this one"):
+    with pytest.raises(bertkit.BertkitError, match="other sources"):
         bertkit.store_from_text(corpus, out)
     shutil.rmtree(out / "store")
     assert bertkit.store_from_text(corpus, out).tokenizer.size == 150
@@ -161,5 +160,5 @@ def test_paths_may_be_text_and_lists_must_be_lists(run: Path, tmp_path: Path) ->
         lambda: bertkit.measure_vocabulary(tokenizer, "the river"),
         lambda: tokenizer.encode_batch("the river"),
     ):
-        with pytest.raises(TypeError, match="must be a list"):
+        with pytest.raises(TypeError, match="in brackets"):
             wrong()

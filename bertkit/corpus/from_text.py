@@ -43,8 +43,7 @@ class TextOptions:
 
 NO_TEXT = TextOptions()
 BEGUN = ("tokenizer/tokenizer_config.json", "store/settings.json")
-"""The files that show that a vocabulary was learned from the text of the store; without a store, it
-is learned again, as the text may be another one."""
+"""Without these files a vocabulary is learned: that of a removed store may be of another text."""
 
 
 def store_from_text(

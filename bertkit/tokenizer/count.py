@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain, islice
 from math import fsum
 
-from bertkit.errors import BertkitError, refuse_non_text, refuse_one
+from bertkit.errors import BertkitError, checked_texts
 from bertkit.processes import Workers, worker_count
 from bertkit.text.lines import cut_blocks
 from bertkit.tokenizer.files import MAX_WORD_CHARACTERS
@@ -88,10 +88,8 @@ def cut_text(text: str, characters: int) -> Iterator[str]:
 
 def watched(texts: Iterable[str], progress: Callable[[int], None] | None) -> Iterator[str]:
     """Yield the same texts and report the number of them to `progress`."""
-    refuse_one(texts, "texts")
     number = 0
-    for number, text in enumerate(texts, start=1):
-        refuse_non_text(text, number - 1)
+    for number, text in enumerate(checked_texts(texts), start=1):
         yield text
         if progress is not None and number % PROGRESS_TEXTS == 0:
             progress(number)

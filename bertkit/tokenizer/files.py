@@ -104,9 +104,6 @@ def read_vocabulary(path: Path) -> list[str]:
 
 def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
     """Read a directory's vocabulary and the `from_vocabulary` arguments that its files set."""
-    own = any((directory / name).exists() for name in ("vocab.txt", "tokenizer.json"))
-    if not own and (directory / "model").is_dir():  # a run
-        directory = directory / "model"
     text_path = directory / "vocab.txt"
     json_path = directory / "tokenizer.json"
     config_path = directory / "tokenizer_config.json"

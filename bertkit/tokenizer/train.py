@@ -28,7 +28,7 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import WordPieceTrainer
 
-from bertkit.errors import BertkitError, nearest, refuse_one
+from bertkit.errors import BertkitError, checked_texts, nearest
 from bertkit.processes import interruptible
 from bertkit.tokenizer.count import count_words
 from bertkit.tokenizer.files import CONTINUATION, SPECIAL_TOKENS
@@ -235,11 +235,10 @@ def measure_vocabulary(
         texts: the texts, read once; preferably text that the vocabulary was not learned from.
         most_common: the number of unknown words to list.
     """
-    refuse_one(texts, "texts")
     words = tokens = characters = 0
     unknown: Counter[str] = Counter()
     used: set[str] = set(SPECIAL_TOKENS)
-    for text in texts:
+    for text in checked_texts(texts):
         encoding = tokenizer.encode(text)
         used.update(encoding.tokens)
         tokens += len(encoding.tokens)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers.models import WordPiece
 
-from bertkit.errors import BertkitError, InputTypeError, text_list
+from bertkit.errors import BertkitError, InputTypeError, checked_texts
 from bertkit.files import write_json, write_text
 from bertkit.tokenizer.compiled import CompiledTokenizer, character_pages, wordpiece_library
 from bertkit.tokenizer.files import (
@@ -171,7 +171,7 @@ class Tokenizer:
     def load(
         cls, path: Path | str, *, lowercase: bool | None = None, compat: str | None = None
     ) -> Tokenizer:
-        """Load a run, a model directory (bertkit's, Hugging Face's, Google's) or a bare vocab.txt.
+        """Load a model directory (bertkit's, Hugging Face's or Google's) or a bare vocab.txt.
 
         If the files do not set them, casing is inferred from the vocabulary (an uncased one has no
         capital letter), and compat is "hf" for a Hugging Face directory that bertkit did not write,
@@ -276,8 +276,6 @@ class Tokenizer:
 
         It uses one core with "google"; to use more, prepare a corpus with several processes.
         """
-        if self._compiled is None:
-            return self._encode_lists(text_list(texts))
         ids, lengths = self.encode_arrays(texts)
         every, ends = self._id_objects[ids].tolist(), lengths.cumsum().tolist()
         return [every[start:end] for start, end in pairwise([0, *ends])]
@@ -289,7 +287,7 @@ class Tokenizer:
             (tokens,) int32, the ids of one text after the other; and (texts,) int64, the number of
             tokens of each.
         """
-        texts = text_list(texts)
+        texts = list(checked_texts(texts))
         if self._compiled is None:
             return joined_lists(self._encode_lists(texts))
         found = self._compiled.encode(texts)
