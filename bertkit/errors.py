@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
-from os import PathLike
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, Unicode line separators, marks that reverse what follows them on a terminal,
@@ -69,14 +69,18 @@ def short_repr(value: object) -> str:
     return reprlib.repr(value)[:60]
 
 
-def refuse_one(given: object, what: str) -> None:
-    """Refuse a text or a path where a list of them is needed: its characters would be the items.
-
-    Raises:
-        InputTypeError: it is one.
-    """
-    if isinstance(given, str | bytes | PathLike):
-        raise InputTypeError(f"{what} must be a list, not {short_repr(given)}; put it in brackets")
+def checked_texts(texts: Any) -> Iterator[str]:
+    """Yield texts; raise an InputTypeError if there is no list of them, or for an item like NaN."""
+    several = isinstance(texts, Iterable) and not hasattr(texts, "columns")  # a DataFrame's names
+    if isinstance(texts, str | bytes | Mapping) or not several:
+        raise InputTypeError(
+            f"give a list of texts, or the column of a table that has them, not "
+            f"{short_repr(texts)}; put one text in brackets"
+        )
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputTypeError(f"text number {number} is {short_repr(text)}, which is not a text")
+        yield text
 
 
 def refuse_twice(path: str, column: str, names: Sequence[str]) -> None:

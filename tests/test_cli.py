@@ -192,6 +192,8 @@ def test_a_mistake_in_the_text_does_not_claim_the_folder(
     run("pretrain", recipe, "--text", str(tmp_path / "typo.txt"), *out, status=2)
     run(*command, "--language", "nonsense", status=2)
     run(*command, "--processes", "-1", status=2)
+    run(*command, "--track", "nothing", status=2)
+    assert not (tmp_path / "run" / "store").exists()
     run(*command, "--tokenizer", str(tmp_path), status=2)
     assert "--vocabulary-size and --cased are for" in capsys.readouterr().err
     inside = ["--text", str(tmp_path), "--out", str(tmp_path / "run")]

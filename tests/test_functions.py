@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -41,9 +43,24 @@ def test_a_store_from_text_is_made_once(run: Path) -> None:
     before = (run / "store" / "manifest.json").stat().st_mtime_ns
     store = bertkit.store_from_text(corpus, run)
     assert store.tokenizer.size == 150
+    paths: Any = [run.parent / "corpus.txt"]
+    assert bertkit.store_from_text(replace(corpus, text=paths), run).documents == store.documents
     assert (run / "store" / "manifest.json").stat().st_mtime_ns == before
     with pytest.raises(bertkit.BertkitError, match="vocabulary_size"):
         bertkit.store_from_text(replace(corpus, vocabulary_size=160), run)
+
+
+def test_another_text_gets_a_vocabulary_of_its_own(corpus_text: str, tmp_path: Path) -> None:
+    text, out = tmp_path / "corpus.txt", tmp_path / "run"
+    corpus = bertkit.TextOptions(text=(str(text),), vocabulary_size=150)
+    text.write_text("one document")
+    with pytest.raises(bertkit.BertkitError, match="blank line"):
+        bertkit.store_from_text(corpus, out)
+    text.write_text(corpus_text)
+    with pytest.raises(bertkit.BertkitError, match="other sources"):
+        bertkit.store_from_text(corpus, out)
+    shutil.rmtree(out / "store")
+    assert bertkit.store_from_text(corpus, out).tokenizer.size == 150
 
 
 def test_text_that_has_changed_is_said(
@@ -143,5 +160,5 @@ def test_paths_may_be_text_and_lists_must_be_lists(run: Path, tmp_path: Path) ->
         lambda: bertkit.measure_vocabulary(tokenizer, "the river"),
         lambda: tokenizer.encode_batch("the river"),
     ):
-        with pytest.raises(TypeError, match="must be a list"):
+        with pytest.raises(TypeError, match="in brackets"):
             wrong()

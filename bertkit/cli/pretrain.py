@@ -82,9 +82,11 @@ def pretrain_command(
     """
     from bertkit.training.device import choose_device, choose_precision
     from bertkit.training.pretrain import pretrain as pretrain_store
+    from bertkit.training.trackers import check_trackers
 
     check_corpus_flags(store, corpus, cache, cache_gigabytes, smoothing, weights)
     choose_precision(settings.training.precision, choose_device(device))  # before hours of work
+    check_trackers(track)
     if init_from is not None:
         corpus = check_start(init_from, recipe, settings, corpus)
     with Console() as console:

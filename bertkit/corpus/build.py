@@ -317,7 +317,7 @@ def source_records(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 def text_changed(paths: Sequence[str], folder: Path, options: PrepareOptions) -> bool:
     """Return whether local text is no longer that of a store; False if some of it is not here."""
-    if any(is_remote(path) or path.startswith("hf:") for path in paths):
+    if any(is_remote(path) or path.startswith("hf:") for path in text_paths(paths)):
         return False
     try:
         found = source_records(find_sources(paths, format=options.format))

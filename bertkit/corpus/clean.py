@@ -231,7 +231,7 @@ def clean_documents(
                 reason = verdict.reason or is_duplicate(verdict, options, keys, bands)
                 if reason:
                     start = document[: 4 * EXAMPLE_CHARACTERS].split()
-                    shown = json.dumps(" ".join(start)[:EXAMPLE_CHARACTERS])
+                    shown = json.dumps(" ".join(start)[:EXAMPLE_CHARACTERS], ensure_ascii=False)
                     kept.note(reason, f"{reader.place(index)}: {shown}")
                 else:
                     kept.documents += 1

@@ -42,6 +42,8 @@ class TextOptions:
 
 
 NO_TEXT = TextOptions()
+BEGUN = ("tokenizer/tokenizer_config.json", "store/settings.json")
+"""Without these files a vocabulary is learned: that of a removed store may be of another text."""
 
 
 def store_from_text(
@@ -86,7 +88,7 @@ def _store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenS
     claim_settings(out / "corpus.json", flags, "a corpus", ignored=("tokenizer",), defaults=earlier)
     if corpus.tokenizer is not None:
         tokenizer = Tokenizer.load(corpus.tokenizer)
-    elif (out / "tokenizer" / "tokenizer_config.json").is_file():
+    elif all((out / made).is_file() for made in BEGUN):
         tokenizer = Tokenizer.load(out / "tokenizer")
     else:
         learning = LearnOptions(

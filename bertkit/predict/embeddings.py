@@ -17,7 +17,7 @@ Vectors are normalised after that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -29,7 +29,7 @@ import torch
 
 from bertkit.checkpoints.huggingface import LoadResult, load_model
 from bertkit.checkpoints.pretrained import model_folder, resolve_model
-from bertkit.errors import BertkitError, InputTypeError, short_repr
+from bertkit.errors import BertkitError, checked_texts
 from bertkit.model.encoder import Encoder, check_vocabulary
 from bertkit.model.pooling import (
     OVER_TOKENS,
@@ -283,26 +283,9 @@ def nearest_texts(
 
 
 def text_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield lists of at most `CHUNK_TEXTS` texts, reading the texts lazily.
-
-    Raises:
-        InputTypeError: the argument is not an iterable of texts; the message names the first item
-            that is not a text.
-    """
-    several = isinstance(texts, Iterable) and not hasattr(texts, "columns")  # a DataFrame's names
-    if isinstance(texts, str | bytes | Mapping) or not several:
-        raise InputTypeError(
-            f"give a list of texts, or the column of a table that has them, not "
-            f"{short_repr(texts)}; put one text in brackets"
-        )
-    remaining, read = iter(texts), 0
+    """Yield lists of at most `CHUNK_TEXTS` texts, reading them lazily; see `checked_texts`."""
+    remaining = checked_texts(texts)
     while chunk := list(islice(remaining, CHUNK_TEXTS)):
-        for number, text in enumerate(chunk, read):
-            if not isinstance(text, str):
-                raise InputTypeError(
-                    f"text number {number} is {short_repr(text)}, which is not a text"
-                )
-        read += len(chunk)
         yield chunk
 
 

@@ -126,21 +126,21 @@ def jsonl_documents_rows(
     source: Source, counts: TextCounts
 ) -> Iterator[tuple[int, Mapping[str, object]]]:
     """Yield the JSON objects of a file; other JSON values count as objects without fields."""
-    first_bad = parsed = 0
+    first = objects = 0
     for number, line in text_lines(source, counts):
         if not line or line.isspace():
             continue
+        first = first or number
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             counts.note("line is not JSON", f"{source.path}:{number}")
-            first_bad = first_bad or number
             continue
-        parsed += 1
+        objects += isinstance(row, dict)
         yield number, row if isinstance(row, dict) else {}
-    if first_bad and not parsed:
+    if first and not objects:  # such as one array of all rows
         raise BertkitError(
-            f"{source.path}:{first_bad}: no line of this file is JSON; write one object per line"
+            f"{source.path}:{first}: no line of this file is a JSON object; write one per line"
         )
 
 

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from bertkit.errors import BertkitError, nearest, refuse_one
+from bertkit.errors import BertkitError, InputTypeError, nearest, short_repr
 from bertkit.files import from_home
 from bertkit.outputs import files_below
 
@@ -61,12 +61,9 @@ class Source:
 
 
 def text_paths(paths: Sequence[str | Path]) -> list[str]:
-    """Return the names of several inputs as text.
-
-    Raises:
-        InputTypeError: one name is given instead of a list of names.
-    """
-    refuse_one(paths, "paths")
+    """Return the names of several inputs as text; a single name is an InputTypeError."""
+    if isinstance(paths, str | bytes | os.PathLike):
+        raise InputTypeError(f"paths must be a list, not {short_repr(paths)}; put it in brackets")
     return [os.fspath(path) for path in paths]
 
 

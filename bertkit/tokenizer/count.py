@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain, islice
 from math import fsum
 
-from bertkit.errors import BertkitError, refuse_one
+from bertkit.errors import BertkitError, checked_texts
 from bertkit.processes import Workers, worker_count
 from bertkit.text.lines import cut_blocks
 from bertkit.tokenizer.files import MAX_WORD_CHARACTERS
@@ -26,8 +26,8 @@ KEPT_SHARE = 0.75
 """The share of `max_distinct_words` kept when rare words are dropped, so that sorting is rare."""
 
 TOO_LONG = f"word of more than {MAX_WORD_CHARACTERS['google']} characters"
-PRUNED_WORDS = "rare word dropped (--max-distinct-words)"
-PRUNED = "occurrence of a rare word dropped (--max-distinct-words)"
+PRUNED_WORDS = "rare word dropped (max_distinct_words)"
+PRUNED = "occurrence of a rare word dropped (max_distinct_words)"
 ROUNDED_AWAY = "rare word of a large source that smoothing rounds to none"
 
 
@@ -61,7 +61,7 @@ def count_words(
         BertkitError: an argument is too low, or a counting process died.
     """
     if max_distinct_words is not None and max_distinct_words < 1:
-        raise BertkitError(f"--max-distinct-words must be at least 1, got {max_distinct_words}")
+        raise BertkitError(f"max_distinct_words must be at least 1, got {max_distinct_words}")
     workers = worker_count(processes)
     lost: Counter[str] = Counter() if skipped is None else skipped
     counts: Counter[str] = Counter()
@@ -88,9 +88,8 @@ def cut_text(text: str, characters: int) -> Iterator[str]:
 
 def watched(texts: Iterable[str], progress: Callable[[int], None] | None) -> Iterator[str]:
     """Yield the same texts and report the number of them to `progress`."""
-    refuse_one(texts, "texts")
     number = 0
-    for number, text in enumerate(texts, start=1):
+    for number, text in enumerate(checked_texts(texts), start=1):
         yield text
         if progress is not None and number % PROGRESS_TEXTS == 0:
             progress(number)

@@ -28,7 +28,7 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import WordPieceTrainer
 
-from bertkit.errors import BertkitError, nearest, refuse_one
+from bertkit.errors import BertkitError, checked_texts, nearest
 from bertkit.processes import interruptible
 from bertkit.tokenizer.count import count_words
 from bertkit.tokenizer.files import CONTINUATION, SPECIAL_TOKENS
@@ -94,8 +94,8 @@ def check_settings(size: int, min_frequency: int, max_alphabet: int, criterion: 
     """Refuse settings with which no vocabulary can be learned, before any text is read."""
     if not 1 <= size <= LARGEST or max_alphabet < 1 or min_frequency < 1:
         raise BertkitError(
-            f"a vocabulary needs a size of 1 to {LARGEST:,} tokens, and alphabet_limit and "
-            f"minimum_frequency of at least 1; got {size:,}, {max_alphabet}, {min_frequency}"
+            f"a vocabulary needs a size of 1 to {LARGEST:,} tokens, and max_alphabet and "
+            f"min_frequency of at least 1; got {size:,}, {max_alphabet}, {min_frequency}"
         )
     if criterion not in CRITERIA:
         raise BertkitError(f"unknown criterion '{criterion}'{nearest(criterion, CRITERIA)}")
@@ -120,7 +120,7 @@ def learn_from_counts(
     if size < minimum:
         raise BertkitError(
             f"a vocabulary of {size} tokens has no room for its {len(alphabet)} characters: ask for"
-            f" at least {minimum}, or set alphabet_limit (now {max_alphabet}) lower"
+            f" at least {minimum}, or set max_alphabet (now {max_alphabet}) lower"
         )
     letters = set(alphabet)
     spelt = {word: count for word, count in counts.items() if letters.issuperset(word)}
@@ -235,11 +235,10 @@ def measure_vocabulary(
         texts: the texts, read once; preferably text that the vocabulary was not learned from.
         most_common: the number of unknown words to list.
     """
-    refuse_one(texts, "texts")
     words = tokens = characters = 0
     unknown: Counter[str] = Counter()
     used: set[str] = set(SPECIAL_TOKENS)
-    for text in texts:
+    for text in checked_texts(texts):
         encoding = tokenizer.encode(text)
         used.update(encoding.tokens)
         tokens += len(encoding.tokens)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers.models import WordPiece
 
-from bertkit.errors import BertkitError, InputTypeError, refuse_one
+from bertkit.errors import BertkitError, InputTypeError, checked_texts
 from bertkit.files import write_json, write_text
 from bertkit.tokenizer.compiled import CompiledTokenizer, character_pages, wordpiece_library
 from bertkit.tokenizer.files import (
@@ -277,9 +277,6 @@ class Tokenizer:
 
         It uses one core with "google"; to use more, prepare a corpus with several processes.
         """
-        refuse_one(texts, "texts")
-        if self._compiled is None:
-            return self._encode_lists(texts)
         ids, lengths = self.encode_arrays(texts)
         every, ends = self._id_objects[ids].tolist(), lengths.cumsum().tolist()
         return [every[start:end] for start, end in pairwise([0, *ends])]
@@ -291,8 +288,7 @@ class Tokenizer:
             (tokens,) int32, the ids of one text after the other; and (texts,) int64, the number of
             tokens of each.
         """
-        refuse_one(texts, "texts")
-        texts = list(texts)
+        texts = list(checked_texts(texts))
         if self._compiled is None:
             return joined_lists(self._encode_lists(texts))
         found = self._compiled.encode(texts)

@@ -121,8 +121,9 @@ def check_initial_model(
             "--objectives.pair single-segment"
         )
     if found.tokenizer.content_hash != tokenizer.content_hash:
+        home = path / "model" if (path / "model").is_dir() else path  # of a run
         raise BertkitError(
-            f"{path} has another tokenizer than the store; prepare the text with --tokenizer {path}"
+            f"{path} has another tokenizer than the store; prepare the text with --tokenizer {home}"
         )
     if found.config.direction != recipe.objectives.direction:
         raise BertkitError(

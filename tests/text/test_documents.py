@@ -244,8 +244,9 @@ def test_jsonl_without_the_column_names_those_there_are(file: File) -> None:
 
 
 def test_jsonl_that_is_not_json_at_all(file: File) -> None:
-    with pytest.raises(BertkitError, match=r"a\.json:1: no line of this file is JSON"):
-        read(file("a.json", "[\n  {\n"))
+    for content in ("[\n  {\n", '[{"text": "a"}, {"text": "b"}]\n', '"a"\n"b"\n'):
+        with pytest.raises(BertkitError, match=r"a\.json:1: no line of this file is a JSON object"):
+            read(file("a.json", content))
 
 
 # CSV and TSV -------------------------------------------------------------------------------------

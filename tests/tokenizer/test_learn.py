@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -12,14 +13,16 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.cli.learn import learn_command
 from bertkit.console import Console
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, InputTypeError
 from bertkit.tokenizer import count as counting
 from bertkit.tokenizer import train
 from bertkit.tokenizer.count import smoothing_weights, weigh_counts
@@ -161,6 +164,24 @@ def test_report_of_no_text() -> None:
     assert (report.words, report.fertility, report.unknown_share) == (0, 0.0, 0.0)
 
 
+def test_only_lists_of_texts_are_read() -> None:
+    tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "a"], lowercase=True)
+    other = Tokenizer.from_vocabulary(tokenizer.vocabulary, lowercase=True, compat="hf")
+    table = pd.DataFrame({"text": ["a", "a a", None]})
+    wrong: list[Any] = [table.text, table, table.to_dict("records"), {"text": "a"}, ["a", math.nan]]
+    for texts in wrong:
+        with pytest.raises(InputTypeError):
+            learn_vocabulary(texts, 10)
+        with pytest.raises(InputTypeError):
+            measure_vocabulary(tokenizer, texts)
+        with pytest.raises(InputTypeError):
+            tokenizer.encode_batch(texts)
+        with pytest.raises(InputTypeError):
+            other.encode_batch(texts)
+    with pytest.raises(InputTypeError, match="number 1 "):
+        learn_vocabulary(iter(["a", None]), 10)
+
+
 def test_an_unknown_criterion_is_refused_before_reading() -> None:
     def never() -> Iterator[str]:
         raise AssertionError
@@ -250,7 +271,7 @@ def test_the_rarest_words_are_dropped() -> None:
     counting.drop_rarest(counts, 2, skipped)
     assert counts == {"often": 9, "same": 2}
     assert skipped == {counting.PRUNED: 3, counting.PRUNED_WORDS: 2}
-    with pytest.raises(BertkitError, match="max-distinct-words must be at least 1, got 0"):
+    with pytest.raises(BertkitError, match="at least 1, got 0"):
         count_words([], lowercase=True, max_distinct_words=0)
 
 

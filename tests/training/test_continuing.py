@@ -121,6 +121,11 @@ def test_a_model_that_does_not_fit_is_refused(
     save_model(tmp_path / "other", PretrainingModel(config), other, {})
     with pytest.raises(BertkitError, match="another tokenizer than the store; prepare"):
         pretrain(RECIPE, store, tmp_path / "b", init_from=tmp_path / "other")
+    save_model(tmp_path / "run" / "model", PretrainingModel(config), other, {})
+    with pytest.raises(BertkitError, match="--tokenizer ") as caught:
+        pretrain(RECIPE, store, tmp_path / "b", init_from=tmp_path / "run")
+    advised = Tokenizer.load(str(caught.value).rpartition("--tokenizer ")[2])
+    assert advised.content_hash == other.content_hash
     with pytest.raises(BertkitError, match="no model directory"):
         pretrain(RECIPE, store, tmp_path / "c", init_from=tmp_path / "nowhere")
 
