@@ -255,7 +255,8 @@ def build_task_network(
 ) -> TaskNetwork:
     """Build the network of a run before its first update; see `train_task`."""
     torch.manual_seed(run.seed)
-    model = start.build(build or task.build, keep_head=keep_head).model.to(device).train()
+    built = start.build(build or task.build, keep_head=keep_head).model
+    model = task.prepare_network(built, keep_head=keep_head).to(device).train()
     trained = model.encoder.word_embeddings.weight.requires_grad
     whole = task.predicts_tokens or not trained
     compact = None if whole else CompactEmbeddings(model.encoder, items)

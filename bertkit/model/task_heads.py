@@ -8,6 +8,7 @@ the linear layer; see `add_bilstm`. The end of an answer can be scored given its
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +106,31 @@ class SpanModel(nn.Module):
         order[packed.first_tokens] = packed.last_tokens.to(order.dtype)
         order[packed.last_tokens] = packed.first_tokens.to(order.dtype)
         return logits[order]
+
+
+class ScaledLinear(nn.Linear):
+    """A linear layer with the same outputs as a plain one, whose weights count in another unit.
+
+    Its state dict has the weights of the plain layer. This is exact for units that are powers of
+    two.
+    """
+
+    def __init__(self, plain: nn.Linear, unit: float) -> None:
+        super().__init__(plain.in_features, plain.out_features, device=plain.weight.device)
+        self.unit = unit
+        with torch.no_grad():
+            self.weight.copy_(plain.weight / unit)
+            self.bias.copy_(plain.bias / unit)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map (rows, inputs) to (rows, outputs)."""
+        return super().forward(hidden) * self.unit
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not keep_vars:  # else the parameters themselves are wanted
+            for name in ("weight", "bias"):
+                destination[prefix + name] = destination[prefix + name] * self.unit
 
 
 TaskModel = ClassificationModel | TokenClassificationModel | SpanModel

@@ -1,23 +1,33 @@
 """Regression: a number for a text or a pair of texts (paper section 4.1; STS-B).
 
-The number is the output of one linear layer on the pooled [CLS], without a sigmoid.
+The number is the output of one linear layer on the pooled [CLS], without a sigmoid. Updates move it
+by about the learning rate, whatever the numbers are, so that prices would not be reached. So large
+and tiny numbers are measured in a unit that is a power of two near their standard deviation: the
+loss is that of these, the layer's outputs are multiplied by the unit, and its bias begins at the
+mean.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
+from bertkit.model.task_heads import ScaledLinear
 from bertkit.tasks.classification import TextTask
 from bertkit.tasks.metrics import correlations
 from bertkit.tasks.predictions import Prediction
 from bertkit.tasks.task import TaskInputs
+
+NEAR = 0.1, 10.0
+"""Numbers whose root mean square lies between these are learned as they are."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -29,15 +39,21 @@ class ValuePrediction(Prediction):
 
 @dataclass(frozen=True)
 class Regression(TextTask):
-    """A task with one number for each input, trained with the mean squared error."""
+    """A task with one number for each input, trained with the mean squared error.
+
+    Args:
+        unit: what the numbers are divided by in training.
+        mean: the number that a new network predicts.
+    """
 
     max_length: int = 512
     stride: int = 0
+    unit: float = 1.0
+    mean: float = 0.0
     task_type = "regression"
     metric = "spearman"
     answer_field = "value"
     labels = ()
-    far = 10.0  # by about this, hundreds of updates move predictions, which begin near 0
 
     @classmethod
     def from_data(cls, data: TaskInputs) -> Self:
@@ -47,7 +63,27 @@ class Regression(TextTask):
                 f"the training data has only the number {data.train[0].label} in column "
                 f"'{data.columns.label}'; there is nothing to tell apart"
             )
-        return cls(data.max_length, data.windows.stride)
+        numbers = [float(given.label) for given in data.train]
+        mean, spread = float(np.mean(numbers)), float(np.std(numbers))
+        if NEAR[0] <= math.hypot(mean, spread) <= NEAR[1]:
+            return cls(data.max_length, data.windows.stride)
+        unit = 2.0 ** max(-60, round(math.log2(spread)))
+        return cls(data.max_length, data.windows.stride, unit, mean)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Task`; a saved model predicts the numbers themselves."""
+        found = super().settings()
+        return {name: found[name] for name in found if name not in {"unit", "mean"}}
+
+    def prepare_network(self, network: Any, *, keep_head: bool) -> Any:
+        """See `Task`."""
+        if not keep_head:
+            with torch.no_grad():
+                network.classifier.weight.mul_(self.unit)
+                network.classifier.bias.fill_(self.mean)
+        if self.unit != 1:
+            network.classifier = ScaledLinear(network.classifier, self.unit)
+        return network
 
     def target_of(self, given: TextExample) -> Any:
         """See `TextTask`; the target is the label itself."""
@@ -55,7 +91,7 @@ class Regression(TextTask):
 
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
         """See `TextTask`; the loss is the squared error, and there are no classes."""
-        return (logits.squeeze(-1) - targets) ** 2
+        return ((logits.squeeze(-1) - targets) / self.unit) ** 2
 
     def predictions(self, logits: np.ndarray) -> list[ValuePrediction]:
         """See `TextTask`."""
@@ -74,13 +110,9 @@ class Regression(TextTask):
         return self.score(inputs, [ValuePrediction(mean)] * len(inputs))
 
     def remarks(self, inputs: Sequence[TextExample], *, choosing: bool = False) -> list[str]:
-        """See `Task`; a note on numbers by which runs cannot be compared, or far from 0."""
-        numbers = [float(str(given.label)) for given in inputs if choosing]
-        if len(set(numbers)) == 1:
+        """See `Task`; a note on numbers by which runs cannot be compared."""
+        if choosing and len({given.label for given in inputs}) == 1:
             return ["all numbers are equal, so no model correlates with them; give other rows"]
-        if np.hypot(np.mean(numbers or 0), np.std(numbers or 0)) > self.far:
-            how = f"subtract their mean {np.mean(numbers):.3g}, divide by {np.std(numbers):.3g}"
-            return [f"these numbers are far from 0, near which predictions begin: {how}"]
         return []
 
     def degenerate(
@@ -91,5 +123,4 @@ class Regression(TextTask):
         wanted = float(np.std([float(str(given.label)) for given in inputs]))
         if spread >= 0.02 * wanted:
             return ""
-        by = f"; divide all numbers by {wanted:.1g}" * (wanted > self.far)
-        return f"answers nearly one number to every input (spread {spread:.1g} of {wanted:.1g}{by})"
+        return f"answers nearly one number to every input (spread {spread:.1g} of {wanted:.1g})"

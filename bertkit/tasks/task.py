@@ -276,6 +276,15 @@ class Task(ABC):
         """
         return self
 
+    def prepare_network(self, network: Any, *, keep_head: bool) -> Any:
+        """Return the network of a run before its first update; most tasks do not change it.
+
+        Args:
+            network: what `build` returned, with its weights.
+            keep_head: whether those of its head come from the checkpoint.
+        """
+        return network
+
     def scored_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return the inputs on which the task is scored: mostly the labelled ones as they are."""
         return inputs

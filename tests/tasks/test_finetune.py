@@ -18,6 +18,7 @@ from bertkit.files import write_json
 from bertkit.finetuning import finetune as finetuning
 from bertkit.finetuning.grid import best_run, read_results
 from bertkit.finetuning.settings import Grid
+from bertkit.model.task_heads import ScaledLinear
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import run
@@ -190,6 +191,38 @@ def test_multi_label_and_regress(pretrained: Path, tmp_path: Path, write: Write)
     assert number("river stone").value < number("candle forest").value
     config = json.loads((tmp_path / "number" / "model" / "config.json").read_text())
     assert config["problem_type"] == "regression"
+
+
+def test_a_scaled_layer_is_saved_as_the_plain_one_but_resumed_as_it_is() -> None:
+    plain = torch.nn.Linear(3, 1)
+    scaled, rows = ScaledLinear(plain, 64.0), torch.randn(5, 3)
+    assert torch.equal(scaled(rows), plain(rows))
+    for name, one in plain.state_dict().items():
+        assert torch.equal(scaled.state_dict()[name], one)
+        assert scaled.state_dict(keep_vars=True)[name] is getattr(scaled, name)
+
+
+@pytest.mark.parametrize(("factor", "offset"), [(1000.0, 50_000.0), (2e-4, 0.0), (1.0, 300.0)])
+def test_numbers_of_any_size_are_learned(
+    factor: float, offset: float, pretrained: Path, tmp_path: Path, write: Write
+) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    known = {"river stone": 1.0, "candle forest": 4.0, "river candle": 2.0, "garden": 3.0}
+    lines = [{"text": text, "price": offset + factor * one} for text, one in known.items()]
+    data = write("prices.jsonl", "".join(json.dumps(line) + "\n" for line in lines * 3))
+    tune("regression", pretrained, data, tmp_path / "first", "--label price --epochs 40")
+    found = load(tmp_path / "first")
+    for text, one in known.items():
+        assert found(text).value == pytest.approx(offset + factor * one, abs=factor / 2)
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "first" / "model")
+    ids = [found.tokenizer.cls_id, *found.tokenizer.encode("garden").ids, found.tokenizer.sep_id]
+    value = theirs(torch.tensor([ids])).logits.item()
+    assert value == pytest.approx(found("garden").value, abs=1e-3 * factor)
+    still = "--label price --epochs 1 --learning-rate 1e-12"
+    tune("regression", tmp_path / "first", data, tmp_path / "second", still)
+    again = load(tmp_path / "second")("garden").value
+    assert again == pytest.approx(found("garden").value, abs=1e-3 * factor)
 
 
 def test_choose(pretrained: Path, tmp_path: Path, write: Write) -> None:
