@@ -48,7 +48,7 @@ from benchmarks.contestants import (
     tune_alone,
     worker_of,
 )
-from benchmarks.exports import fused_operators, write_model
+from benchmarks.exports import fused_operators, has_integer_products, write_model
 from benchmarks.peers import LIBRARIES, Setting, longest_first
 from benchmarks.record import data_folder, installed, new_parser, start_model, summary, write_result
 from benchmarks.workloads import SIZES, Workload, measure_peaks, read_workload, share_of_peak
@@ -343,11 +343,15 @@ def compete(
     }
 
 
+def results_name(name: str) -> str:
+    """The name of a table's results file; without AVX512-VNNI it ends in -avx2."""
+    return f"inference-{name}{'' if has_integer_products() else '-avx2'}"
+
+
 def write_table(name: str, table: Any, details: Row) -> None:
-    """The results file of a table, which has another name for processors with AVX2 only."""
+    """The results file of a table."""
     versions = {library: installed(library) for library in (*LIBRARIES, "nncf")}
-    suffix = "" if torch.cpu.get_capabilities().get("avx512_vnni") else "-avx2"
-    print(write_result(f"inference-{name}{suffix}", table, {"libraries": versions, **details}))
+    print(write_result(results_name(name), table, {"libraries": versions, **details}))
 
 
 def main() -> None:

@@ -302,7 +302,7 @@ def test_inference_from_texts_to_tables(
     monkeypatch.setattr(record, "ROOT", tmp_path)
     for name, table in found.items():
         inference.write_table(name, table, details[name])
-        assert "bertkit fp32" in tables.render(tmp_path / "results", f"inference-{name}")
+        assert "bertkit fp32" in tables.render(tmp_path / "results", inference.results_name(name))
 
 
 @pytest.mark.usefixtures("contained")
@@ -317,7 +317,7 @@ def test_peers_that_are_not_installed_are_left_out_and_named(
     monkeypatch.setattr(record, "ROOT", tmp_path)
     for name in found:
         inference.write_table(name, found[name], details[name])
-        shown = tables.render(tmp_path / "results", f"inference-{name}")
+        shown = tables.render(tmp_path / "results", inference.results_name(name))
         assert "without openvino: openvino and nncf and onnx not installed" in shown
 
 

@@ -37,7 +37,7 @@ NEEDED = {torch.bfloat16: "avx512_bf16", torch.int8: "avx512_vnni"}
 """What the processor needs for products of a type, too."""
 FASTER = {torch.bfloat16: "amx_bf16", torch.int8: "amx_int8"}
 """With these instructions torch's operators are faster, because native.c does not use them."""
-LARGEST = {torch.int8: 127, torch.int16: 511}
+LARGEST_WEIGHTS = {torch.int8: 127, torch.int16: 511}
 """The largest integer of a weight, by the type in which native.c multiplies integers."""
 MOST_INPUTS = 4096
 """For more inputs, sums of products of 16-bit integers might exceed 32 bits."""
@@ -188,8 +188,8 @@ class NativeLayer(nn.Module):
         panels = torch.zeros((outputs + missing) // size, inputs // group, size, group, dtype=mode)
         product = ProductStruct(inputs=inputs, outputs=outputs, weight=self._keep(panels))
         product.bias = self._keep(F.pad(linear.bias.float(), (0, missing)))
-        if mode in LARGEST:
-            weight, scales = quantize_outputs(weight, LARGEST[mode])
+        if mode in LARGEST_WEIGHTS:
+            weight, scales = quantize_outputs(weight, LARGEST_WEIGHTS[mode])
             product.scale = self._keep(F.pad(scales, (0, missing)))
         if mode == torch.int8:
             sums = weight.sum(dim=1).to(torch.int32) * zero

@@ -26,7 +26,7 @@ from bertkit.tasks.metrics import correlations
 from bertkit.tasks.predictions import Prediction
 from bertkit.tasks.task import TaskInputs
 
-NEAR = 0.1, 10.0
+UNSCALED = 0.1, 10.0
 """Numbers whose root mean square lies between these are learned as they are."""
 
 
@@ -65,7 +65,7 @@ class Regression(TextTask):
             )
         numbers = [float(given.label) for given in data.train]
         mean, spread = float(np.mean(numbers)), float(np.std(numbers))
-        if NEAR[0] <= math.hypot(mean, spread) <= NEAR[1]:
+        if UNSCALED[0] <= math.hypot(mean, spread) <= UNSCALED[1]:
             return cls(data.max_length, data.windows.stride)
         unit = 2.0 ** max(-60, round(math.log2(spread)))
         return cls(data.max_length, data.windows.stride, unit, mean)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -42,16 +42,26 @@ def clear_caches() -> None:
     step_types.cache_clear()
 
 
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """A function that chooses the set of instructions for a test."""
+
+    def chosen(instructions: str) -> None:
+        monkeypatch.setenv("BERTKIT_NATIVE", instructions)
+        clear_caches()
+
+    yield chosen
+    clear_caches()
+
+
 @pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def mode(request: pytest.FixtureRequest, choose: Callable[[str], None]) -> str:
     """A precision, computed with one of the sets of instructions."""
     instructions, precision = request.param.split()
-    monkeypatch.setenv("BERTKIT_NATIVE", instructions)
-    clear_caches()
+    choose(instructions)
     if not is_supported(CONFIG, precision):
         pytest.skip("the compiled code or the processor's instructions are missing")
-    yield precision
-    clear_caches()
+    return str(precision)
 
 
 def tolerance(mode: str) -> float:
@@ -65,17 +75,15 @@ STEPS = ("avx512 float32 float32", "avx512 bfloat16 float32", "avx512 bfloat16 b
 
 @pytest.fixture(params=[*STEPS, "avx2 float32 float32"])
 def step(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[torch.dtype, torch.dtype]]:
+    request: pytest.FixtureRequest, choose: Callable[[str], None]
+) -> tuple[torch.dtype, torch.dtype]:
     """The types of activations and residual sums of a step with a set of instructions."""
     instructions, *names = request.param.split()
-    monkeypatch.setenv("BERTKIT_NATIVE", instructions)
-    clear_caches()
+    choose(instructions)
     types = getattr(torch, names[0]), getattr(torch, names[1])
     if types not in step_types():
         pytest.skip("the compiled code or the processor's instructions are missing")
-    yield types
-    clear_caches()
+    return types
 
 
 @pytest.fixture(autouse=True)
