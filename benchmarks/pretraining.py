@@ -4,7 +4,7 @@ Both train the same network (same sizes, same first weights, dropout 0.1, both l
 fused AdamW, clipping at 1 and, where it says bf16, autocast. transformers gets the batch padded to
 its longest example with labels -100 where nothing is to be guessed, as its collators make it, and
 its default attention. Rounds alternate between all four; a rate counts real tokens only. The memory
-is the highest of a process that makes the same updates with one of them.
+is the highest of a process that makes three such updates with one of them.
 
     python -m benchmarks.pretraining --data FOLDER
 """
@@ -92,13 +92,13 @@ def contestant(
     name: str, config: ModelConfig, tokenizer: Tokenizer
 ) -> Callable[[PretrainingBatch], None]:
     """The update of a library in a precision, as in "bertkit fp32", from equal weights."""
-    from transformers import BertForPreTraining
-
     library, precision = name.split()
     torch.manual_seed(0)
     own = PretrainingModel(config)
     if library == "bertkit":
         return own_update(own.train(), precision)
+    from transformers import BertForPreTraining
+
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder) / "model", own, tokenizer, {})
         theirs = BertForPreTraining.from_pretrained(Path(folder) / "model")

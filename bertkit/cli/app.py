@@ -140,7 +140,8 @@ def unknown_option(error: CycloptsError) -> str:
         if name not in flags:
             close = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
             hint = f"did you mean {close[0]}?" if close else "`--help` lists those of the command"
-            hint = "--seeds N makes N runs, with seeds 1 to N" if close == ["--seeds"] else hint
+            if name == "--seed" and close == ["--seeds"]:
+                hint = "--seeds N makes N runs, with seeds 1 to N"
             return f"there is no option {name}; {hint}"
     return ""
 

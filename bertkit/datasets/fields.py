@@ -90,8 +90,8 @@ def row_number(value: object, column: str, place: str) -> float:
         )
     if abs(number) > LARGEST_NUMBER:
         raise BertkitError(
-            f"{place}: '{column}' is {str(value)[:40]!r}; its square overflows in training, so "
-            f"numbers go up to {LARGEST_NUMBER:g}; divide the column by a power of ten"
+            f"{place}: '{column}' is {str(value)[:40]!r}; numbers go up to {LARGEST_NUMBER:g}; "
+            "divide the column by a power of ten"
         )
     return number
 

@@ -145,9 +145,9 @@ def model_digest(folder: Path) -> str:
     Hidden files and folders are ignored, since file managers, notebooks and network file systems
     create them; so is the card, which users may edit.
     """
-    names = [f"/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*")]
-    files = {name[1:]: folder / name[1:] for name in names if "/." not in name}
-    return digest({k: sha256_file(v) for k, v in files.items() if v.is_file() and k != CARD})
+    files = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+    shown = [name for name in files if not any(part.startswith(".") for part in name.parts)]
+    return digest({str(n): sha256_file(files[n]) for n in shown if str(n) != CARD})
 
 
 def model_problem(folder: Path, result: RunResult) -> str:

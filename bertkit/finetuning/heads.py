@@ -64,13 +64,14 @@ def reordered_labels(start: PretrainedWeights, data: TaskData) -> Task:
 
 
 def same_task(start: PretrainedWeights, task: Task) -> bool:
-    """Return whether the checkpoint was fine-tuned for the same task type and labels."""
+    """Return whether the checkpoint was fine-tuned for the same task type, labels and scale."""
     details = previous_tuning(start)
     labels = known_labels(details)  # transformers makes some up for task types without names
     return (
         details.get("task") == task.task_type
         and not details.get("head")  # a separate head, as of a frozen model
         and (not SPECS[task.task_type].has_labels or labels == task.labels)
+        and task.fits_head(start.tensors)
     )
 
 

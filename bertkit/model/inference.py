@@ -104,9 +104,9 @@ def check_mode(mode: str, config: ModelConfig | None = None) -> None:
         raise BertkitError(f"no precision is called '{mode}'{nearest(mode, MODES)}")
     if mode not in possible_modes(config):
         raise BertkitError(
-            "int8 needs a processor with AVX512-VNNI and a torch built with oneDNN, or one with "
-            "AVX2, bertkit's compiled code, heads whose width is a multiple of 16, and layers of "
-            "at most 4,096; choose auto, fp32 or bf16"
+            "int8 needs a processor with AVX512-VNNI and a torch built with oneDNN, or with AVX2 "
+            "and no AVX512, bertkit's compiled code and a network that it supports; choose auto, "
+            "fp32 or bf16"
         )
 
 

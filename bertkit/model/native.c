@@ -98,7 +98,6 @@ INLINE vec keep(mask m, vec x) { return _mm512_maskz_mov_ps(m, x); }
 INLINE vec keep_max(mask m, vec a, vec b) { return _mm512_mask_max_ps(a, m, a, b); }
 INLINE vec max(vec a, vec b) { return _mm512_max_ps(a, b); } /* b, if one of them is NaN */
 INLINE vec min(vec a, vec b) { return _mm512_min_ps(a, b); }
-INLINE vec absolute(vec x) { return _mm512_abs_ps(x); }
 INLINE vec fma_plus(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vec fma_minus(vec a, vec b, vec c) { return _mm512_fmsub_ps(a, b, c); }
 INLINE vec minus_fma(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); }
@@ -155,7 +154,6 @@ INLINE vec keep(mask m, vec x) { return _mm256_and_ps(x, (vec)m); }
 INLINE vec max(vec a, vec b) { return _mm256_max_ps(a, b); } /* b, if one of them is NaN */
 INLINE vec min(vec a, vec b) { return _mm256_min_ps(a, b); }
 INLINE vec keep_max(mask m, vec a, vec b) { return _mm256_blendv_ps(a, max(a, b), (vec)m); }
-INLINE vec absolute(vec x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 INLINE vec fma_plus(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vec fma_minus(vec a, vec b, vec c) { return _mm256_fmsub_ps(a, b, c); }
 INLINE vec minus_fma(vec a, vec b, vec c) { return _mm256_fnmadd_ps(a, b, c); }

@@ -319,9 +319,8 @@ class BertClassifier(ClassifierMixin, WeightedEstimator):
 class BertRegressor(RegressorMixin, TunedEstimator):
     """A regressor of texts or pairs of texts, trained with the mean squared error.
 
-    y is not scaled. If its values are far from 0, wrap the regressor into scikit-learn's
-    `TransformedTargetRegressor(BertRegressor(MODEL), transformer=StandardScaler())`. X, the other
-    parameters and the attributes are those of `BertClassifier`.
+    The values of y may have any size. X, the other parameters and the attributes are those of
+    `BertClassifier`.
     """
 
     @whole_fit

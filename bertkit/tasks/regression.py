@@ -10,7 +10,7 @@ mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -67,13 +67,18 @@ class Regression(TextTask):
         mean, spread = float(np.mean(numbers)), float(np.std(numbers))
         if UNSCALED[0] <= math.hypot(mean, spread) <= UNSCALED[1]:
             return cls(data.max_length, data.windows.stride)
-        unit = 2.0 ** max(-60, round(math.log2(spread)))
+        unit = 2.0 ** round(math.log2(max(spread, 2.0**-60)))
         return cls(data.max_length, data.windows.stride, unit, mean)
 
     def settings(self) -> dict[str, Any]:
         """See `Task`; a saved model predicts the numbers themselves."""
         found = super().settings()
         return {name: found[name] for name in found if name not in {"unit", "mean"}}
+
+    def fits_head(self, tensors: Mapping[str, Tensor]) -> bool:
+        """See `Task`; a head for numbers of another size would have to be learned from afar."""
+        bias = tensors.get("classifier.bias")
+        return bias is None or abs(float(bias[0]) - self.mean) <= 10 * self.unit
 
     def prepare_network(self, network: Any, *, keep_head: bool) -> Any:
         """See `Task`."""

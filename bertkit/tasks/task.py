@@ -276,6 +276,10 @@ class Task(ABC):
         """
         return self
 
+    def fits_head(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Return whether a checkpoint's head for this task type suits the data, too."""
+        return True
+
     def prepare_network(self, network: Any, *, keep_head: bool) -> Any:
         """Return the network of a run before its first update; most tasks do not change it.
 

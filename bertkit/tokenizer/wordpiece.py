@@ -22,7 +22,7 @@ import numpy as np
 from tokenizers.models import WordPiece
 
 from bertkit.errors import BertkitError, InputTypeError, checked_texts
-from bertkit.files import write_json, write_text
+from bertkit.files import from_home, write_json, write_text
 from bertkit.tokenizer.compiled import CompiledTokenizer, character_pages, wordpiece_library
 from bertkit.tokenizer.files import (
     CONTINUATION,
@@ -185,7 +185,7 @@ class Tokenizer:
         Raises:
             BertkitError: files are missing, damaged, contradictory, or not those of a BERT model.
         """
-        path = Path(path)
+        path = Path(from_home(path))
         found = read_directory(path) if path.is_dir() else (read_vocabulary(path), {})
         vocabulary, settings = found
         if compat is not None and compat != settings.get("compat"):

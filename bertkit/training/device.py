@@ -42,14 +42,16 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
     """Return the device called `name`; "auto" is CUDA or MPS if available, else the CPU.
 
     Args:
-        name: auto, cpu, cuda, cuda:N or mps; or such a device of torch.
+        name: auto, cpu, cuda, cuda:N or mps; or a device of torch.
 
     Raises:
         BertkitError: the name is unknown (code "device"), or torch cannot use such a device here
             (code "no-device"); the message gives the reason.
     """
-    kind, _, number = (name := str(name)).partition(":")
-    if kind not in DEVICES or (number and not (kind == "cuda" and number.isdecimal())):
+    name = str(name)
+    kind, _, number = name.partition(":")
+    indexed = number.isdecimal() if kind == "cuda" else name == "mps:0"
+    if kind not in DEVICES or (number and not indexed):
         raise BertkitError(
             f"no device is called '{name}'{nearest(name, (*DEVICES, 'cuda:0'))}", code="device"
         )

@@ -20,6 +20,7 @@ from bertkit.finetuning.grid import best_run, read_results
 from bertkit.finetuning.settings import Grid
 from bertkit.model.task_heads import ScaledLinear
 from bertkit.tasks.question_answering import QuestionAnswering
+from bertkit.tasks.regression import Regression
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import run
 
@@ -200,6 +201,15 @@ def test_a_scaled_layer_is_saved_as_the_plain_one_but_resumed_as_it_is() -> None
     for name, one in plain.state_dict().items():
         assert torch.equal(scaled.state_dict()[name], one)
         assert scaled.state_dict(keep_vars=True)[name] is getattr(scaled, name)
+
+
+def test_the_head_for_numbers_of_another_size_is_not_kept() -> None:
+    def fits(task: Regression, bias: float) -> bool:
+        return task.fits_head({"classifier.bias": torch.tensor([bias])})
+
+    prices = Regression(unit=1024.0, mean=50_000.0)
+    assert [fits(prices, bias) for bias in (2.0, 50_100.0)] == [False, True]
+    assert [fits(Regression(), bias) for bias in (2.0, 50_100.0)] == [True, False]
 
 
 @pytest.mark.parametrize(("factor", "offset"), [(1000.0, 50_000.0), (2e-4, 0.0), (1.0, 300.0)])
@@ -448,7 +458,6 @@ def test_scores_of_one_precision_are_not_rounded(pretrained: Path, tmp_path: Pat
 
     from bertkit.checkpoints.pretrained import read_pretrained
     from bertkit.datasets.examples import TextExample
-    from bertkit.tasks.regression import Regression
     from bertkit.tasks.task import run_model
 
     start, task = read_pretrained(pretrained), Regression(max_length=40)

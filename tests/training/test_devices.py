@@ -57,7 +57,7 @@ def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device() == CPU
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert choose_device().type == "mps"
-    assert choose_device("mps").type == "mps"
+    assert choose_device("mps").type == choose_device(torch.device("mps", 0)).type == "mps"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device().type == "cuda"
