@@ -142,7 +142,9 @@ def require_field(record: Any, name: str, kind: type[Kind], place: str) -> Kind:
         BertkitError: the field is missing or has the wrong type.
     """
     if not isinstance(record, dict):
-        raise BertkitError(f"{place}: expected an object with '{name}'; name a file of rows .jsonl")
+        raise BertkitError(
+            f"{place}: expected an object with field '{name}'; name a file of rows .jsonl"
+        )
     if name not in record:
         raise BertkitError(f"{place}: field '{name}' is missing{nearest(name, record)}")
     value = record[name]
