@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.exports import has_integer_products
 from benchmarks.record import summary
 from benchmarks.tokenization import read_sentences
 from bertkit.datasets.glue import GLUE, read_glue
@@ -194,7 +195,7 @@ def measure_peaks(seconds: float) -> dict[str, float]:
     peaks = {"fp32": matmul_peak(torch.device("cpu"), "fp32", seconds)}
     if has_bf16():
         peaks["bf16"] = matmul_peak(torch.device("cpu"), "bf16", seconds)
-    if torch.cpu.get_capabilities().get("avx512_vnni"):
+    if has_integer_products():
         peaks["int8"] = int8_peak(seconds)
     return peaks
 

@@ -143,8 +143,8 @@ class MultipleChoice(Task):
         """See `Task`."""
         found = []
         for given, parts in zip(inputs, outputs, strict=True):
-            every = tuple(softmax(np.mean([part[:, 0] for part in parts], axis=0)).tolist())
-            best = int(np.argmax(every))
+            chances = softmax(np.mean([part[:, 0] for part in parts], axis=0))
+            best, every = int(chances.argmax()), tuple(chances.tolist())
             found.append(ChoicePrediction(best, given.choices[best], every[best], every))
         return found
 

@@ -288,7 +288,8 @@ class Tokenizer:
             (tokens,) int32, the ids of one text after the other; and (texts,) int64, the number of
             tokens of each.
         """
-        texts = list(checked_texts(texts))
+        if type(texts) is not list or set(map(type, texts)) != {str}:  # fast where all is well
+            texts = list(checked_texts(texts))
         if self._compiled is None:
             return joined_lists(self._encode_lists(texts))
         found = self._compiled.encode(texts)
