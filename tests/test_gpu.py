@@ -21,14 +21,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu.batches import make_batches, round_packed, shape_above
+from benchmarks.gpu.batches import make_batches
 from bertkit.corpus.store import TokenStore
 from bertkit.model import attention as attention_module
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
 from bertkit.predict.likelihood import SentenceScorer
-from bertkit.pretraining_data.batch import Packed, pack
+from bertkit.pretraining_data.batch import pack
 from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
@@ -103,23 +103,6 @@ def test_the_network_equals_the_cpus() -> None:
     for name in wanted:
         if "query_key_value.bias" not in name:  # the key's part is 0 but for rounding
             assert distance(got[name], wanted[name]) < 1e-4, name
-
-
-def shape_of(packed: Packed) -> Any:
-    """The shape that a batch is rounded up to."""
-    return shape_above(len(packed.ids), len(packed.cu_seqlens) - 1, packed.max_seqlen, 128)
-
-
-@gpu
-def test_rounding_changes_nothing_in_bf16() -> None:
-    torch.manual_seed(0)
-    encoder = Encoder(CONFIG).to("cuda", torch.bfloat16).eval()
-    packed = batches(1)[0].packed.to("cuda")
-    with torch.inference_mode():
-        plain, longer = encoder(packed), encoder(round_packed(packed, shape_of(packed)))
-    assert len(longer) > len(plain)
-    assert longer.isfinite().all(), "rows that nobody reads are still multiplied with"
-    assert distance(longer[: len(plain)], plain) < 1e-2
 
 
 @gpu

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 @gpu
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("kernel", ["flash", "padded"])
+@pytest.mark.parametrize("kernel", ["triton", "flash", "padded"])
 def test_kernels_agree_forward_and_backward(kernel: str, direction: str) -> None:
     """In bf16, against the definition in fp32."""
     packed = pack([[0] * length for length in (128, 64, 64, 17, 3, 1)]).to("cuda")
@@ -48,7 +48,7 @@ def test_attention_between_streams_agrees_on_every_device() -> None:
     upward = torch.randn(148, 4, 64, generator=generator)
     found: list[tuple[Any, ...]] = []
     for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
-        own = [part.to(device, dtype).requires_grad_() for part in parts]
+        own = [part.detach().to(device, dtype).requires_grad_() for part in parts]
         output = cross_attention(*own, queries.to(device), keys.to(device))
         torch.autograd.backward((output.float() * upward.to(device)).sum())
         found.append((output.cpu(), *[part.grad.cpu() for part in own if part.grad is not None]))
@@ -76,52 +76,61 @@ def attend(
 
 RAGGED = [512, 300, 129, 128, 127, 64, 64, 17, 8, 3, 1]
 
+each_kernel = pytest.mark.parametrize("kernel", ["triton", "flash"])
+
 
 @gpu
-def test_flash_attention_equals_padded_attention_on_ragged_lengths() -> None:
-    for got, wanted in zip(attend(RAGGED, "flash"), attend(RAGGED, "padded"), strict=True):
+@each_kernel
+def test_attention_equals_padded_attention_on_ragged_lengths(kernel: str) -> None:
+    for got, wanted in zip(attend(RAGGED, kernel), attend(RAGGED, "padded"), strict=True):
         assert got.isfinite().all()
         assert distance(got, wanted) < 1e-2
 
 
 @gpu
-def test_flash_attention_is_chosen_with_and_without_dropout() -> None:
+def test_triton_is_chosen_with_and_without_dropout() -> None:
     query = torch.zeros(8, 4, 64, device="cuda", dtype=torch.bfloat16)
-    assert {choose_kernel(query, dropout) for dropout in (0.0, 0.1)} == {"flash"}
+    assert {choose_kernel(query, dropout) for dropout in (0.0, 0.1)} == {"triton"}
+    assert choose_kernel(query[:, :, :40], 0.1) == "flash"
     assert choose_kernel(query.float(), 0.1) == "padded"
 
 
 @gpu
-def test_the_seed_decides_what_flash_attention_drops() -> None:
-    first, again, other = (attend(RAGGED, "flash", 0.1, seed) for seed in (1, 1, 2))
+@each_kernel
+def test_the_seed_decides_what_is_dropped(kernel: str) -> None:
+    first, again, other = (attend(RAGGED, kernel, 0.1, seed) for seed in (1, 1, 2))
     assert torch.equal(first[0], again[0])
     assert distance(other[0], first[0]) > 0.1
     assert first[2].isfinite().all()
-    assert distance(again[2], first[2]) < 1e-3  # the order of additions may differ
+    assert distance(again[2], first[2]) < 1e-3  # flash adds in another order
+    assert kernel == "flash" or torch.equal(again[2], first[2])
 
 
 @gpu
-def test_the_gradient_of_flash_attention_is_that_of_what_was_kept() -> None:
+@each_kernel
+def test_the_gradient_is_that_of_what_was_kept(kernel: str) -> None:
     """The output is linear in the values: <output, output> = <gradient of the values, values>."""
     for seed in range(3):
-        output, value, gradient = attend(RAGGED, "flash", 0.3, seed)
+        output, value, gradient = attend(RAGGED, kernel, 0.3, seed)
         wanted = output.double().square().sum()
         got = (gradient[:, 2].double() * value.double()).sum()
         assert float(got / wanted) == pytest.approx(1.0, abs=0.02)
 
 
 @gpu
-def test_the_mean_over_flash_dropout_is_attention_without_dropout() -> None:
+@each_kernel
+def test_the_mean_over_dropout_is_attention_without_dropout(kernel: str) -> None:
     """300 seeds leave about 0.33 / sqrt(300) = 0.02 of noise; a wrong scale would be 0.1 off."""
     lengths = [200, 128, 90, 17]
-    plain = attend(lengths, "flash")[0].double()
-    total = sum(attend(lengths, "flash", 0.1, seed)[0].double() for seed in range(300))
+    plain = attend(lengths, kernel)[0].double()
+    total = sum(attend(lengths, kernel, 0.1, seed)[0].double() for seed in range(300))
     assert distance(total / 300, plain) < 0.05
-    assert distance(attend(lengths, "flash", 0.1, 0)[0], plain) > 0.1
+    assert distance(attend(lengths, kernel, 0.1, 0)[0], plain) > 0.1
 
 
 @gpu
-def test_flash_attention_that_drops_nearly_nothing_is_near_to_plain_attention() -> None:
-    """The kernel knows probabilities in steps of 1/256, which is a noise of 1/16."""
-    wanted, got = attend(RAGGED, "padded")[0], attend(RAGGED, "flash", 1e-3)[0]
-    assert distance(got, wanted) < 0.12
+def test_dropping_nearly_nothing_is_near_to_plain_attention() -> None:
+    """Flash knows probabilities in steps of 1/256, which is a noise of 1/16."""
+    wanted = attend(RAGGED, "padded")[0]
+    for kernel, most in (("triton", 0.06), ("flash", 0.12)):
+        assert distance(attend(RAGGED, kernel, 1e-3)[0], wanted) < most

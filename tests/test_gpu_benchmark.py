@@ -14,27 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks.gpu import __main__ as benchmark
-from benchmarks.gpu.batches import (
-    Shape,
-    draw_lengths,
-    make_batches,
-    on_rounded_batches,
-    round_batch,
-    round_packed,
-    shape_above,
-)
-from benchmarks.gpu.contestants import chosen_kernel
+from benchmarks.gpu.batches import draw_lengths, make_batches
 from benchmarks.gpu.setup import NO_TIME, Setup
 from benchmarks.gpu.train import Contestant, Race
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import PretrainingModel
-from bertkit.objectives import pretraining_objective
-from bertkit.pretraining_data.batch import pack
-from bertkit.pretraining_data.loader import PretrainingBatch
 from tests.conftest import python
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -188,54 +173,6 @@ def test_batches_are_full_or_ragged_and_padded_ones_hold_the_same() -> None:
         assert torch.equal(ids.sort().values, both.packed.packed.ids.sort().values)
         labels = torch.cat([part["labels"][part["labels"] >= 0] for part in both.padded])
         assert torch.equal(labels.sort().values, both.packed.target_ids.sort().values)
-
-
-@given(lengths=st.lists(st.integers(1, 600), min_size=1, max_size=90), limit=st.integers(2, 640))
-@settings(max_examples=100, deadline=None)
-def test_every_batch_fits_the_shape_above_it(lengths: list[int], limit: int) -> None:
-    lengths = sorted((min(length, limit) for length in lengths), reverse=True)
-    packed = pack([[1] * length for length in lengths])
-    shape = shape_above(len(packed.ids), len(lengths), packed.max_seqlen, limit)
-    rounded = round_packed(packed, shape)
-    assert (len(rounded.ids), len(rounded.cu_seqlens) - 1, rounded.max_seqlen) == shape
-    assert rounded.lengths[: len(lengths)] == lengths
-    added = rounded.lengths[len(lengths) :]
-    assert 1 <= min(added) <= max(added) <= shape.max_length <= limit
-    assert rounded.position_ids.tolist() == [p for n in rounded.lengths for p in range(n)]
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [Shape(9, 3, 8), Shape(12, 2, 8), Shape(20, 3, 8), Shape(12, 3, 4), Shape(10, 4, 8)],
-    ids=["no token left", "no dummy", "too long a dummy", "too long a sequence", "empty dummy"],
-)
-def test_shapes_that_do_not_fit_are_refused(shape: Shape) -> None:
-    with pytest.raises(ValueError, match="2 sequences of at most 5 and in all 9 tokens"):
-        round_packed(pack([[1] * 5, [1] * 4]), shape)
-
-
-@pytest.mark.parametrize("kernel", ["grouped", "padded", "reference"])
-@pytest.mark.parametrize("lengths", [[7], [90, 64, 64, 3, 2, 1], [9] * 17 + [1] * 5])
-def test_rounding_keeps_losses_answers_and_gradients(kernel: str, lengths: list[int]) -> None:
-    torch.manual_seed(0)
-    model = PretrainingModel(CONFIG).double()
-    packed = pack([torch.randint(0, 50, (n,)).tolist() for n in lengths])
-    positions = torch.arange(1, len(packed.ids), 5)
-    labels = torch.arange(len(lengths)) % 2
-    batch = PretrainingBatch(packed, positions, (positions * 7) % 50, labels)
-    found = []
-    for objective in (pretraining_objective, on_rounded_batches(pretraining_objective, 96)):
-        model.zero_grad()
-        with chosen_kernel(kernel):
-            sums = objective(model, batch)
-            (sums["mlm_loss"].value / 3 + sums["nsp_loss"].value).backward()
-        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        found.append([*(value.value.detach() for value in sums.values()), *gradients])
-    assert len(found[0]) > 30
-    for wanted, got in zip(*found, strict=True):
-        torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-10)
-    rounded = round_batch(batch.to("meta"), 96)  # where a value that is read raises
-    assert len(rounded.packed.ids) > len(packed.ids)
 
 
 CARRIED = ["cyclopts", "docstring_parser", "rich_rst", "docutils", "sentencex", "zstandard"]

@@ -6,13 +6,14 @@ stage of the CUDA path is a row of its own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.gpu.batches import Both, Padded, on_rounded_batches
+from benchmarks.gpu.batches import Both, Padded
 from benchmarks.gpu.setup import Setup
 from bertkit.model import attention
 from bertkit.model.encoder import Encoder, ModelConfig
@@ -33,20 +34,17 @@ class Own(NamedTuple):
 
     kernel: str = "auto"
     """The attention kernel; "auto" is what bertkit chooses."""
-    compiled: str = ""
-    """Nothing; "layers" for any shape; "static": layers for rounded batches; "all": what
-    `bertkit pretrain --compile` compiles."""
+    compiled: bool = False
+    """Whether to compile what `bertkit pretrain --compile` compiles."""
     precision: str = "bf16"
     """A precision of `LoopSettings`."""
 
 
 STAGES = {
-    "compiled": Own(compiled="all"),
-    "compiled, bf16 residual": Own(compiled="all", precision="bf16-residual"),
-    "compiled layers": Own(compiled="layers"),
+    "compiled": Own(compiled=True),
+    "compiled, bf16 residual": Own(compiled=True, precision="bf16-residual"),
+    "compiled, torch's flash attention": Own("flash", compiled=True),
     "eager": Own(),
-    "eager, padded attention": Own("padded"),
-    "compiled layers, static shapes": Own(compiled="static"),
 }
 
 
@@ -55,11 +53,17 @@ def chosen_kernel(kernel: str) -> Iterator[None]:
     """Make every attention of a block that leaves the choice to bertkit use one kernel."""
     own_choice = attention.choose_kernel
     if kernel != "auto":
-        attention.choose_kernel = lambda query, dropout: kernel
+        attention.choose_kernel = always(kernel)
     try:
         yield
     finally:
         attention.choose_kernel = own_choice
+
+
+@functools.cache
+def always(kernel: str) -> Callable[[Any, float], str]:
+    """Return one and the same choice whenever it is asked for: another would be compiled anew."""
+    return lambda query, dropout: kernel
 
 
 def kernel_of(setup: Setup, own: Own) -> str:
@@ -77,23 +81,12 @@ def own_loop(setup: Setup, config: ModelConfig, own: Own) -> Loop:
     """Set up bertkit's training: a function of steps that yields a record after each."""
     with setup.device:
         model = PretrainingModel(config).train()
-    everything = own.compiled == "all"
-    state = build_train_state(PretrainRecipe(), model, setup.device, compiled=everything)
-    objective = state.loss_fn
-    if own.compiled in {"layers", "static"}:
-        from torch._dynamo import config as dynamo
-
-        dynamo.recompile_limit = 64  # for the shapes of all contestants
-        for layer in model.encoder.layers:
-            dynamic = own.compiled == "layers"
-            layer.forward = torch.compile(layer.forward, dynamic=dynamic, backend=backend(setup))
-    if own.compiled == "static":
-        objective = on_rounded_batches(objective, config.max_position_embeddings)
+    state = build_train_state(PretrainRecipe(), model, setup.device, compiled=own.compiled)
     settings = LoopSettings(
         device=setup.device, precision=own.precision, seed=0, max_gradient_norm=1.0,
         learning_rate=lambda step: RATE,
     )  # fmt: skip
-    return lambda steps: train_steps(model, state.optimizer, objective, steps, settings)
+    return lambda steps: train_steps(model, state.optimizer, state.loss_fn, steps, settings)
 
 
 def backend(setup: Setup) -> str:
@@ -104,10 +97,9 @@ def backend(setup: Setup) -> str:
 def own_training(setup: Setup, config: ModelConfig, own: Own) -> Work:
     """Set up updates through bertkit's own loop."""
     loop = own_loop(setup, config, own)
-    kernel = "padded" if setup.dry and own.compiled else own.kernel
 
     def work(batches: Sequence[Both]) -> None:
-        with chosen_kernel(kernel):
+        with chosen_kernel(own.kernel):
             for _ in loop(([batch.packed], None) for batch in batches):
                 pass
 

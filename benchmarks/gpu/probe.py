@@ -15,7 +15,7 @@ from benchmarks.gpu.batches import draw_lengths, make_batches
 from benchmarks.gpu.contestants import STAGES, Own, own_training, pinned
 from benchmarks.gpu.setup import BASE, LARGE, Case, Found, Setup
 from benchmarks.record import summary
-from bertkit.model.attention import padded
+from bertkit.model.attention import KERNELS, self_attention
 from bertkit.pretraining_data.batch import Packed, from_arrays
 from bertkit.training.device import matmul_peak, synchronize
 
@@ -110,7 +110,7 @@ def attentions(setup: Setup) -> Iterator[Found]:
             ids = np.zeros(int(lengths.sum()), dtype=np.int64)
             packed = from_arrays(ids, ids, lengths).to(setup.device)
             flops = 3 * 4.0 * config.hidden_size * float((lengths**2).sum())
-            for name, kernel in KERNELS.items():
+            for name, kernel in WAYS.items():
                 for dropout in (0.1, 0.0):
                     measure = partial(attention, setup, kernel, packed, dropout, flops)
                     yield setup.attempt(f"{length} {layout}, {name}, dropout {dropout}", measure)
@@ -122,10 +122,10 @@ def attention(setup: Setup, kernel: Any, packed: Packed, dropout: float, flops: 
     rows, run = kernel(packed, dropout)
     size = (rows, 3, config.num_attention_heads, config.hidden_size // config.num_attention_heads)
     qkv = torch.randn(size, device=setup.device, dtype=torch.bfloat16, requires_grad=True)
-    upstream = torch.randn_like(run(*qkv.detach().unbind(1)))
+    upstream = torch.randn_like(run(qkv.detach()))
 
     def work() -> None:
-        run(*qkv.unbind(1)).backward(upstream)
+        run(qkv).backward(upstream)
         qkv.grad = None
 
     found = timing(setup.seconds_of(work), flops=flops)
@@ -134,22 +134,25 @@ def attention(setup: Setup, kernel: Any, packed: Packed, dropout: float, flops: 
 
 
 Kernel = tuple[int, Callable[..., torch.Tensor]]
-"""The rows of queries, keys and values, (rows, heads, width), and the function of these three."""
+"""The rows of queries, keys and values, and the function of all, (rows, 3, heads, width)."""
+
+
+def own(packed: Packed, dropout: float) -> Kernel:
+    """The kernel that bertkit chooses: its own in Triton."""
+    run = partial(self_attention, packed=packed, direction="bidirectional", dropout=dropout)
+    return len(packed.ids), run
 
 
 def flash(packed: Packed, dropout: float) -> Kernel:
     """Flash attention on packed tokens, by torch's own operator."""
-    cu, most = packed.cu_seqlens, packed.max_seqlen
-    operator: Any = torch.ops.aten._flash_attention_forward
-    return len(packed.ids), lambda q, k, v: operator(
-        *(q, k, v, cu, cu, most, most, dropout, False, False)
-    )[0]
+    run = partial(KERNELS["flash"], packed=packed, direction="bidirectional", dropout=dropout)
+    return len(packed.ids), lambda qkv: run(*qkv.unbind(1))
 
 
 def inside_padding(packed: Packed, dropout: float) -> Kernel:
     """Bertkit's `padded` kernel: pads, attends under a mask, and removes the padding."""
-    run = partial(padded, packed=packed, direction="bidirectional", dropout=dropout)
-    return len(packed.ids), run
+    run = partial(KERNELS["padded"], packed=packed, direction="bidirectional", dropout=dropout)
+    return len(packed.ids), lambda qkv: run(*qkv.unbind(1))
 
 
 def all_padded(packed: Packed, dropout: float) -> Kernel:
@@ -159,14 +162,14 @@ def all_padded(packed: Packed, dropout: float) -> Kernel:
     rows = len(lengths) * longest
     mask = None if len(packed.ids) == rows else real[:, None, None, :]
 
-    def run(*qkv: torch.Tensor) -> torch.Tensor:
-        heads = (part.unflatten(0, (-1, longest)).transpose(1, 2) for part in qkv)
+    def run(qkv: torch.Tensor) -> torch.Tensor:
+        heads = (part.unflatten(0, (-1, longest)).transpose(1, 2) for part in qkv.unbind(1))
         return scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout)
 
     return rows, run
 
 
-KERNELS = {"flash": flash, "padded inside": inside_padding, "padded": all_padded}
+WAYS = {"bertkit": own, "flash": flash, "padded inside": inside_padding, "padded": all_padded}
 
 
 def waits(setup: Setup) -> Iterator[Found]:
@@ -197,7 +200,7 @@ def waits_of(setup: Setup, own: Own) -> dict[str, Any]:
 
 def profiles(setup: Setup) -> Iterator[Found]:
     """Profile one step of training; the tables are written as text beside the results."""
-    for name in ("eager", "compiled"):
+    for name in ("compiled", "compiled, bf16 residual", "eager"):
         yield setup.attempt(f"training, {name}", partial(profile_of, setup, name))
 
 
@@ -217,7 +220,7 @@ def profile_of(setup: Setup, name: str) -> dict[str, Any]:
     averages, side = profiler.key_averages(), "cpu" if setup.dry else "device"
     orders = (f"self_{side}_time_total", "self_cpu_time_total")
     tables = [averages.table(sort_by=o, row_limit=60, max_name_column_width=90) for o in orders]
-    path = setup.out / f"gpu-profile-{name}.txt"
+    path = setup.out / f"gpu-profile-{name.replace(', ', '-').replace(' ', '-')}.txt"
     path.write_text("\n\n".join(tables), encoding="utf-8")
     kernels = [one for one in averages if setup.dry or one.device_type == DeviceType.CUDA]
     busy = sum(getattr(one, f"self_{side}_time_total") for one in kernels)
@@ -233,7 +236,7 @@ def profile_of(setup: Setup, name: str) -> dict[str, Any]:
 PROBES: dict[str, Case] = {
     "ceiling": ceilings,
     "attention": attentions,
-    "product": products,
-    "waits": waits,
     "profile": profiles,
+    "waits": waits,
+    "product": products,
 }

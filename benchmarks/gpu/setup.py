@@ -104,5 +104,8 @@ TO_COMPILE = 20.0
 
 
 def in_one_line(error: Exception) -> str:
-    """Return the kind of an error and the beginning of its message."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    """Return the kind of an error and its message; of a long one, both ends."""
+    message = " ".join(str(error).split())
+    if len(message) > 500:
+        message = f"{message[:200]} [...] {message[-300:]}"
+    return f"{type(error).__name__}: {message}"

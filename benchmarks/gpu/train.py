@@ -31,8 +31,8 @@ ROUNDS = 4
 """In which the contestants take turns."""
 
 ORDER = (
-    *("compiled", "compiled, bf16 residual", "transformers", "compiled layers", "eager"),
-    *("eager, padded attention", "transformers, compiled", "compiled layers, static shapes"),
+    *("compiled", "compiled, bf16 residual", "transformers", "transformers, compiled", "eager"),
+    "compiled, torch's flash attention",
 )
 """Of all contestants: what matters most first, in case time runs out."""
 

@@ -6,7 +6,8 @@ that reads sequence boundaries, and padding exists only inside a kernel.
 | kernel    | used for                        | method                                        |
 |-----------|---------------------------------|-----------------------------------------------|
 | grouped   | CPU                             | one call per group of similar sequence lengths |
-| flash     | CUDA, 16 bits                   | flash attention on the packed tokens          |
+| triton    | CUDA, 16 bits                   | `bertkit.model.triton_attention`              |
+| flash     | CUDA, 16 bits, without Triton   | torch's flash attention on the packed tokens  |
 | padded    | other devices, fp32 on CUDA     | pads query, key, value; masks the padded keys |
 | reference | tests                           | a block mask over all pairs of tokens         |
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -31,6 +33,10 @@ from bertkit.model.cpu import (
 )
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Heads
+
+HAS_TRITON = torch.version.cuda is not None and find_spec("triton") is not None
+if HAS_TRITON:
+    from bertkit.model.triton_attention import WIDTHS, packed_attention
 
 CACHED_WEIGHTS = 1 << 19
 """The number of attention weights computed at a time on a CPU: one or two megabytes."""
@@ -88,6 +94,26 @@ def attention(
     return KERNELS[kernel](query, key, value, packed, direction=direction, dropout=dropout)
 
 
+def self_attention(
+    projected: Tensor, packed: Packed, *, direction: str, dropout: float = 0.0
+) -> Heads:
+    """Return `attention` of queries, keys and values that lie in one tensor, by the best kernel.
+
+    Args:
+        projected: (tokens, 3, heads, head width) queries, keys and values.
+        packed: the batch, which holds the sequence boundaries.
+        direction: see `attention`.
+        dropout: see `attention`.
+    """
+    query, key, value = projected.unbind(1)
+    if choose_kernel(query, dropout) != "triton":
+        return attention(query, key, value, packed, direction=direction, dropout=dropout)
+    output: Tensor = packed_attention(
+        projected, packed.cu_seqlens, packed.max_seqlen, direction, dropout
+    )[0]
+    return output
+
+
 def has_flash() -> bool:
     """Return whether this torch has flash attention, with the arguments that `flash` passes."""
     operator = getattr(torch.ops.aten, "_flash_attention_forward", None)
@@ -111,14 +137,14 @@ def choose_kernel(query: Heads, dropout: float) -> str:
     """
     if query.device.type == "cpu":
         return "grouped"
-    flash = (
-        HAS_FLASH
-        and query.device.type == "cuda"
+    packs = (
+        query.device.type == "cuda"
         and query.dtype in (torch.float16, torch.bfloat16)
-        and query.shape[-1] % 8 == 0
-        and query.shape[-1] <= 256
         and torch.cuda.get_device_capability(query.device) >= (8, 0)
     )
+    if packs and HAS_TRITON and query.shape[-1] in WIDTHS:
+        return "triton"
+    flash = packs and HAS_FLASH and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
     return "flash" if flash else "padded"
 
 
@@ -253,6 +279,17 @@ def flash(
     return output
 
 
+def triton(
+    query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
+) -> Heads:
+    """Put queries, keys and values into one tensor, as `self_attention` has them already."""
+    projected = torch.stack([query, key, value], dim=1)
+    output: Tensor = packed_attention(
+        projected, packed.cu_seqlens, packed.max_seqlen, direction, dropout
+    )[0]
+    return output
+
+
 def padded(
     query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
 ) -> Heads:
@@ -300,7 +337,13 @@ def reference(
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 
-KERNELS = {"grouped": grouped, "flash": flash, "padded": padded, "reference": reference}
+KERNELS = {
+    "grouped": grouped,
+    "triton": triton,
+    "flash": flash,
+    "padded": padded,
+    "reference": reference,
+}
 
 
 def has_bf16() -> bool:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.model.attention import DIRECTIONS, attention
+from bertkit.model.attention import DIRECTIONS, self_attention
 from bertkit.model.cpu import AddNorm, Dropout, has_compiled_steps
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Pooled, Rows, TargetIndices, TokenIndices
@@ -164,10 +164,9 @@ class Layer(nn.Module):
         """Compute multi-head attention without its output projection: (tokens, width)."""
         heads = self.config.num_attention_heads
         projected = self.query_key_value(hidden).unflatten(-1, (3, heads, -1))
-        query, key, value = projected.unbind(1)  # each (tokens, heads, head width)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
         direction = self.config.direction
-        return attention(query, key, value, packed, direction=direction, dropout=dropout).flatten(1)
+        return self_attention(projected, packed, direction=direction, dropout=dropout).flatten(1)
 
 
 TO_COME: ContextVar[bool] = ContextVar("weights to come", default=False)

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.model.attention import attention, concatenate, has_bf16, has_products
+from bertkit.model.attention import concatenate, has_bf16, has_products, self_attention
 from bertkit.model.cpu import MODES
 from bertkit.model.encoder import Encoder, Layer, ModelConfig, gelu_form
 from bertkit.model.native import (
@@ -168,8 +168,7 @@ class InferenceLayer(nn.Module):
         """Return the layer's output, given its input and what `project` returned for it."""
         config = self.config
         heads = projected.view(len(projected), 3, config.num_attention_heads, -1)
-        query, key, value = heads.unbind(1)  # each (tokens, heads, head width)
-        attended = attention(query, key, value, packed, direction=config.direction).flatten(1)
+        attended = self_attention(heads, packed, direction=config.direction).flatten(1)
         if rows is not None:
             attended, hidden = attended.index_select(0, rows), hidden.index_select(0, rows)
         return self.complete(attended, hidden.to(self.dtype))

@@ -47,7 +47,7 @@ def cross_attention(
         keys: the boundaries of as many sequences that are attended to, in the same order.
         dropout: the probability of setting an attention weight to 0; pass 0 for evaluation.
     """
-    if choose_kernel(query, dropout) == "flash":
+    if choose_kernel(query, dropout) in ("flash", "triton"):
         found: Tensor = torch.ops.aten._flash_attention_forward(
             *(query, key, value, queries.cu_seqlens, keys.cu_seqlens),
             *(queries.max_seqlen, keys.max_seqlen, dropout, False, False),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +15,7 @@ from bertkit.errors import BertkitError
 from bertkit.model.attention import DIRECTIONS, attention, choose_kernel
 from bertkit.model.cpu import Dropout, attention_groups, keep_mask, keep_scale, merge_similar
 from bertkit.pretraining_data.batch import Packed, pack
+from tests.conftest import python
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -180,7 +184,7 @@ def test_mask_probability_is_exact_to_sixteen_bits() -> None:
 def test_flash_agrees_with_the_definition_on_a_gpu(dtype: torch.dtype, direction: str) -> None:
     packed = lengths_batch([3, 64, 17, 64]).to("cuda")
     qkv = projections(148, 4, 32, device="cuda", dtype=dtype)
-    assert choose_kernel(qkv[0], 0.1) == "flash"
+    assert choose_kernel(qkv[0], 0.1) in ("triton", "flash")
     got = attention(*qkv, packed, direction=direction)
     wanted = attention(
         *(part.float() for part in qkv), packed, direction=direction, kernel="reference"
@@ -198,6 +202,62 @@ def test_padded_agrees_with_the_definition_on_a_gpu(lengths: list[int]) -> None:
     torch.testing.assert_close(attention(*qkv, packed), wanted, atol=1e-4, rtol=1e-4)
     half = [part.bfloat16() for part in qkv]
     assert attention(*half, packed, dropout=0.1).isfinite().all()
+
+
+INTERPRETED = """
+import math, torch
+from bertkit.model.attention import DIRECTIONS, reference
+from bertkit.model.triton_attention import packed_attention
+from bertkit.pretraining_data.batch import pack
+
+def learn(attend, projected, upward):
+    own = projected.clone().requires_grad_()
+    output = attend(own)
+    (output * upward).sum().backward()
+    return output.detach(), own.grad
+
+torch.manual_seed(0)
+lengths = [130, 64, 65, 17, 3, 1]
+packed = pack([[0] * n for n in lengths])
+projected, upward = torch.randn(sum(lengths), 3, 2, 32), torch.randn(sum(lengths), 2, 32)
+for direction in DIRECTIONS:
+    place = packed.cu_seqlens, packed.max_seqlen, direction, 0.0
+    got = learn(lambda own: packed_attention(own, *place)[0], projected, upward)
+    wanted = learn(
+        lambda own: reference(*own.unbind(1), packed, direction=direction, dropout=0.0),
+        projected, upward,
+    )
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+packed = pack([[0] * 100])  # one-hot values show the weights
+projected, upward = torch.randn(100, 3, 1, 128), torch.randn(100, 1, 128)
+projected[:, 2, 0] = torch.eye(100, 128)
+
+def weights(own):
+    return (own[:, 0, 0] @ own[:, 1, 0].T / math.sqrt(128)).softmax(-1)
+
+def dropped(own):
+    torch.manual_seed(5)
+    return packed_attention(own, packed.cu_seqlens, 100, "bidirectional", 0.3)[0]
+
+output, gradient = learn(dropped, projected, upward)
+scale = output[:, 0, :100] / weights(projected)
+kept = scale > 0
+assert abs(kept.float().mean() - 0.7) < 0.02
+torch.testing.assert_close(scale[kept], torch.full_like(scale[kept], 1 / 0.7))
+wanted = learn(
+    lambda own: (weights(own) * kept / 0.7 @ own[:, 2, 0])[:, None], projected, upward
+)
+torch.testing.assert_close((output, gradient), wanted, atol=1e-5, rtol=1e-5)
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_tritons_kernels_agree_with_the_definition() -> None:
+    """In Triton's interpreter, which needs no GPU; also which weights dropout keeps."""
+    environment = {k: v for k, v in os.environ.items() if k != "BERTKIT_CHECK_SHAPES"}
+    done = python("-c", INTERPRETED, env={**environment, "TRITON_INTERPRET": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @torch.no_grad()
