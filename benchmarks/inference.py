@@ -13,7 +13,8 @@ Outputs are compared with those of transformers in fp32, by the cosine of each s
 
     python -m benchmarks.inference --data FOLDER
 
-Each workload writes a results file (on a processor without AVX512-VNNI one that ends in `-avx2`);
+Each workload writes a results file (one that ends in `-amx` on a processor with AMX, and in `-avx2`
+on one without AVX512-VNNI);
 `latency` is one short text at a time, and `scores` are those of tuned models
 (`benchmarks.precisions`).
 """
@@ -344,8 +345,10 @@ def compete(
 
 
 def results_name(name: str) -> str:
-    """The name of a table's results file; without AVX512-VNNI it ends in -avx2."""
-    return f"inference-{name}{'' if has_integer_products() else '-avx2'}"
+    """The name of a table's results file, which tells processors with other instructions apart."""
+    tiles = torch.cpu.get_capabilities().get("amx_int8", False)
+    kind = "-amx" if tiles else "" if has_integer_products() else "-avx2"
+    return f"inference-{name}{kind}"
 
 
 def write_table(name: str, table: Any, details: Row) -> None:

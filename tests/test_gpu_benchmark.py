@@ -79,6 +79,27 @@ def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
     assert list(race.run({"late": late})) == [("late", NO_TIME)]
 
 
+def test_cases_that_are_not_measured_again_stay_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rate = 0
+
+    def found(case: str, *_: object) -> Any:
+        yield "row", {"rate": rate}
+        yield "other", "failed"
+
+    monkeypatch.setattr(benchmark, "in_own_process", found)
+    options = benchmark.Options("train", tmp_path, 1.0, True)
+    first, second, third, *_ = benchmark.COMMANDS["train"]
+    for rate, cases in ((1, [first, second]), (2, [second, third]), (3, [third])):  # noqa: B007
+        benchmark.run_command(options, cases)
+    result = json.loads((tmp_path / "gpu-train.json").read_text())
+    rates = {name: row["rate"] for name, row in result["rows"].items()}
+    assert rates == {f"{first}, row": 1, f"{second}, row": 2, f"{third}, row": 3}
+    assert set(result["failed"]) == {f"{case}, other" for case in (first, second, third)}
+    assert [part["cells"] for part in result["parts"]] == [[first], [second], [third]]
+
+
 def test_a_case_that_hangs_is_stopped_and_its_rows_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,9 +4,9 @@
     python -m benchmarks.gpu train --out DIR    pre-training by stages, beside transformers
     python -m benchmarks.gpu rest --out DIR     inference, a store, fine-tuning, resuming, large
 
-Each writes DIR/gpu-COMMAND.json anew with every row, so that nothing is lost if it is killed. Each
-case runs in a process of its own with a time limit, and what failed stands in the file with its
-error, as does what there was no time for. With --dry-run a tiny network on the CPU tries every line
+Each writes DIR/gpu-COMMAND.json anew with every row, so that nothing is lost if it is killed. What
+the file has of other cases stays there. Each case runs in a process of its own with a time limit,
+and what failed stands in the file with its error, as does what there was no time for. With --dry-run a tiny network on the CPU tries every line
 of the three, so of cases that differ in sizes only the first; what needs CUDA fails there.
 """
 
@@ -31,7 +31,7 @@ from benchmarks.gpu.rest import OTHERS
 from benchmarks.gpu.setup import NO_TIME, Case, Found, Setup, in_one_line
 from benchmarks.gpu.train import TRAININGS
 from benchmarks.record import ROOT, circumstances
-from bertkit.files import write_json
+from bertkit.files import read_json, write_json
 from bertkit.training.device import environment
 
 COMMANDS: dict[str, dict[str, Case]] = {"probe": PROBES, "train": TRAININGS, "rest": OTHERS}
@@ -128,6 +128,9 @@ def run_command(options: Options, cases: Sequence[str]) -> dict[str, Any]:
         "failed": {},
         "seconds": {},
     }
+    path = options.out / f"{result['name']}.json"
+    if path.is_file():
+        keep_other_cases(result, read_json(path), cases)
     end = time.monotonic() + 60 * options.minutes
     for case in cases:
         began = time.monotonic()
@@ -142,6 +145,24 @@ def run_command(options: Options, cases: Sequence[str]) -> dict[str, Any]:
         result["seconds"][case] = round(time.monotonic() - began, 1)
         write(options, result)
     return result
+
+
+def keep_other_cases(result: dict[str, Any], before: dict[str, Any], cases: Sequence[str]) -> None:
+    """Take what an earlier results file has of other cases, and say which code measured what."""
+    others = [case for case in before["seconds"] if case not in cases]
+    if not others:
+        return
+    made = {"cells": list(before["seconds"]), "date": before["date"], "commit": before["commit"]}
+    parts = [
+        {**part, "cells": [case for case in part["cells"] if case in others]}
+        for part in before.get("parts", [made])
+    ]
+    own = {"cells": list(cases), "date": result["date"], "commit": result["commit"]}
+    result["parts"] = [*(part for part in parts if part["cells"]), own]
+    for kind in ("rows", "failed"):
+        kept = {key: row for key, row in before[kind].items() if key.split(", ")[0] in others}
+        result[kind] |= kept
+    result["seconds"] |= {case: before["seconds"][case] for case in others}
 
 
 def write(options: Options, result: dict[str, Any]) -> None:

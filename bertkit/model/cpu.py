@@ -38,7 +38,7 @@ the processor needs for each, by torch's names."""
 DIRECTION_SIGNS = {"bidirectional": 0, "left_to_right": -1, "right_to_left": 1}
 MODES = ("fp32", "bf16", "int8")
 """What matrix products of inference are computed in, in the order of native.c."""
-SIZES = ("layer_bytes", "parts_bytes", "panel", "element_size", "rows_of_a_part")
+SIZES = ("layer_bytes", "parts_bytes", "panel", "element_size", "rows_of_a_part", "tiles")
 """The functions of the compiled code that return a number."""
 C_NUMBERS = {int: ctypes.c_int64, float: ctypes.c_double}
 ELEMENTS_PER_THREAD = 1 << 14
@@ -49,8 +49,8 @@ ELEMENTS_PER_THREAD = 1 << 14
 def library() -> ctypes.CDLL | None:
     """Return the compiled code for this processor; None if it was not built from native.c as it is.
 
-    The environment variable BERTKIT_NATIVE=0 switches it off, and BERTKIT_NATIVE=avx2 names the
-    instructions to use.
+    The environment variable BERTKIT_NATIVE=0 switches it off, and BERTKIT_NATIVE=avx2 or avx512
+    names the instructions to use; otherwise these are AVX512 with AMX, if the processor has it.
     """
     chosen, able = os.environ.get("BERTKIT_NATIVE", "1"), torch.cpu.get_capabilities()
     for name, needed in NATIVE_LIBRARIES.items():
@@ -59,6 +59,7 @@ def library() -> ctypes.CDLL | None:
             if code is not None:
                 for function in SIZES:
                     getattr(code, f"bertkit_{function}").restype = ctypes.c_int64
+                code.bertkit_use_tiles(ctypes.c_int64(chosen == "1"))
                 return code
     return None
 
@@ -68,6 +69,12 @@ def compiled() -> ctypes.CDLL:
     code = library()
     assert code is not None
     return code
+
+
+def uses_tiles() -> bool:
+    """Return whether compiled products use AMX."""
+    code = library()
+    return bool(code and code.bertkit_tiles())
 
 
 def element_size(mode: str) -> int:

@@ -12,7 +12,8 @@ products:
          bits by unsigned inputs of 8 bits. AVX2 multiplies pairs of 16 bits: there weights are up
          to 511 and inputs up to 1023, whose sums over 4096 inputs are below 2^31
 
-With AVX2 there is no bf16. Attention's products are fp32 or bf16. Hidden states, residual sums,
+With AVX2 there is no bf16. Where a processor has AMX, its tiles multiply bf16 and 8 bits: 16 rows by
+16 outputs at a time. The sums of integers are the same. Attention's products are fp32 or bf16. Hidden states, residual sums,
 GELU, softmax and LayerNorm are fp32 in every mode. A row of a result never depends on other rows of
 the batch, except through attention within its sequence, and not on the number of threads.
 
@@ -32,8 +33,15 @@ its beginning; `vec` is a vector of floats.
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__AVX512F__) && (defined(__clang__) || __GNUC__ >= 11)
+#define HAS_TILES
+#include <cpuid.h>
+#include <sys/syscall.h>
+long syscall(long number, ...);
+#endif
+
 enum { FP32, BF16, INT8 };
-enum { TILE = 6, BLOCK = 48, GROUP = 128 };
+enum { TILE = 6, BLOCK = 64, GROUP = 128, QUERIES = 16 };
 enum { SPINS = 1 << 13 }; /* pauses of a waiting thread before it lets others run: about 0.1 ms */
 
 #define INLINE static inline __attribute__((always_inline))
@@ -300,6 +308,25 @@ typedef struct {
     int64_t stride, out_stride; /* bytes of an input row; elements of an output row */
 } Call;
 
+/* Store a row's results for a vector of outputs, given their sums and their bias. */
+INLINE void finish(int mode, int end, const Call *call, int64_t row, int64_t column, vec sum,
+                   vec bias) {
+    const Product *p = call->product;
+    const mask wanted = lanes(p->outputs - column);
+    vec y = sum + bias;
+    if (mode == INT8) {
+        vec scale = set(call->row_scales[row]) * load(p->scale + column);
+        y = fma_plus(exact_sum(sum, p->shift + column), scale, bias);
+    }
+    if (end == GELU_ERF) y = gelu_erf(y);
+    if (end == GELU_TANH) y = gelu_tanh(y);
+    const int64_t place = row * call->out_stride + column;
+    if (end == STORE_BF16)
+        store_some_bf16(wanted, (bf16 *)call->out + place, y);
+    else
+        store_some(wanted, (float *)call->out + place, y);
+}
+
 INLINE void tile(int mode, int count, int end, const Call *call, int64_t row, int64_t panel) {
     const Product *p = call->product;
     const int64_t groups = p->inputs * element_size(mode) / 4, first = panel * PANEL;
@@ -310,22 +337,9 @@ INLINE void tile(int mode, int count, int end, const Call *call, int64_t row, in
     for (int j = 0; j < PARTS; j++) {
         const int64_t column = first + j * VECTOR;
         const vec bias = load(p->bias + column);
-        const mask wanted = lanes(p->outputs - column);
         UNROLL
-        for (int i = 0; i < count; i++) {
-            vec y = sums[i][j] + bias;
-            if (mode == INT8) {
-                vec scale = set(call->row_scales[row + i]) * load(p->scale + column);
-                y = fma_plus(exact_sum(sums[i][j], p->shift + column), scale, bias);
-            }
-            if (end == GELU_ERF) y = gelu_erf(y);
-            if (end == GELU_TANH) y = gelu_tanh(y);
-            const int64_t place = (row + i) * call->out_stride + column;
-            if (end == STORE_BF16)
-                store_some_bf16(wanted, (bf16 *)call->out + place, y);
-            else
-                store_some(wanted, (float *)call->out + place, y);
-        }
+        for (int i = 0; i < count; i++)
+            finish(mode, end, call, row + i, column, sums[i][j], bias);
     }
 }
 
@@ -371,6 +385,120 @@ static void (*const PRODUCTS[3][4])(const Call *, int64_t) = {
     [INT8] = {[STORE] = int8_store, [GELU_ERF] = int8_erf, [GELU_TANH] = int8_tanh},
 #endif
 };
+
+static int tiles; /* whether products may use AMX */
+
+#ifdef HAS_TILES
+#define AMX __attribute__((target("amx-tile,amx-int8,amx-bf16")))
+enum { ROWS_OF_TILE = 16, GROUPS_OF_TILE = 16 };
+
+static AMX void configure_tiles(void) {
+    struct {
+        uint8_t palette, start, unused[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } all = {.palette = 1};
+    for (int i = 0; i < 8; i++) all.bytes[i] = 64, all.rows[i] = ROWS_OF_TILE;
+    _tile_loadconfig(&all);
+}
+
+/* The sums of 32 rows, or of 16, with a panel's first `outputs`; rows are `room` sums apart. */
+INLINE AMX void sums_by_tiles(int mode, int both, const char *rows, int64_t stride,
+                              const char *panel, int64_t groups, int64_t outputs, float *sums,
+                              int64_t room) {
+    for (int half = 0; half < least(outputs, PANEL); half += 2 * VECTOR) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t g = 0; g < groups; g += GROUPS_OF_TILE) {
+            const char *weights = panel + (g * PANEL + half) * 4;
+            _tile_loadd(4, rows + g * 4, stride);
+            _tile_loadd(6, weights, PANEL * 4);
+            _tile_loadd(7, weights + VECTOR * 4, PANEL * 4);
+            if (both) _tile_loadd(5, rows + ROWS_OF_TILE * stride + g * 4, stride);
+            if (mode == INT8) {
+                _tile_dpbusd(0, 4, 6);
+                _tile_dpbusd(1, 4, 7);
+            } else {
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+            }
+            if (both && mode == INT8) {
+                _tile_dpbusd(2, 5, 6);
+                _tile_dpbusd(3, 5, 7);
+            } else if (both) {
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+        float *lower = sums + ROWS_OF_TILE * room + half;
+        _tile_stored(0, sums + half, room * 4);
+        _tile_stored(1, sums + half + VECTOR, room * 4);
+        if (both) {
+            _tile_stored(2, lower, room * 4);
+            _tile_stored(3, lower + VECTOR, room * 4);
+        }
+    }
+}
+
+/* A product by tiles. Rows are read up to a multiple of 16; what is beyond `count` is not used. */
+INLINE AMX void product_by_tiles(int mode, int end, const Call *call, int64_t count) {
+    const Product *p = call->product;
+    const int64_t groups = p->inputs * element_size(mode) / 4;
+    float sums[2 * ROWS_OF_TILE * PANEL] __attribute__((aligned(64)));
+    configure_tiles();
+    for (int64_t first = 0; first < p->outputs; first += PANEL) {
+        const char *panel = (const char *)p->weight + first * groups * 4;
+        for (int64_t row = 0; row < count; row += 2 * ROWS_OF_TILE) {
+            const char *rows = call->rows + row * call->stride;
+            if (count - row > ROWS_OF_TILE)
+                sums_by_tiles(mode, 1, rows, call->stride, panel, groups, PANEL, sums, PANEL);
+            else
+                sums_by_tiles(mode, 0, rows, call->stride, panel, groups, PANEL, sums, PANEL);
+            UNROLL
+            for (int j = 0; j < PARTS; j++) {
+                const int64_t column = first + j * VECTOR;
+                const vec bias = load(p->bias + column);
+                for (int64_t i = 0; i < least(count - row, 2 * ROWS_OF_TILE); i++)
+                    finish(mode, end, call, row + i, column, load(sums + i * PANEL + j * VECTOR),
+                           bias);
+            }
+        }
+    }
+    _tile_release();
+}
+
+#define DEFINE_BY_TILES(name, mode, end) \
+    static AMX __attribute__((noinline)) void name(const Call *call, int64_t count) { \
+        product_by_tiles(mode, end, call, count); \
+    }
+DEFINE_BY_TILES(bf16_store_tiles, BF16, STORE)
+DEFINE_BY_TILES(bf16_bf16_tiles, BF16, STORE_BF16)
+DEFINE_BY_TILES(bf16_erf_tiles, BF16, GELU_ERF)
+DEFINE_BY_TILES(bf16_tanh_tiles, BF16, GELU_TANH)
+DEFINE_BY_TILES(int8_store_tiles, INT8, STORE)
+DEFINE_BY_TILES(int8_bf16_tiles, INT8, STORE_BF16)
+DEFINE_BY_TILES(int8_erf_tiles, INT8, GELU_ERF)
+DEFINE_BY_TILES(int8_tanh_tiles, INT8, GELU_TANH)
+
+static void (*const BY_TILES[3][4])(const Call *, int64_t) = {
+    [BF16] = {bf16_store_tiles, bf16_bf16_tiles, bf16_erf_tiles, bf16_tanh_tiles},
+    [INT8] = {int8_store_tiles, int8_bf16_tiles, int8_erf_tiles, int8_tanh_tiles},
+};
+#endif
+
+/* Compute a product, by tiles if they divide its inputs. */
+static void compute_product(int mode, int end, const Call *call, int64_t count) {
+#ifdef HAS_TILES
+    const int64_t bytes = call->product->inputs * element_size(mode);
+    if (tiles && mode != FP32 && bytes % (GROUPS_OF_TILE * 4) == 0) {
+        BY_TILES[mode][end](call, count);
+        return;
+    }
+#endif
+    PRODUCTS[mode][end](call, count);
+}
 
 /* Write a row's elements in the type of a product's inputs; for integers, return their scale. */
 static float convert_row(int mode, int gelu, const float *x, int64_t width, char *out) {
@@ -434,8 +562,8 @@ typedef struct {
     float *scales;        /* (BLOCK) */
     float *middle, *wide; /* (BLOCK, width), (BLOCK, intermediate size) */
     char *keys, *values;  /* panels of one head's keys and values */
-    float *scores;        /* (TILE, longest sequence) */
-    char *weights;        /* (TILE, longest sequence) attention weights */
+    float *scores;        /* (QUERIES, longest sequence) */
+    char *weights;        /* (QUERIES, longest sequence) attention weights */
     int64_t length;       /* the longest sequence, rounded up to PANEL */
 } Scratch;
 
@@ -448,7 +576,7 @@ static void multiply(const Layer *layer, const Product *product, int end, const 
         scratch->scales[i] =
             convert_row(mode, gelu_before, x + i * width, width, scratch->inputs + i * stride);
     Call call = {product, scratch->inputs, scratch->scales, out, stride, out_stride};
-    PRODUCTS[mode][end](&call, count);
+    compute_product(mode, end, &call, count);
 }
 
 /* Queries, keys and values of tokens, (count, 3 width) in the type of attention's products. */
@@ -496,16 +624,23 @@ INLINE void pack_keys(int mode, const char *keys, int64_t stride, int64_t length
     }
 }
 
+/* The groups of keys by which values are multiplied. With tiles, the last ones can be empty. */
+INLINE int64_t groups_of_keys(int mode, int64_t length) {
+    return mode == FP32 ? length : tiles ? round_up(length, 32) / 2 : (length + 1) / 2;
+}
+
 /* Lay out the values of a head as weights: an output is an element, an input a key. */
 INLINE void pack_values(int mode, const char *values, int64_t stride, int64_t length, int64_t width,
                         char *panels) {
-    const int64_t group = 4 / element_size(mode), groups = (length + group - 1) / group;
+    const int64_t group = 4 / element_size(mode), groups = groups_of_keys(mode, length);
     for (int64_t g = 0; g < groups; g++) {
         const char *one = values + g * group * stride;
         for (int64_t i = 0; i < width; i += VECTOR) {
             char *out = panels + ((i / PANEL * groups + g) * PANEL + i % PANEL) * 4;
             const char *two = g * 2 + 1 < length ? one + stride + i * 2 : NULL;
-            if (mode == FP32)
+            if (g * group >= length)
+                store(out, set(0));
+            else if (mode == FP32)
                 store(out, load(one + i * 4));
             else
                 store(out, interleave((const bf16 *)(one + i * 2), (const bf16 *)two));
@@ -542,7 +677,7 @@ INLINE void attend_tile(int mode, int count, int parts, const Layer *layer,
                         const char *const *queries, const int64_t *positions, int64_t length,
                         Scratch *scratch, float *out, int64_t out_stride) {
     const int64_t width = layer->head_width, size = element_size(mode), room = scratch->length;
-    const int64_t groups = width * size / 4, key_groups = (length * size + 3) / 4;
+    const int64_t groups = width * size / 4, key_groups = groups_of_keys(mode, length);
     char copied[TILE * 256 * 4];
     UNROLL
     for (int i = 0; i < count; i++) memcpy(copied + i * width * size, queries[i], width * size);
@@ -564,8 +699,8 @@ INLINE void attend_tile(int mode, int count, int parts, const Layer *layer,
         const int64_t from = layer->direction > 0 ? positions[i] : 0;
         const int64_t to = layer->direction < 0 ? positions[i] + 1 : length;
         normalizers[i] =
-            softmax_row(mode, scratch->scores + i * room, from, to, round_up(length, VECTOR), scale,
-                        scratch->weights + i * room * size);
+            softmax_row(mode, scratch->scores + i * room, from, to, round_up(length, 2 * VECTOR),
+                        scale, scratch->weights + i * room * size);
     }
     for (int64_t panel = 0; panel * PANEL < width; panel++) {
         tile_sums(mode, count, parts, scratch->weights, room * size,
@@ -582,6 +717,41 @@ INLINE void attend_tile(int mode, int count, int parts, const Layer *layer,
         }
     }
 }
+
+#ifdef HAS_TILES
+/* The same for up to 16 queries, by tiles. */
+static AMX __attribute__((noinline)) void attend_by_tiles(
+    int count, const Layer *layer, const char *const *queries, const int64_t *positions,
+    int64_t length, Scratch *scratch, float *out, int64_t out_stride) {
+    const int64_t width = layer->head_width, room = scratch->length;
+    const int64_t key_groups = groups_of_keys(BF16, length);
+    char copied[QUERIES * 256 * 2];
+    float sums[QUERIES * PANEL] __attribute__((aligned(64)));
+    for (int i = 0; i < count; i++) memcpy(copied + i * width * 2, queries[i], width * 2);
+    configure_tiles();
+    for (int64_t key = 0; key < length; key += PANEL)
+        sums_by_tiles(BF16, 0, copied, width * 2, scratch->keys + key * width * 2, width / 2,
+                      length - key, scratch->scores + key, room);
+    const float scale = 1 / sqrtf((float)width);
+    float normalizers[QUERIES];
+    for (int i = 0; i < count; i++) {
+        const int64_t from = layer->direction > 0 ? positions[i] : 0;
+        const int64_t to = layer->direction < 0 ? positions[i] + 1 : length;
+        normalizers[i] = softmax_row(BF16, scratch->scores + i * room, from, to, key_groups * 2,
+                                     scale, scratch->weights + i * room * 2);
+    }
+    for (int64_t first = 0; first < width; first += PANEL) {
+        sums_by_tiles(BF16, 0, scratch->weights, room * 2,
+                      scratch->values + first * key_groups * 4, key_groups, width - first, sums,
+                      PANEL);
+        for (int i = 0; i < count; i++)
+            for (int64_t j = 0; j < least(PANEL, width - first); j += VECTOR)
+                store(out + i * out_stride + first + j,
+                      load(sums + i * PANEL + j) * set(normalizers[i]));
+    }
+    _tile_release();
+}
+#endif
 
 /* clang-format off */
 #define CASE(mode, count, parts) \
@@ -634,7 +804,12 @@ static void attend(const Layer *layer, const Batch *batch, const char *projected
     const int mode = (int)layer->attention_mode;
     const int64_t width = layer->head_width, full = layer->heads * width, size = element_size(mode);
     const int64_t stride = 3 * full * size;
-    const Attend function = ATTEND[mode][width > 2 * VECTOR];
+    Attend function = ATTEND[mode][width > 2 * VECTOR];
+    int most = TILE;
+#ifdef HAS_TILES
+    if (tiles && mode == BF16 && width % (2 * GROUPS_OF_TILE) == 0)
+        function = attend_by_tiles, most = QUERIES;
+#endif
     for (int64_t run = first, next; run < end; run = next) {
         const int64_t sequence = sequence_of(batch, batch->rows ? batch->rows[run] : run);
         const int64_t start = batch->boundaries[sequence], stop = batch->boundaries[sequence + 1];
@@ -652,10 +827,10 @@ static void attend(const Layer *layer, const Batch *batch, const char *projected
                 pack_keys(BF16, keys, stride, stop - start, width, scratch->keys);
                 pack_values(BF16, values, stride, stop - start, width, scratch->values);
             }
-            for (int64_t row = run; row < next; row += TILE) {
-                const int count = (int)least(TILE, next - row);
-                const char *queries[TILE];
-                int64_t positions[TILE];
+            for (int64_t row = run; row < next; row += most) {
+                const int count = (int)least(most, next - row);
+                const char *queries[QUERIES];
+                int64_t positions[QUERIES];
                 for (int i = 0; i < count; i++) {
                     positions[i] = (batch->rows ? batch->rows[row + i] : row + i) - start;
                     queries[i] = base + positions[i] * stride;
@@ -702,8 +877,8 @@ static int64_t make_scratch(const Layer *layer, int64_t longest, char *room, Scr
     scratch->wide = take(&at, BLOCK * inner * 4);
     scratch->keys = take(&at, scratch->length * layer->head_width * 4);
     scratch->values = take(&at, scratch->length * round_up(layer->head_width, PANEL) * 4);
-    scratch->scores = take(&at, TILE * scratch->length * 4);
-    scratch->weights = take(&at, TILE * scratch->length * 4);
+    scratch->scores = take(&at, QUERIES * scratch->length * 4);
+    scratch->weights = take(&at, QUERIES * scratch->length * 4);
     return at - room;
 }
 
@@ -788,6 +963,19 @@ const char *bertkit_source(void) { return SOURCE_HASH; }
 
 /* The outputs in a panel of weights, and the bytes of a mode's elements, 0 if it is not compiled. */
 int64_t bertkit_panel(void) { return PANEL; }
+
+/* Use AMX if it is wanted, the processor has it, and the system lets this process use it. */
+void bertkit_use_tiles(int64_t wanted) {
+#ifdef HAS_TILES
+    const unsigned needed = 1 << 22 | 1 << 24 | 1 << 25; /* bf16, tiles, int8 */
+    unsigned a, b, c, d;
+    tiles = wanted && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & needed) == needed &&
+            !syscall(SYS_arch_prctl, 0x1023, 18); /* ARCH_REQ_XCOMP_PERM, XTILEDATA */
+#endif
+}
+
+/* Whether products use AMX. */
+int64_t bertkit_tiles(void) { return tiles; }
 int64_t bertkit_element_size(int64_t mode) { return PRODUCTS[mode][STORE] ? element_size(mode) : 0; }
 
 /* Lay out the memory of a job: that of its threads, and what they pass on; return its bytes. */

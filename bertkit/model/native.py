@@ -21,6 +21,7 @@ from bertkit.model.cpu import (
     compiled,
     element_size,
     threads_for,
+    uses_tiles,
 )
 from bertkit.model.encoder import Layer, ModelConfig, gelu_form
 from bertkit.pretraining_data.batch import Packed
@@ -35,8 +36,6 @@ ELEMENT_TYPES = {
 """The types that native.c multiplies, by mode and bytes."""
 NEEDED = {torch.bfloat16: "avx512_bf16", torch.int8: "avx512_vnni"}
 """What the processor needs for products of a type, too."""
-FASTER = {torch.bfloat16: "amx_bf16", torch.int8: "amx_int8"}
-"""With these instructions torch's operators are faster, because native.c does not use them."""
 LARGEST_WEIGHTS = {torch.int8: 127, torch.int16: 511}
 """The largest integer of a weight, by the type in which native.c multiplies integers."""
 MOST_INPUTS = 4096
@@ -102,13 +101,18 @@ def element_type(mode: str) -> torch.dtype | None:
     return found if found not in NEEDED or able.get(NEEDED[found]) else None
 
 
+def has_tiles() -> bool:
+    """Return whether torch uses AMX: then its products in bf16 are faster than those by AVX512."""
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
 def is_supported(config: ModelConfig, precision: str) -> bool:
     """Return whether the compiled code computes layers of this shape here, and is the fastest."""
     width, kind = config.hidden_size // config.num_attention_heads, element_type(precision)
     inputs = max(config.hidden_size, config.intermediate_size)
     return (
         kind is not None
-        and not torch.cpu.get_capabilities().get(FASTER.get(kind, ""))
+        and (kind != torch.bfloat16 or uses_tiles() or not has_tiles())
         and width % MULTIPLE == 0
         and width <= MOST
         and config.intermediate_size % MULTIPLE == 0

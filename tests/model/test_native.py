@@ -12,7 +12,7 @@ import torch
 
 from bertkit.model import cpu
 from bertkit.model.attention import visible_positions
-from bertkit.model.cpu import AddNorm, SoftmaxDropout, step_types
+from bertkit.model.cpu import AddNorm, SoftmaxDropout, step_types, uses_tiles
 from bertkit.model.encoder import Encoder, Layer, ModelConfig
 from bertkit.model.inference import InferenceLayer, SingleQuery, prepare_encoder
 from bertkit.model.native import MOST_INPUTS, NativeLayer, element_type, is_supported
@@ -34,7 +34,15 @@ CONFIG = tiny_config(
     intermediate_size=208,
     max_position_embeddings=512,
 )
-MODES = ("avx512 fp32", "avx512 bf16", "avx512 int8", "avx2 fp32", "avx2 int8")
+MODES = (
+    "avx512 fp32",
+    "avx512 bf16",
+    "avx512 int8",
+    "avx2 fp32",
+    "avx2 int8",
+    "amx bf16",
+    "amx int8",
+)
 
 
 def clear_caches() -> None:
@@ -47,8 +55,10 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """A function that chooses the set of instructions for a test."""
 
     def chosen(instructions: str) -> None:
-        monkeypatch.setenv("BERTKIT_NATIVE", instructions)
+        monkeypatch.setenv("BERTKIT_NATIVE", "1" if instructions == "amx" else instructions)
         clear_caches()
+        if instructions == "amx" and not uses_tiles():
+            pytest.skip("the processor has no AMX, or the compiled code does not use it")
 
     yield chosen
     clear_caches()
@@ -116,6 +126,43 @@ def test_outputs_are_those_of_the_trained_layer(mode: str, heads: int, direction
     rows = torch.tensor([400, 0, 3, 3, 720, 2, 1])
     assert torch.equal(prepared(hidden, packed, rows), found[rows])
     assert torch.equal(prepared(hidden, packed, rows.to(torch.int32)[::2]), found[rows[::2]])
+
+
+TILED = replace(CONFIG, hidden_size=192, intermediate_size=320)
+"""Sizes that tiles divide in 8 bits, too."""
+
+
+@pytest.mark.parametrize("heads", [2, 3, 6, 12], ids=lambda heads: f"{192 // heads}-wide")
+@pytest.mark.parametrize("direction", cpu.DIRECTION_SIGNS)
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_tiles_compute_what_vectors_do(
+    choose: Callable[[str], None], precision: str, direction: str, heads: int
+) -> None:
+    """Sums of integers are the same; those of bf16 are added in another order."""
+    activation = "gelu_tanh" if heads == 2 else "gelu"
+    sizes = replace(TILED, num_attention_heads=heads, direction=direction, hidden_act=activation)
+    layer, packed = make_layer(sizes), batch(*LENGTHS)
+    hidden = torch.randn(sum(LENGTHS), 192)
+    found = []
+    for instructions in ("amx", "avx512"):
+        choose(instructions)
+        if element_type(precision) is None:
+            pytest.skip("the compiled code or the processor's instructions are missing")
+        prepared = NativeLayer(layer, precision)
+        parts = prepared.project(hidden).float(), prepared.complete(hidden, hidden.flip(0))
+        found.append((*parts, prepared(hidden, packed)))
+    (*parts, whole), (*other_parts, other_whole) = found
+    for own, other in zip(parts, other_parts, strict=True):
+        if precision == "int8":
+            assert torch.equal(own, other)
+        torch.testing.assert_close(own, other, atol=0.02, rtol=0.01)
+    torch.testing.assert_close(
+        whole, other_whole, atol=0.1 if precision == "int8" else 0.03, rtol=0
+    )
+    exact = layer(hidden, packed)
+    assert (whole - exact).abs().max() < TOLERANCES[
+        torch.int8 if precision == "int8" else torch.bfloat16
+    ]
 
 
 def test_parts_make_the_whole(mode: str) -> None:
