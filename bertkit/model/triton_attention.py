@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 64
+BLOCK_SIZE = 64
 """The queries, and the keys at a time, of one program."""
 FORWARD_WARPS, BACKWARD_WARPS = 4, 4
 DIRECTION_NUMBERS = {"bidirectional": 0, "left_to_right": 1, "right_to_left": 2}
@@ -257,7 +257,7 @@ def constants(projected: Tensor, direction: str, dropout: float) -> dict[str, An
     return {
         "HEADS": heads,
         "WIDTH": width,
-        "SIZE": BLOCK,
+        "SIZE": BLOCK_SIZE,
         "SCALE": math.log2(math.e) / math.sqrt(width),
         "DIRECTION": DIRECTION_NUMBERS[direction],
         "THRESHOLD": round(dropout * 2**32),
@@ -288,7 +288,7 @@ def packed_attention(
     seed = torch.empty(2, dtype=torch.int32, device=projected.device)
     if dropout:
         seed.random_(-(2**31), 2**31)
-    blocks = -(-max_seqlen // BLOCK)
+    blocks = -(-max_seqlen // BLOCK_SIZE)
     forward_kernel[((len(cu_seqlens) - 1) * blocks * heads,)](
         projected, output, logsums, cu_seqlens, seed, tokens, blocks,
         **constants(projected, direction, dropout), num_warps=FORWARD_WARPS,
@@ -323,7 +323,7 @@ def packed_attention_gradient(
     """Return the gradient of `packed_attention` with respect to `projected`."""
     projected = projected.contiguous()
     gradient = torch.empty_like(projected)
-    blocks = -(-max_seqlen // BLOCK)
+    blocks = -(-max_seqlen // BLOCK_SIZE)
     tokens, _, heads, width = projected.shape
     backward_kernel[((len(cu_seqlens) - 1) * blocks * heads,)](
         projected, output, logsums, upstream.contiguous(), gradient, cu_seqlens, seed, tokens,

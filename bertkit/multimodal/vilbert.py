@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertkit.errors import BertkitError
-from bertkit.model.attention import choose_kernel
+from bertkit.model.attention import HAS_FLASH, choose_kernel
 from bertkit.model.cpu import Dropout, pad_rows
 from bertkit.model.encoder import Layer, ModelConfig, activation, as_residual, initialize
 from bertkit.model.features import in_fp32
@@ -47,7 +47,7 @@ def cross_attention(
         keys: the boundaries of as many sequences that are attended to, in the same order.
         dropout: the probability of setting an attention weight to 0; pass 0 for evaluation.
     """
-    if choose_kernel(query, dropout) in ("flash", "triton"):
+    if HAS_FLASH and choose_kernel(query, dropout) in ("flash", "triton"):
         found: Tensor = torch.ops.aten._flash_attention_forward(
             *(query, key, value, queries.cu_seqlens, keys.cu_seqlens),
             *(queries.max_seqlen, keys.max_seqlen, dropout, False, False),
