@@ -6,8 +6,9 @@
 
 Each writes DIR/gpu-COMMAND.json anew with every row, so that nothing is lost if it is killed. What
 the file has of other cases stays there. Each case runs in a process of its own with a time limit,
-and what failed stands in the file with its error, as does what there was no time for. With --dry-run a tiny network on the CPU tries every line
-of the three, so of cases that differ in sizes only the first; what needs CUDA fails there.
+and what failed stands in the file with its error, as does what there was no time for. With
+--dry-run a tiny network on the CPU tries every line of the three, so of cases that differ in sizes
+only the first; what needs CUDA fails there.
 """
 
 from __future__ import annotations
