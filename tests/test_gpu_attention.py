@@ -90,7 +90,9 @@ def test_attention_equals_padded_attention_on_ragged_lengths(kernel: str) -> Non
 @gpu
 def test_triton_is_chosen_with_and_without_dropout() -> None:
     query = torch.zeros(8, 4, 64, device="cuda", dtype=torch.bfloat16)
-    assert {choose_kernel(query, dropout) for dropout in (0.0, 0.1)} == {"triton"}
+    hopper = torch.cuda.get_device_capability()[0] == 9
+    kernels = {choose_kernel(query, dropout) for dropout in (0.0, 0.1)}
+    assert kernels == {"triton" if hopper else "flash"}
     assert choose_kernel(query[:, :, :40], 0.1) == "flash"
     assert choose_kernel(query.float(), 0.1) == "padded"
 

@@ -6,8 +6,8 @@ that reads sequence boundaries, and padding exists only inside a kernel.
 | kernel    | used for                        | method                                        |
 |-----------|---------------------------------|-----------------------------------------------|
 | grouped   | CPU                             | one call per group of similar sequence lengths |
-| triton    | CUDA, 16 bits                   | `bertkit.model.triton_attention`              |
-| flash     | CUDA, 16 bits, without Triton   | torch's flash attention on the packed tokens  |
+| triton    | CUDA on Hopper, 16 bits         | `bertkit.model.triton_attention`              |
+| flash     | CUDA otherwise, 16 bits         | torch's flash attention on the packed tokens  |
 | padded    | other devices, fp32 on CUDA     | pads query, key, value; masks the padded keys |
 | reference | tests                           | a block mask over all pairs of tokens         |
 """
@@ -15,8 +15,12 @@ that reads sequence boundaries, and padding exists only inside a kernel.
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import sysconfig
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -34,7 +38,16 @@ from bertkit.model.cpu import (
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Heads
 
-HAS_TRITON = torch.version.cuda is not None and find_spec("triton") is not None
+
+def has_triton() -> bool:
+    """Return whether Triton can compile kernels: it needs a C compiler and Python's headers."""
+    if torch.version.cuda is None or find_spec("triton") is None:
+        return False
+    compiler = os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))
+    return bool(compiler) and Path(sysconfig.get_path("include"), "Python.h").is_file()
+
+
+HAS_TRITON = has_triton()
 if HAS_TRITON:
     from bertkit.model.triton_attention import WIDTHS, packed_attention
 
@@ -137,14 +150,12 @@ def choose_kernel(query: Heads, dropout: float) -> str:
     """
     if query.device.type == "cpu":
         return "grouped"
-    packs = (
-        query.device.type == "cuda"
-        and query.dtype in (torch.float16, torch.bfloat16)
-        and torch.cuda.get_device_capability(query.device) >= (8, 0)
-    )
-    if packs and HAS_TRITON and query.shape[-1] in WIDTHS:
+    if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
+        return "padded"
+    major, _ = torch.cuda.get_device_capability(query.device)
+    if HAS_TRITON and major == 9 and query.shape[-1] in WIDTHS:
         return "triton"
-    flash = packs and HAS_FLASH and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
+    flash = HAS_FLASH and major >= 8 and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
     return "flash" if flash else "padded"
 
 

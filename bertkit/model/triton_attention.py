@@ -4,7 +4,8 @@ Flash attention (Dao et al. 2022) with what BERT's short sequences need. Torch's
 blocks of 128 queries and adds the gradients of queries up in fp32 in a third pass, which takes
 longer than everything else where most sequences have fewer than 64 tokens. Here a program computes
 64 queries of one head, the gradients of a sequence that fits into one block come from one pass over
-its scores, and queries, keys and values stay in one tensor, as do their gradients.
+its scores, and queries, keys and values stay in one tensor, as do their gradients. On GPUs before
+Hopper the backward pass needs more registers than there are; `choose_kernel` leaves them to torch.
 
 Whether a weight is dropped is a hash of the seed, the token, the head and the key, so the backward
 pass computes it again. No kernel adds in an order that varies: the same seed gives the same bits.
@@ -24,8 +25,8 @@ BLOCK_SIZE = 64
 """The queries, and the keys at a time, of one program."""
 FORWARD_WARPS, BACKWARD_WARPS = 4, 4
 DIRECTION_NUMBERS = {"bidirectional": 0, "left_to_right": 1, "right_to_left": 2}
-WIDTHS = (16, 32, 64, 128)
-"""The widths of a head that the kernels support."""
+WIDTHS = (16, 32, 64)
+"""The widths of a head for which the kernels have enough registers."""
 
 
 @triton.jit
@@ -289,10 +290,11 @@ def packed_attention(
     if dropout:
         seed.random_(-(2**31), 2**31)
     blocks = -(-max_seqlen // BLOCK_SIZE)
-    forward_kernel[((len(cu_seqlens) - 1) * blocks * heads,)](
-        projected, output, logsums, cu_seqlens, seed, tokens, blocks,
-        **constants(projected, direction, dropout), num_warps=FORWARD_WARPS,
-    )  # fmt: skip
+    with torch.cuda.device_of(projected):
+        forward_kernel[((len(cu_seqlens) - 1) * blocks * heads,)](
+            projected, output, logsums, cu_seqlens, seed, tokens, blocks,
+            **constants(projected, direction, dropout), num_warps=FORWARD_WARPS,
+        )  # fmt: skip
     return output, logsums, seed
 
 
@@ -325,11 +327,12 @@ def packed_attention_gradient(
     gradient = torch.empty_like(projected)
     blocks = -(-max_seqlen // BLOCK_SIZE)
     tokens, _, heads, width = projected.shape
-    backward_kernel[((len(cu_seqlens) - 1) * blocks * heads,)](
-        projected, output, logsums, upstream.contiguous(), gradient, cu_seqlens, seed, tokens,
-        blocks, UNIT=1 / math.sqrt(width), **constants(projected, direction, dropout),
-        num_warps=BACKWARD_WARPS,
-    )  # fmt: skip
+    with torch.cuda.device_of(projected):
+        backward_kernel[((len(cu_seqlens) - 1) * blocks * heads,)](
+            projected, output, logsums, upstream.contiguous(), gradient, cu_seqlens, seed, tokens,
+            blocks, UNIT=1 / math.sqrt(width), **constants(projected, direction, dropout),
+            num_warps=BACKWARD_WARPS,
+        )  # fmt: skip
     return gradient
 
 
