@@ -579,14 +579,20 @@ static void multiply(const Layer *layer, const Product *product, int end, const 
     compute_product(mode, end, &call, count);
 }
 
+/* The rows that go through a layer's products at a time: whole tiles, of either kind. */
+static int64_t rows_of_block(const Layer *layer) {
+    return tiles && layer->mode != FP32 ? BLOCK : 8 * TILE;
+}
+
 /* Queries, keys and values of tokens, (count, 3 width) in the type of attention's products. */
 static void project(const Layer *layer, const float *hidden, int64_t count, Scratch *scratch,
                     char *projected) {
     const int64_t width = layer->query_key_value.inputs;
     const int end = layer->attention_mode == FP32 ? STORE : STORE_BF16;
     const int64_t size = element_size(layer->attention_mode);
-    for (int64_t i = 0; i < count; i += BLOCK)
-        multiply(layer, &layer->query_key_value, end, hidden + i * width, least(BLOCK, count - i),
+    const int64_t most = rows_of_block(layer);
+    for (int64_t i = 0; i < count; i += most)
+        multiply(layer, &layer->query_key_value, end, hidden + i * width, least(most, count - i),
                  0, scratch, projected + i * 3 * width * size, 3 * width);
 }
 
@@ -595,8 +601,9 @@ static void complete(const Layer *layer, const float *attended, const float *hid
                      const int64_t *rows, int64_t count, Scratch *scratch, float *out) {
     const int64_t width = layer->query_key_value.inputs, inner = layer->intermediate.outputs;
     const float epsilon = (float)layer->epsilon;
-    for (int64_t first = 0; first < count; first += BLOCK) {
-        const int64_t block = least(BLOCK, count - first);
+    const int64_t most = rows_of_block(layer);
+    for (int64_t first = 0; first < count; first += most) {
+        const int64_t block = least(most, count - first);
         float *middle = scratch->middle, *result = out + first * width;
         multiply(layer, &layer->attention_output, STORE, attended + first * width, block, 0,
                  scratch, middle, width);
