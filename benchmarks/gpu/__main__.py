@@ -142,9 +142,9 @@ def run_command(options: Options, cases: Sequence[str]) -> dict[str, Any]:
             failed = isinstance(found, str)
             result["failed" if failed else "rows"][f"{case}, {name}"] = found
             print(f"{case}, {name}: {'failed, ' + found if failed else shown(found)}", flush=True)
-            write(options, result)
+            write_json(path, result)
         result["seconds"][case] = round(time.monotonic() - began, 1)
-        write(options, result)
+        write_json(path, result)
     return result
 
 
@@ -164,11 +164,6 @@ def keep_other_cases(result: dict[str, Any], before: dict[str, Any], cases: Sequ
         kept = {key: row for key, row in before[kind].items() if key.split(", ")[0] in others}
         result[kind] |= kept
     result["seconds"] |= {case: before["seconds"][case] for case in others}
-
-
-def write(options: Options, result: dict[str, Any]) -> None:
-    """Write the results file anew."""
-    write_json(options.out / f"{result['name']}.json", result)
 
 
 def shown(row: dict[str, Any]) -> str:

@@ -39,12 +39,16 @@ from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Heads
 
 
+def has_compiler() -> bool:
+    """Return whether there is a C compiler, without which Triton compiles nothing."""
+    return bool(os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang"))))
+
+
 def has_triton() -> bool:
     """Return whether Triton can compile kernels: it needs a C compiler and Python's headers."""
     if torch.version.cuda is None or find_spec("triton") is None:
         return False
-    compiler = os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))
-    return bool(compiler) and Path(sysconfig.get_path("include"), "Python.h").is_file()
+    return has_compiler() and Path(sysconfig.get_path("include"), "Python.h").is_file()
 
 
 HAS_TRITON = has_triton()
@@ -119,12 +123,10 @@ def self_attention(
         dropout: see `attention`.
     """
     query, key, value = projected.unbind(1)
-    if choose_kernel(query, dropout) != "triton":
-        return attention(query, key, value, packed, direction=direction, dropout=dropout)
-    output: Tensor = packed_attention(
-        projected, packed.cu_seqlens, packed.max_seqlen, direction, dropout
-    )[0]
-    return output
+    kernel = choose_kernel(query, dropout)
+    if kernel == "triton":
+        return together(projected, packed, direction, dropout)
+    return attention(query, key, value, packed, direction=direction, dropout=dropout, kernel=kernel)
 
 
 def has_flash() -> bool:
@@ -294,7 +296,11 @@ def triton(
     query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
 ) -> Heads:
     """Put queries, keys and values into one tensor, as `self_attention` has them already."""
-    projected = torch.stack([query, key, value], dim=1)
+    return together(torch.stack([query, key, value], dim=1), packed, direction, dropout)
+
+
+def together(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
+    """Call the Triton kernels with (tokens, 3, heads, head width) queries, keys and values."""
     output: Tensor = packed_attention(
         projected, packed.cu_seqlens, packed.max_seqlen, direction, dropout
     )[0]

@@ -13,9 +13,10 @@ products:
          to 511 and inputs up to 1023, whose sums over 4096 inputs are below 2^31
 
 With AVX2 there is no bf16. Where a processor has AMX, its tiles multiply bf16 and 8 bits: 16 rows by
-16 outputs at a time. The sums of integers are the same. Attention's products are fp32 or bf16. Hidden states, residual sums,
-GELU, softmax and LayerNorm are fp32 in every mode. A row of a result never depends on other rows of
-the batch, except through attention within its sequence, and not on the number of threads.
+16 outputs at a time. The sums of integers are the same. Attention's products are fp32 or bf16.
+Hidden states, residual sums, GELU, softmax and LayerNorm are fp32 in every mode. A row of a result
+never depends on other rows of the batch, except through attention within its sequence, and not on
+the number of threads.
 
 A product reads its inputs in groups of four bytes: one fp32, two bf16, or four or two integers.
 Weights are laid out in panels of PANEL outputs: (panels, groups, outputs, elements of a group).
@@ -679,6 +680,20 @@ INLINE float softmax_row(int mode, float *scores, int64_t from, int64_t to, int6
     return 1 / sum_of(sum);
 }
 
+/* The same for the scores of some queries, up to the last group of keys; see `softmax_row`. */
+INLINE void weigh_keys(int mode, int count, const Layer *layer, const int64_t *positions,
+                       int64_t length, Scratch *scratch, float *normalizers) {
+    const int64_t size = element_size(mode), room = scratch->length;
+    const int64_t keys = groups_of_keys(mode, length) * 4 / size;
+    const float scale = 1 / sqrtf((float)layer->head_width);
+    for (int i = 0; i < count; i++) {
+        const int64_t from = layer->direction > 0 ? positions[i] : 0;
+        const int64_t to = layer->direction < 0 ? positions[i] + 1 : length;
+        normalizers[i] = softmax_row(mode, scratch->scores + i * room, from, to, keys, scale,
+                                     scratch->weights + i * room * size);
+    }
+}
+
 /* Attention of up to six queries of a sequence in one head. */
 INLINE void attend_tile(int mode, int count, int parts, const Layer *layer,
                         const char *const *queries, const int64_t *positions, int64_t length,
@@ -700,15 +715,8 @@ INLINE void attend_tile(int mode, int count, int parts, const Layer *layer,
                 store(scores + j * VECTOR, sums[i][j]);
         }
     }
-    const float scale = 1 / sqrtf((float)width);
     float normalizers[TILE];
-    for (int i = 0; i < count; i++) {
-        const int64_t from = layer->direction > 0 ? positions[i] : 0;
-        const int64_t to = layer->direction < 0 ? positions[i] + 1 : length;
-        normalizers[i] =
-            softmax_row(mode, scratch->scores + i * room, from, to, round_up(length, 2 * VECTOR),
-                        scale, scratch->weights + i * room * size);
-    }
+    weigh_keys(mode, count, layer, positions, length, scratch, normalizers);
     for (int64_t panel = 0; panel * PANEL < width; panel++) {
         tile_sums(mode, count, parts, scratch->weights, room * size,
                   scratch->values + panel * key_groups * PANEL * 4, key_groups, sums);
@@ -739,14 +747,8 @@ static AMX __attribute__((noinline)) void attend_by_tiles(
     for (int64_t key = 0; key < length; key += PANEL)
         sums_by_tiles(BF16, 0, copied, width * 2, scratch->keys + key * width * 2, width / 2,
                       length - key, scratch->scores + key, room);
-    const float scale = 1 / sqrtf((float)width);
     float normalizers[QUERIES];
-    for (int i = 0; i < count; i++) {
-        const int64_t from = layer->direction > 0 ? positions[i] : 0;
-        const int64_t to = layer->direction < 0 ? positions[i] + 1 : length;
-        normalizers[i] = softmax_row(BF16, scratch->scores + i * room, from, to, key_groups * 2,
-                                     scale, scratch->weights + i * room * 2);
-    }
+    weigh_keys(BF16, count, layer, positions, length, scratch, normalizers);
     for (int64_t first = 0; first < width; first += PANEL) {
         sums_by_tiles(BF16, 0, scratch->weights, room * 2,
                       scratch->values + first * key_groups * 4, key_groups, width - first, sums,

@@ -101,18 +101,14 @@ def element_type(mode: str) -> torch.dtype | None:
     return found if found not in NEEDED or able.get(NEEDED[found]) else None
 
 
-def has_tiles() -> bool:
-    """Return whether torch uses AMX: then its products in bf16 are faster than those by AVX512."""
-    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
-
-
 def is_supported(config: ModelConfig, precision: str) -> bool:
     """Return whether the compiled code computes layers of this shape here, and is the fastest."""
     width, kind = config.hidden_size // config.num_attention_heads, element_type(precision)
     inputs = max(config.hidden_size, config.intermediate_size)
+    only_torch_has_amx = torch.cpu.get_capabilities().get("amx_bf16") and not uses_tiles()
     return (
         kind is not None
-        and (kind != torch.bfloat16 or uses_tiles() or not has_tiles())
+        and not (kind == torch.bfloat16 and only_torch_has_amx)
         and width % MULTIPLE == 0
         and width <= MOST
         and config.intermediate_size % MULTIPLE == 0

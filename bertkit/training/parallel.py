@@ -14,8 +14,6 @@ Matrix products and attention still use the library's kernels.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -38,6 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertkit.errors import BertkitError
 from bertkit.files import disk_errors
+from bertkit.model.attention import has_compiler
 from bertkit.model.encoder import Layer
 from bertkit.model.heads import LanguageHead
 from bertkit.objectives import CrossEntropy, cross_entropy_sums
@@ -205,8 +204,7 @@ def compile_training(model: nn.Module, device: torch.device) -> CrossEntropy:
     """
     if device.type != "cuda":
         raise BertkitError(f"compiled training needs a CUDA device; turn it off on {device}")
-    has_cc = os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))
-    if find_spec("triton") is None or not has_cc:
+    if find_spec("triton") is None or not has_compiler():
         raise BertkitError(
             "compiled training needs the package triton and a C compiler, and "
             f"{'no C compiler was found' if find_spec('triton') else 'triton is not installed'}; "

@@ -170,7 +170,7 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("CC", raising=False)
     for triton, compiler in ((None, "/bin/cc"), ("there", None)):
         monkeypatch.setattr(parallel, "find_spec", lambda name, found=triton: found)
-        monkeypatch.setattr(parallel.shutil, "which", lambda name, found=compiler: found)
+        monkeypatch.setattr("shutil.which", lambda name, found=compiler: found)
         with pytest.raises(BertkitError) as caught:
             parallel.compile_training(model, torch.device("cuda"))
         assert caught.value.code == "no-compiler"
