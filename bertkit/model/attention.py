@@ -5,7 +5,8 @@ that reads sequence boundaries, and padding exists only inside a kernel.
 
 | kernel    | used for                        | method                                        |
 |-----------|---------------------------------|-----------------------------------------------|
-| grouped   | CPU                             | one call per group of similar sequence lengths |
+| compiled  | CPU, x86-64                     | native.c, a sequence and a head at a time      |
+| grouped   | CPU otherwise                   | one call of torch per run of equal lengths     |
 | triton    | CUDA on Hopper, 16 bits         | `bertkit.model.triton_attention`              |
 | flash     | CUDA otherwise, 16 bits         | torch's flash attention on the packed tokens  |
 | padded    | other devices, fp32 on CUDA     | pads query, key, value; masks the padded keys |
@@ -18,7 +19,6 @@ import math
 import os
 import shutil
 import sysconfig
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,14 +27,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.model.cpu import (
-    SoftmaxDropout,
-    attention_groups,
-    has_compiled_steps,
-    keep_mask,
-    keep_scale,
-    pad_rows,
-)
+from bertkit.model.cpu import CompiledAttention, has_compiled_attention, pad_rows
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Heads
 
@@ -54,12 +47,6 @@ def has_triton() -> bool:
 HAS_TRITON = has_triton()
 if HAS_TRITON:
     from bertkit.model.triton_attention import WIDTHS, packed_attention
-
-CACHED_WEIGHTS = 1 << 19
-"""The number of attention weights computed at a time on a CPU: one or two megabytes."""
-
-EVEN_SOFTMAX = 256
-"""Below this length torch's bf16 softmax is slow, unless the length is a multiple of 32."""
 
 DIRECTIONS = ("bidirectional", "left_to_right", "right_to_left")
 WINDOWS = dict(zip(DIRECTIONS, ((-1, -1), (-1, 0), (0, -1)), strict=True))
@@ -124,8 +111,8 @@ def self_attention(
     """
     query, key, value = projected.unbind(1)
     kernel = choose_kernel(query, dropout)
-    if kernel == "triton":
-        return together(projected, packed, direction, dropout)
+    if kernel in FROM_ONE_TENSOR:
+        return FROM_ONE_TENSOR[kernel](projected, packed, direction, dropout)
     return attention(query, key, value, packed, direction=direction, dropout=dropout, kernel=kernel)
 
 
@@ -151,7 +138,7 @@ def choose_kernel(query: Heads, dropout: float) -> str:
         dropout: the probability of dropping an attention weight; every kernel supports it.
     """
     if query.device.type == "cpu":
-        return "grouped"
+        return "compiled" if has_compiled_attention(query) else "grouped"
     if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
         return "padded"
     major, _ = torch.cuda.get_device_capability(query.device)
@@ -164,105 +151,25 @@ def choose_kernel(query: Heads, dropout: float) -> str:
 def grouped(
     query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
 ) -> Heads:
-    """Compute attention with one batched call for each group of neighbouring sequences.
-
-    With dropout a call consists of many small operations, so runs of sequences with similar lengths
-    share one call and are padded inside it. In bf16 inference only short sequences share a call and
-    long ones are padded to a rounded length, and only in batches with few sequences of each length,
-    as on a server. Otherwise a group is a run of equal lengths, and nothing is padded.
+    """Compute attention with one call of torch for each run of sequences of one length.
 
     The tensors are split, not sliced: the gradient of `split` is one concatenation, whereas every
     slice would have a full-size tensor of zeros as its gradient.
     """
-    few = query.dtype == torch.bfloat16 and not (dropout or torch.is_grad_enabled())
-    groups = attention_groups(packed, similar=few or dropout > 0, few=few)
-    sizes = [group.tokens for group in groups]
+    runs = packed.equal_lengths
+    sizes = [run.sequences * run.length for run in runs]
     outputs = []
-    for group, *parts in zip(
-        groups, *(torch.split(tensor, sizes) for tensor in (query, key, value)), strict=True
+    for run, *parts in zip(
+        runs, *(torch.split(tensor, sizes) for tensor in (query, key, value)), strict=True
     ):
-        q, k, v = (pad_rows(part, group.inside, group.sequences, group.length) for part in parts)
-        output = sequences_attention(
-            q, k, v, direction=direction, dropout=dropout, lengths=group.lengths
-        )
-        output = output.transpose(1, 2).flatten(0, 1)
-        outputs.append(output if group.inside is None else output.index_select(0, group.inside))
-    return concatenate(outputs)
-
-
-def sequences_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    direction: str,
-    dropout: float,
-    lengths: Tensor | None = None,
-) -> Tensor:
-    """Compute attention on a CPU for sequences that are padded to one length.
-
-    torch's flash kernel is the fastest in fp32 without dropout. It does not support dropout, and in
-    bf16 `explicit_attention` is faster; that runs a few heads at a time, to stay in the cache.
-    Tensors are (sequences, heads, length, head width); `lengths` is (sequences,) or None.
-    """
-    if dropout == 0.0 and query.dtype == torch.float32 and lengths is None:
+        q, k, v = (part.unflatten(0, (run.sequences, run.length)).transpose(1, 2) for part in parts)
         if direction == "right_to_left":  # the same as left_to_right on the reversed sequence
-            q, k, v = (tensor.flip(2) for tensor in (query, key, value))
-            return scaled_dot_product_attention(q, k, v, is_causal=True).flip(2)
-        causal = direction == "left_to_right"
-        return scaled_dot_product_attention(query, key, value, is_causal=causal)
-    sequences, heads, length, width = query.shape
-    every = sequences * heads
-    step = max(1, CACHED_WEIGHTS // length**2)
-    there: Sequence[Tensor | None] = [None] * -(-every // step)
-    if lengths is not None:
-        there = torch.split(lengths.repeat_interleave(heads), step)
-    merged = (tensor.reshape(every, length, width) for tensor in (query, key, value))
-    rows = (torch.split(tensor, step) for tensor in merged)
-    parts = [
-        explicit_attention(q, k, v, direction=direction, dropout=dropout, lengths=own)
-        for q, k, v, own in zip(*rows, there, strict=True)
-    ]
-    return concatenate(parts).view(query.shape)
-
-
-def concatenate(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors along their first dimension, without a copy if there is only one."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def explicit_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    direction: str,
-    dropout: float,
-    lengths: Tensor | None = None,
-) -> Tensor:
-    """Compute attention with plain operations on (heads of all sequences, length, width)."""
-    nothing = q.new_empty(())  # baddbmm does not read it, because beta is 0
-    scale = 1 / math.sqrt(q.shape[-1])
-    scores = torch.baddbmm(nothing, q, k.transpose(1, 2), beta=0, alpha=scale)
-    if dropout and has_compiled_steps(scores, scores):
-        kept: Tensor = SoftmaxDropout.apply(scores, lengths, direction, dropout)  # type: ignore[no-untyped-call]
-        return kept @ v
-    length = scores.shape[-1]
-    if lengths is not None:
-        absent = torch.arange(length) >= lengths[:, None, None]
-        # A finite value: -inf would make rows without real keys NaN, and their gradients too.
-        scores = scores.masked_fill(absent, torch.finfo(scores.dtype).min / 2)
-    if direction != "bidirectional":
-        scores = scores.masked_fill(~visible_positions(length, direction, q.device), -math.inf)
-    slow = length < EVEN_SOFTMAX and length % 32
-    if scores.dtype == torch.bfloat16 and (torch.is_grad_enabled() or slow):
-        scores = scores.float()
-    weights = scores.softmax(dim=-1).to(v.dtype)
-    if dropout == 0.0:
-        return weights @ v
-    # Scaling the output equals scaling the kept weights, but touches far fewer numbers.
-    mask = keep_mask(weights.shape, dropout, weights.dtype)
-    return (weights * mask) @ v * keep_scale(dropout)
+            q, k, v = (part.flip(2) for part in (q, k, v))
+        causal = direction != "bidirectional"
+        output = scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
+        output = output.flip(2) if direction == "right_to_left" else output
+        outputs.append(output.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs)
 
 
 def visible_positions(length: int, direction: str, device: torch.device) -> Tensor:
@@ -296,15 +203,32 @@ def triton(
     query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
 ) -> Heads:
     """Put queries, keys and values into one tensor, as `self_attention` has them already."""
-    return together(torch.stack([query, key, value], dim=1), packed, direction, dropout)
+    return by_triton(torch.stack([query, key, value], dim=1), packed, direction, dropout)
 
 
-def together(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
+def by_triton(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
     """Call the Triton kernels with (tokens, 3, heads, head width) queries, keys and values."""
     output: Tensor = packed_attention(
         projected, packed.cu_seqlens, packed.max_seqlen, direction, dropout
     )[0]
     return output
+
+
+def compiled_kernel(
+    query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
+) -> Heads:
+    """Put queries, keys and values into one tensor, as `self_attention` has them already."""
+    return by_compiled_code(torch.stack([query, key, value], dim=1), packed, direction, dropout)
+
+
+def by_compiled_code(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
+    """Call native.c with (tokens, 3, heads, head width) queries, keys and values."""
+    output: Tensor = CompiledAttention.apply(projected, packed, direction, dropout)  # type: ignore[no-untyped-call]
+    return output
+
+
+FROM_ONE_TENSOR = {"compiled": by_compiled_code, "triton": by_triton}
+"""The kernels that read queries, keys and values from one tensor."""
 
 
 def padded(
@@ -355,6 +279,7 @@ def reference(
 
 
 KERNELS = {
+    "compiled": compiled_kernel,
     "grouped": grouped,
     "triton": triton,
     "flash": flash,

@@ -1,17 +1,14 @@
-"""Optimizations for the CPU: compiled steps of training, cheap dropout, and groups for attention.
+"""Optimizations for the CPU: compiled steps of training, and cheap dropout.
 
-Compiled steps: what lies between the matrix products of a layer (softmax and dropout of attention,
-LayerNorm of a residual sum with dropout) is a dozen operators of torch, forward and backward, each
-of which reads and writes all activations. native.c does it in one pass each, on x86-64.
+Compiled steps: attention with its dropout, and LayerNorm of a residual sum with dropout, are a
+dozen operators of torch each, forward and backward, each of which reads and writes all activations.
+On x86-64, native.c does them in one pass.
 
 Dropout (Srivastava et al. 2014; paper section A.2): on a CPU torch draws one double per element,
 one after the other, which takes longer than the matrix product before it. Sixteen random bits per
 element are as good and four times as fast: the probability is rounded to a multiple of 1/65536
 (0.1 becomes 0.100006), and the scale of the kept values uses the rounded probability, so the mean
 is preserved. Other devices use torch's own dropout.
-
-Grouping (paper section 3): every call of an attention kernel has a fixed cost, and padding costs
-time too, so neighbouring sequences of equal or similar length share one call.
 """
 
 from __future__ import annotations
@@ -19,16 +16,15 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from bertkit.pretraining_data.batch import EqualLengths, Packed
+from bertkit.pretraining_data.batch import Packed
 from bertkit.tokenizer.compiled import compiled_library
 
 SOURCE = Path(__file__).with_name("native.c")
@@ -38,9 +34,13 @@ the processor needs for each, by torch's names."""
 DIRECTION_SIGNS = {"bidirectional": 0, "left_to_right": -1, "right_to_left": 1}
 MODES = ("fp32", "bf16", "int8")
 """What matrix products of inference are computed in, in the order of native.c."""
-SIZES = ("layer_bytes", "parts_bytes", "panel", "element_size", "rows_of_a_part", "tiles")
+SIZES = (
+    *("layer_bytes", "parts_bytes", "attention_bytes"),
+    *("panel", "element_size", "rows_of_a_part", "tiles"),
+)
 """The functions of the compiled code that return a number."""
 C_NUMBERS = {int: ctypes.c_int64, float: ctypes.c_double}
+WIDEST_HEAD = 256
 ELEMENTS_PER_THREAD = 1 << 14
 """The minimum number of elements of a step for which another thread pays off."""
 
@@ -125,38 +125,58 @@ def draw_seed(probability: float) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(-(1 << 63), None)) if probability else 0
 
 
-class SoftmaxDropout(torch.autograd.Function):
-    """The softmax of attention scores, followed by dropout, in compiled code."""
+def has_compiled_attention(query: Tensor) -> bool:
+    """Return whether attention on (tokens, heads, head width) queries is compiled code."""
+    return query.shape[-1] <= WIDEST_HEAD and has_compiled_steps(query, query)
+
+
+class CompiledAttention(torch.autograd.Function):
+    """Attention within each sequence of a packed batch, with dropout, in compiled code."""
 
     @staticmethod
     def forward(
-        ctx: Any, scores: Tensor, lengths: Tensor | None, direction: str, dropout: float
+        ctx: Any, projected: Tensor, packed: Packed, direction: str, dropout: float
     ) -> Tensor:
-        """Return the weights, with dropout, (items, length, length).
+        """Return (tokens, heads, head width) the weighted sums of values.
 
         Args:
             ctx: what the backward pass needs.
-            scores: (items, length, length) scores, of a dtype among `step_types`.
-            lengths: (items,) int32, how many keys of each item exist; None if all do.
+            projected: (tokens, 3, heads, head width) queries, keys and values; see
+                `has_compiled_attention`.
+            packed: the batch, which holds the sequence boundaries.
             direction: which keys a query sees; see `attention`.
             dropout: the probability of setting a weight to 0.
         """
-        weights, dropped = torch.empty_like(scores), torch.empty_like(scores)
-        kind = step_types()[scores.dtype, scores.dtype][0]
-        ctx.sizes = kind, *scores.shape[:2], DIRECTION_SIGNS[direction], lengths
-        ctx.dropout = draw_seed(dropout), float(dropout), threads_for(scores.numel())
-        call_compiled("softmax", *ctx.sizes, scores, weights, dropped, None, *ctx.dropout)
-        ctx.save_for_backward(weights)
-        return dropped
+        tokens, _, heads, width = projected.shape
+        attended = projected.new_empty(tokens, heads, width)
+        logarithms = projected.new_empty(tokens, heads, dtype=torch.float32)
+        kind = step_types()[projected.dtype, projected.dtype][0]
+        boundaries, longest = packed.cu_seqlens, packed.max_seqlen
+        sequences = len(boundaries) - 1
+        ctx.sizes = kind, heads, width, DIRECTION_SIGNS[direction], boundaries, sequences, longest
+        ctx.dropout = draw_seed(dropout), float(dropout)
+        attend_compiled(ctx, projected.contiguous(), attended, logarithms, None, None)
+        ctx.save_for_backward(projected, attended, logarithms)
+        return attended
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """Return the gradient of the scores."""
-        [weights] = ctx.saved_tensors
-        given, gradient = gradients[0].contiguous(), torch.empty_like(weights)
-        call_compiled("softmax", *ctx.sizes, given, weights, None, gradient, *ctx.dropout)
+        """Return the gradient of queries, keys and values."""
+        projected, attended, logarithms = ctx.saved_tensors
+        projected, gradient = projected.contiguous(), torch.empty_like(projected)
+        given = gradients[0].contiguous()
+        attend_compiled(ctx, projected, attended, logarithms, given, gradient)
         return gradient, None, None, None
+
+
+def attend_compiled(ctx: Any, projected: Tensor, *others: Tensor | None) -> None:
+    """Call the compiled attention, forward or backward, with memory for its threads."""
+    _, _, width, *_, longest = ctx.sizes
+    bytes_of_a_thread = compiled().bertkit_attention_bytes(*map(ctypes.c_int64, (width, longest)))
+    threads = threads_for(projected.numel())
+    memory = torch.empty(threads * bytes_of_a_thread, dtype=torch.uint8)
+    call_compiled("attention", *ctx.sizes, projected, *others, *ctx.dropout, memory, threads)
 
 
 class AddNorm(torch.autograd.Function):
@@ -243,87 +263,6 @@ def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tens
 def keep_scale(probability: float) -> float:
     """Return the factor for kept elements: one over their exact probability of being kept."""
     return UNIFORM_STEPS / (UNIFORM_STEPS - round(probability * UNIFORM_STEPS))
-
-
-MOST_PADDED = 1 << 13
-"""How many squares of lengths a group may compute because of padding: starting the operations of
-another group takes longer than computing these."""
-
-SHORT_STEP, LEAST_LENGTH, SHORT_LENGTH, LONG_STEP = 16, 32, 128, 32
-"""How `bucket_lengths` rounds: lengths up to SHORT_LENGTH to multiples of SHORT_STEP, and to at
-least LEAST_LENGTH; longer ones to multiples of LONG_STEP."""
-
-
-class Group(NamedTuple):
-    """Neighbouring sequences that share one call."""
-
-    sequences: int
-    length: int
-    """The length to which all sequences are padded."""
-    tokens: int
-    inside: Tensor | None
-    """(tokens,) indices into the sequences x length positions; None if nothing is padded."""
-    lengths: Tensor | None
-    """(sequences,) int32 lengths without padding; None if nothing is padded."""
-
-
-def attention_groups(packed: Packed, *, similar: bool, few: bool) -> list[Group]:
-    """Return the groups of a batch, which are computed once and kept for all layers.
-
-    Args:
-        packed: the batch.
-        similar: whether runs of similar lengths may share a group.
-        few: whether to round lengths up, so that few different lengths occur: for each new one
-            oneDNN compiles code, which takes as long as several batches, and keeps it in memory.
-    """
-    name = similar, few
-    if name not in packed.kept:
-        if few and 2 * len(packed.equal_lengths) <= len(packed.lengths):
-            similar = few = False
-        runs = merge_similar(packed, few=few) if similar else [[r] for r in packed.equal_lengths]
-        packed.kept[name] = [sequence_group(own, few=few) for own in runs]
-    return packed.kept[name]
-
-
-def sequence_group(runs: Sequence[EqualLengths], *, few: bool) -> Group:
-    """Return the group made of some runs, which must start with the longest one."""
-    length = bucket_lengths(runs[0].length) if few else runs[0].length
-    sequences = sum(run.sequences for run in runs)
-    tokens = sum(run.sequences * run.length for run in runs)
-    if tokens == sequences * length:
-        return Group(sequences, length, tokens, None, None)
-    lengths = torch.tensor(
-        [run.length for run in runs for _ in range(run.sequences)], dtype=torch.int32
-    )
-    inside = (torch.arange(length) < lengths[:, None]).flatten().nonzero().squeeze(1)
-    return Group(sequences, length, tokens, inside, lengths)
-
-
-def bucket_lengths(length: int) -> int:
-    """Return the rounded length to which a sequence of this length is padded."""
-    step = SHORT_STEP if length <= SHORT_LENGTH else LONG_STEP
-    return max(LEAST_LENGTH, -(-length // step) * step)
-
-
-def merge_similar(packed: Packed, *, few: bool = False) -> list[list[EqualLengths]]:
-    """Merge neighbouring runs, each padded to the first of its group, up to `MOST_PADDED`.
-
-    Args:
-        packed: the batch.
-        few: whether to compare rounded lengths.
-    """
-    groups: list[list[EqualLengths]] = []
-    padded = 0
-    for run in packed.equal_lengths:
-        first = groups[-1][0].length if groups else 0
-        own, whole = (bucket_lengths(n) if few else n for n in (run.length, first))
-        padded += run.sequences * (whole**2 - own**2)
-        if run.length <= first and padded <= MOST_PADDED:
-            groups[-1].append(run)
-        else:
-            groups.append([run])
-            padded = 0
-    return groups
 
 
 def pad_rows(rows: Tensor, inside: Tensor | None, sequences: int, max_length: int) -> Tensor:

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.model.attention import concatenate, has_bf16, has_products, self_attention
+from bertkit.model.attention import has_bf16, has_products, self_attention
 from bertkit.model.cpu import MODES
 from bertkit.model.encoder import Encoder, Layer, ModelConfig, gelu_form
 from bertkit.model.native import (
@@ -222,6 +222,11 @@ class SingleQuery:
         mixed = torch.bmm(weights, hidden).transpose(0, 1)  # (heads, sequences, width)
         attended = torch.bmm(mixed, self.value).transpose(0, 1).reshape(sequences, width)
         return attended + self.value_bias
+
+
+def concatenate(parts: list[Tensor]) -> Tensor:
+    """Concatenate tensors along their first dimension, without a copy if there is only one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def round_up_rows(rows: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ long syscall(long number, ...);
 #endif
 
 enum { FP32, BF16, INT8 };
-enum { TILE = 6, BLOCK = 64, GROUP = 128, QUERIES = 16 };
+enum { TILE = 6, BLOCK = 64, GROUP = 128, QUERIES = 16, WIDEST = 256 }; /* the widest head */
 enum { SPINS = 1 << 13 }; /* pauses of a waiting thread before it lets others run: about 0.1 ms */
 
 #define INLINE static inline __attribute__((always_inline))
@@ -557,6 +557,32 @@ static void add_norm(float *x, const float *residual, const float *const norm[2]
     }
 }
 
+/* Dropout (paper section A.2). Which elements it keeps is a hash of their place and of a seed, so
+nothing is stored for the backward pass, and threads change nothing. */
+typedef struct {
+    uint32_t seed[2], least; /* an element is kept if its hash is at least `least` */
+    float scale;             /* of what is kept */
+} Dropout;
+
+/* A hash of 32-bit numbers whose every output bit depends evenly on every input bit. */
+INLINE ints scramble(ints x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+/* The elements at `place` and every `step` after it, scaled, with some of them 0. */
+INLINE vec drop(const Dropout *dropout, int64_t place, int64_t step, vec x) {
+    if (!dropout->least) return x;
+    ints number;
+    UNROLL
+    for (int i = 0; i < VECTOR; i++) number[i] = (uint32_t)i;
+    number = number * (uint32_t)step + (uint32_t)place;
+    number = scramble(scramble(number ^ dropout->seed[0]) ^ dropout->seed[1]);
+    ints kept = (ints)(number >= dropout->least);
+    return (vec)((ints)(x * set(dropout->scale)) & kept);
+}
+
 /* What one thread writes in between. */
 typedef struct {
     char *inputs;         /* (BLOCK, intermediate size) elements of products' inputs */
@@ -566,6 +592,10 @@ typedef struct {
     float *scores;        /* (QUERIES, longest sequence) */
     char *weights;        /* (QUERIES, longest sequence) attention weights */
     int64_t length;       /* the longest sequence, rounded up to PANEL */
+    float scale;          /* of scores */
+    const Dropout *dropout; /* of attention weights, and where each query's begin; NULL without */
+    int64_t places[QUERIES];
+    float logarithms[QUERIES]; /* to base 2, of the sums of exponentials of scores */
 } Scratch;
 
 static void multiply(const Layer *layer, const Product *product, int end, const float *x,
@@ -621,15 +651,33 @@ static void complete(const Layer *layer, const float *attended, const float *hid
     }
 }
 
+/* Transpose 32-bit elements, (rows, columns) to (columns, rows), in squares of four. Rows that are
+not `there` are zeros. */
+INLINE void transpose(const char *in, int64_t stride, int64_t there, int64_t rows, int64_t columns,
+                      char *out, int64_t out_stride) {
+    for (int64_t row = 0; row < rows; row += 4)
+        for (int64_t column = 0; column < columns; column += 4) {
+            __m128 x[4];
+            UNROLL
+            for (int i = 0; i < 4; i++)
+                x[i] = row + i < there
+                           ? _mm_loadu_ps((const float *)(in + (row + i) * stride + column * 4))
+                           : _mm_setzero_ps();
+            _MM_TRANSPOSE4_PS(x[0], x[1], x[2], x[3]);
+            UNROLL
+            for (int i = 0; i < 4; i++)
+                _mm_storeu_ps((float *)(out + (column + i) * out_stride + row * 4), x[i]);
+        }
+}
+
 /* Lay out the keys of a head as weights: an output is a key, an input an element of a query. */
 INLINE void pack_keys(int mode, const char *keys, int64_t stride, int64_t length, int64_t width,
                       char *panels) {
     const int64_t groups = width * element_size(mode) / 4;
-    for (int64_t key = 0; key < round_up(length, PANEL); key++) {
-        int32_t *out = (int32_t *)panels + key / PANEL * groups * PANEL + key % PANEL;
-        const int32_t *in = (const int32_t *)(keys + key * stride);
-        for (int64_t g = 0; g < groups; g++) out[g * PANEL] = key < length ? in[g] : 0;
-    }
+    for (int64_t key = 0; key < length; key += PANEL)
+        transpose(keys + key * stride, stride, length - key,
+                  least(PANEL, round_up(length, 32) - key), groups, panels + key * groups * 4,
+                  PANEL * 4);
 }
 
 /* The groups of keys by which values are multiplied. With tiles, the last ones can be empty. */
@@ -658,7 +706,8 @@ INLINE void pack_values(int mode, const char *values, int64_t stride, int64_t le
 
 /* Turn scores into unnormalized weights in place of the product's inputs; return 1 / their sum. */
 INLINE float softmax_row(int mode, float *scores, int64_t from, int64_t to, int64_t length,
-                         float scale, char *weights) {
+                         float scale, char *weights, const Dropout *dropout, int64_t place,
+                         float *logarithm) {
     const vec factor = set(scale * 1.44269504f);
     vec top = set(-INFINITY), sum = set(0);
     if (from)
@@ -671,13 +720,16 @@ INLINE float softmax_row(int mode, float *scores, int64_t from, int64_t to, int6
         if (i < to) {
             y = keep(lanes(to - i), power_of_two(fma_minus(load(scores + i), factor, highest)));
             sum = sum + y;
+            if (dropout) y = drop(dropout, place + i, 1, y);
         }
         if (mode == FP32)
             store((float *)weights + i, y);
         else
             store_bf16((bf16 *)weights + i, y);
     }
-    return 1 / sum_of(sum);
+    const float total = sum_of(sum);
+    if (dropout) *logarithm = max_of(highest) + log2f(total);
+    return 1 / total;
 }
 
 /* The same for the scores of some queries, up to the last group of keys; see `softmax_row`. */
@@ -685,12 +737,12 @@ INLINE void weigh_keys(int mode, int count, const Layer *layer, const int64_t *p
                        int64_t length, Scratch *scratch, float *normalizers) {
     const int64_t size = element_size(mode), room = scratch->length;
     const int64_t keys = groups_of_keys(mode, length) * 4 / size;
-    const float scale = 1 / sqrtf((float)layer->head_width);
     for (int i = 0; i < count; i++) {
         const int64_t from = layer->direction > 0 ? positions[i] : 0;
         const int64_t to = layer->direction < 0 ? positions[i] + 1 : length;
-        normalizers[i] = softmax_row(mode, scratch->scores + i * room, from, to, keys, scale,
-                                     scratch->weights + i * room * size);
+        normalizers[i] = softmax_row(mode, scratch->scores + i * room, from, to, keys,
+                                     scratch->scale, scratch->weights + i * room * size, scratch->dropout,
+                                     scratch->places[i], scratch->logarithms + i);
     }
 }
 
@@ -700,7 +752,7 @@ INLINE void attend_tile(int mode, int count, int parts, const Layer *layer,
                         Scratch *scratch, float *out, int64_t out_stride) {
     const int64_t width = layer->head_width, size = element_size(mode), room = scratch->length;
     const int64_t groups = width * size / 4, key_groups = groups_of_keys(mode, length);
-    char copied[TILE * 256 * 4];
+    char copied[TILE * WIDEST * 4];
     UNROLL
     for (int i = 0; i < count; i++) memcpy(copied + i * width * size, queries[i], width * size);
     vec sums[TILE][PARTS];
@@ -740,7 +792,7 @@ static AMX __attribute__((noinline)) void attend_by_tiles(
     int64_t length, Scratch *scratch, float *out, int64_t out_stride) {
     const int64_t width = layer->head_width, room = scratch->length;
     const int64_t key_groups = groups_of_keys(BF16, length);
-    char copied[QUERIES * 256 * 2];
+    char copied[QUERIES * WIDEST * 2];
     float sums[QUERIES * PANEL] __attribute__((aligned(64)));
     for (int i = 0; i < count; i++) memcpy(copied + i * width * 2, queries[i], width * 2);
     configure_tiles();
@@ -793,6 +845,18 @@ static const Attend ATTEND[2][2] = {
 #endif
 };
 
+/* The function for heads of a width, and how many queries it takes. */
+static Attend choose_attend(int mode, int64_t width, int *queries) {
+#ifdef HAS_TILES
+    if (tiles && mode == BF16 && width % (2 * GROUPS_OF_TILE) == 0) {
+        *queries = QUERIES;
+        return attend_by_tiles;
+    }
+#endif
+    *queries = TILE;
+    return ATTEND[mode][width > 2 * VECTOR];
+}
+
 INLINE int64_t sequence_of(const Batch *batch, int64_t token) {
     int64_t low = 0, high = batch->sequences;
     while (high - low > 1) {
@@ -813,12 +877,8 @@ static void attend(const Layer *layer, const Batch *batch, const char *projected
     const int mode = (int)layer->attention_mode;
     const int64_t width = layer->head_width, full = layer->heads * width, size = element_size(mode);
     const int64_t stride = 3 * full * size;
-    Attend function = ATTEND[mode][width > 2 * VECTOR];
-    int most = TILE;
-#ifdef HAS_TILES
-    if (tiles && mode == BF16 && width % (2 * GROUPS_OF_TILE) == 0)
-        function = attend_by_tiles, most = QUERIES;
-#endif
+    int most;
+    const Attend function = choose_attend(mode, width, &most);
     for (int64_t run = first, next; run < end; run = next) {
         const int64_t sequence = sequence_of(batch, batch->rows ? batch->rows[run] : run);
         const int64_t start = batch->boundaries[sequence], stop = batch->boundaries[sequence + 1];
@@ -879,6 +939,8 @@ static int64_t make_scratch(const Layer *layer, int64_t longest, char *room, Scr
     const int64_t width = layer->query_key_value.inputs, inner = layer->intermediate.outputs;
     const int64_t most = width > inner ? width : inner;
     char *at = room;
+    scratch->dropout = NULL;
+    scratch->scale = 1 / sqrtf((float)layer->head_width);
     scratch->length = round_up(longest, PANEL);
     scratch->inputs = take(&at, BLOCK * most * 4);
     scratch->scales = take(&at, BLOCK * 4);
@@ -1043,26 +1105,10 @@ void bertkit_complete(const Layer *layer, const float *attended, const float *hi
     complete(layer, attended, hidden, NULL, count, &scratch, out);
 }
 
-/* Two steps of training, forward and backward, each in one pass over the rows: the softmax of
-attention scores with dropout, and LayerNorm(dropout(x) + residual). Elements are fp32 or bf16,
-numbers in between are fp32. Which elements dropout keeps is a hash of their position and of a seed,
-so nothing is stored for the backward pass, and threads change nothing. */
+/* Two steps of training, forward and backward: attention, and LayerNorm(dropout(x) + residual) in one
+pass over the rows. Elements are fp32 or bf16, numbers in between are fp32. */
 
 enum { ROWS = 64 }; /* for which one thread sums the gradients of LayerNorm's parameters */
-
-typedef struct {
-    uint32_t seed[2], least; /* an element is kept if its hash is at least `least` */
-    float scale;             /* of what is kept */
-} Dropout;
-
-typedef struct {
-    int64_t length, direction;
-    const int32_t *lengths; /* (items) keys that exist; NULL if all do */
-    const void *scores;     /* (items, length, length); in the backward pass, dropped's gradient */
-    void *weights, *dropped; /* the same shape, without dropout and with it */
-    void *gradient;          /* of the scores; NULL in the forward pass */
-    Dropout dropout;
-} Softmax;
 
 typedef struct {
     int64_t rows, width;
@@ -1087,74 +1133,7 @@ INLINE void write(int type, mask m, void *out, int64_t i, vec x) {
         store_some_bf16(m, (bf16 *)out + i, x);
 }
 
-/* A hash of 32-bit numbers whose every output bit depends evenly on every input bit. */
-INLINE ints scramble(ints x) {
-    x = (x ^ (x >> 16)) * 0x7feb352du;
-    x = (x ^ (x >> 15)) * 0x846ca68bu;
-    return x ^ (x >> 16);
-}
-
-/* The elements from `place` on, scaled, with some of them 0. */
-INLINE vec drop(const Dropout *dropout, int64_t place, vec x) {
-    if (!dropout->least) return x;
-    ints number;
-    UNROLL
-    for (int i = 0; i < VECTOR; i++) number[i] = (uint32_t)i;
-    number = scramble(scramble((number + (uint32_t)place) ^ dropout->seed[0]) ^ dropout->seed[1]);
-    ints kept = (ints)(number >= dropout->least);
-    return (vec)((ints)(x * set(dropout->scale)) & kept);
-}
-
 typedef void (*Work)(const void *step, int64_t first, int64_t end);
-
-INLINE void softmax_rows(int type, const Softmax *s, int64_t first, int64_t end) {
-    const int64_t length = s->length;
-    float row[round_up(length, VECTOR)];
-    for (int64_t at = first; at < end; at++) {
-        const int64_t position = at % length, base = at * length;
-        const int64_t there = s->lengths ? s->lengths[at / length] : length;
-        const int64_t from = s->direction > 0 ? position : 0;
-        const int64_t to = s->direction < 0 ? least(there, position + 1) : there;
-        vec top = set(-INFINITY), sum = set(0);
-        for (int64_t i = 0; i < length; i += VECTOR) {
-            const vec y = read(type, lanes(length - i), s->scores, base + i);
-            store(row + i, y);
-            top = keep_max(without(lanes(to - i), lanes(from - i)), top, y);
-        }
-        const vec highest = set(max_of(top) * 1.44269504f);
-        for (int64_t i = 0; i < length; i += VECTOR) {
-            vec y = power_of_two(fma_minus(load(row + i), set(1.44269504f), highest));
-            y = keep(without(lanes(to - i), lanes(from - i)), y);
-            store(row + i, y);
-            sum = sum + y;
-        }
-        const vec factor = set(from < to ? 1 / sum_of(sum) : 0);
-        for (int64_t i = 0; i < length; i += VECTOR) {
-            const mask m = lanes(length - i);
-            const vec y = load(row + i) * factor;
-            write(type, m, s->weights, base + i, y);
-            write(type, m, s->dropped, base + i, drop(&s->dropout, base + i, y));
-        }
-    }
-}
-
-INLINE void softmax_gradients(int type, const Softmax *s, int64_t first, int64_t end) {
-    const int64_t length = s->length;
-    for (int64_t base = first * length; base < end * length; base += length) {
-        vec sum = set(0);
-        for (int64_t i = 0; i < length; i += VECTOR) {
-            const mask m = lanes(length - i);
-            const vec y = drop(&s->dropout, base + i, read(type, m, s->scores, base + i));
-            sum = fma_plus(read(type, m, s->weights, base + i), y, sum);
-        }
-        const vec mean = set(sum_of(sum));
-        for (int64_t i = 0; i < length; i += VECTOR) {
-            const mask m = lanes(length - i);
-            const vec y = drop(&s->dropout, base + i, read(type, m, s->scores, base + i));
-            write(type, m, s->gradient, base + i, read(type, m, s->weights, base + i) * (y - mean));
-        }
-    }
-}
 
 INLINE void add_norm_rows(int type, int wide, const AddNorm *a, int64_t first, int64_t end) {
     const int64_t width = a->width;
@@ -1164,7 +1143,7 @@ INLINE void add_norm_rows(int type, int wide, const AddNorm *a, int64_t first, i
         vec sum = set(0), squares = sum;
         for (int64_t i = 0; i < width; i += VECTOR) {
             const mask m = lanes(width - i);
-            vec y = drop(&a->dropout, base + i, read(type, m, a->x, base + i));
+            vec y = drop(&a->dropout, base + i, 1, read(type, m, a->x, base + i));
             y = y + read(wide, m, a->residual, base + i);
             store(row + i, y);
             sum = sum + y;
@@ -1212,7 +1191,7 @@ INLINE void add_norm_gradients(int type, int wide, const AddNorm *a, int64_t fir
                 const vec y = read(wide, m, a->normalized, base + i);
                 const vec x = minus_fma(y, along, g - mean) * set(a->deviations[at]);
                 write(wide, m, a->residual_gradient, base + i, x);
-                write(type, m, a->gradient, base + i, drop(&a->dropout, base + i, x));
+                write(type, m, a->gradient, base + i, drop(&a->dropout, base + i, 1, x));
             }
         }
     }
@@ -1223,26 +1202,15 @@ INLINE void add_norm_gradients(int type, int wide, const AddNorm *a, int64_t fir
     static void name(const void *step, int64_t first, int64_t end) { \
         function(__VA_ARGS__, step, first, end); \
     }
-DEFINE_STEP(softmax_fp32, softmax_rows, FP32)
-DEFINE_STEP(softmax_gradients_fp32, softmax_gradients, FP32)
 DEFINE_STEP(add_norm_fp32, add_norm_rows, FP32, FP32)
 DEFINE_STEP(add_norm_gradients_fp32, add_norm_gradients, FP32, FP32)
 #ifdef __AVX512F__
-DEFINE_STEP(softmax_bf16, softmax_rows, BF16)
-DEFINE_STEP(softmax_gradients_bf16, softmax_gradients, BF16)
 DEFINE_STEP(add_norm_mixed, add_norm_rows, BF16, FP32)
 DEFINE_STEP(add_norm_gradients_mixed, add_norm_gradients, BF16, FP32)
 DEFINE_STEP(add_norm_bf16, add_norm_rows, BF16, BF16)
 DEFINE_STEP(add_norm_gradients_bf16, add_norm_gradients, BF16, BF16)
 #endif
 
-/* [type of the scores][whether it is the backward pass] */
-static const Work SOFTMAX[2][2] = {
-    [FP32] = {softmax_fp32, softmax_gradients_fp32},
-#ifdef __AVX512F__
-    [BF16] = {softmax_bf16, softmax_gradients_bf16},
-#endif
-};
 /* [type of x + type of the residual][whether it is the backward pass] */
 static const Work ADD_NORM[3][2] = {
     {add_norm_fp32, add_norm_gradients_fp32},
@@ -1278,12 +1246,339 @@ static Dropout dropout_of(int64_t seed, double probability) {
                      (float)(1 / (1 - least / 4294967296.0))};
 }
 
-void bertkit_softmax(int64_t type, int64_t items, int64_t length, int64_t direction,
-                     const int32_t *lengths, const void *scores, void *weights, void *dropped,
-                     void *gradient, int64_t seed, double probability, int64_t threads) {
-    const Softmax s = {length,  direction, lengths,  scores,
-                       weights, dropped,   gradient, dropout_of(seed, probability)};
-    work_rows(SOFTMAX[type][gradient != NULL], &s, items * length, threads);
+/* Attention in training, of one sequence and one head at a time. */
+typedef struct {
+    Layer layer;               /* heads, their width in memory of our own, and the direction */
+    int64_t width;             /* of a head */
+    const int32_t *boundaries; /* (sequences + 1) */
+    int64_t sequences, longest;
+    const char *projected;     /* (tokens, 3, heads, width) queries, keys and values */
+    char *attended;            /* (tokens, heads, width) */
+    float *logarithms;         /* (tokens, heads), see Scratch */
+    const char *given;         /* attended's gradient; NULL in the forward pass */
+    char *gradient;            /* of `projected` */
+    Dropout dropout;
+    char *memory;
+    int64_t thread_bytes;
+    _Atomic int64_t next; /* the sequence and head that the next thread takes */
+} Attention;
+
+/* What one thread writes in the backward pass. `room` is the longest sequence, rounded up. */
+typedef struct {
+    char *queries[2], *given[2]; /* panels: as keys are packed, and as values are */
+    char *keys, *values;         /* (KEYS, width) */
+    float *scores, *products;    /* (KEYS, room) keys with queries, values with the gradient */
+    char *weights, *slopes;      /* (KEYS, room) with dropout; the gradient of scores */
+    char *panels;                /* all slopes: an output is a query, an input a key */
+    char *columns;               /* (width, room) the keys */
+    float *sums;                 /* (KEYS, width) or (width, room) */
+    float *logarithms, *means;   /* (room) */
+    int64_t room;
+} Gradients;
+
+enum { KEYS = 48 }; /* whole tiles, of either kind */
+
+/* The sums of rows, up to a multiple of TILE or of 16, with panels; they are `room` apart. */
+INLINE void sum_by_vectors(int mode, const char *rows, int64_t stride, int64_t count,
+                           const char *panels, int64_t groups, int64_t outputs, float *sums,
+                           int64_t room) {
+    vec s[TILE][PARTS];
+    for (int64_t first = 0; first < outputs; first += PANEL) {
+        const char *panel = panels + first * groups * 4;
+        const int parts = outputs - first > 2 * VECTOR ? PARTS : 2;
+        for (int64_t row = 0; row < count; row += TILE) {
+            if (parts == PARTS)
+                tile_sums(mode, TILE, PARTS, rows + row * stride, stride, panel, groups, s);
+            else
+                tile_sums(mode, TILE, 2, rows + row * stride, stride, panel, groups, s);
+            for (int i = 0; i < TILE; i++)
+                for (int j = 0; j < parts; j++)
+                    store(sums + (row + i) * room + first + j * VECTOR, s[i][j]);
+        }
+    }
+}
+
+#ifdef HAS_TILES
+static AMX __attribute__((noinline)) void sum_by_tiles(const char *rows, int64_t stride,
+                                                       int64_t count, const char *panels,
+                                                       int64_t groups, int64_t outputs,
+                                                       float *sums, int64_t room) {
+    configure_tiles();
+    for (int64_t first = 0; first < outputs; first += PANEL) {
+        const char *panel = panels + first * groups * 4;
+        for (int64_t row = 0; row < count; row += 2 * ROWS_OF_TILE) {
+            const char *from = rows + row * stride;
+            float *to = sums + row * room + first;
+            if (count - row > ROWS_OF_TILE)
+                sums_by_tiles(BF16, 1, from, stride, panel, groups, outputs - first, to, room);
+            else
+                sums_by_tiles(BF16, 0, from, stride, panel, groups, outputs - first, to, room);
+        }
+    }
+    _tile_release();
+}
+#endif
+
+static __attribute__((noinline)) void sum_products(int mode, const char *rows, int64_t stride,
+                                                   int64_t count, const char *panels,
+                                                   int64_t groups, int64_t outputs, float *sums,
+                                                   int64_t room) {
+#ifdef HAS_TILES
+    if (tiles && mode == BF16 && groups % GROUPS_OF_TILE == 0) {
+        sum_by_tiles(rows, stride, count, panels, groups, outputs, sums, room);
+        return;
+    }
+#endif
+    if (mode == FP32)
+        sum_by_vectors(FP32, rows, stride, count, panels, groups, outputs, sums, room);
+#ifdef __AVX512F__
+    else
+        sum_by_vectors(BF16, rows, stride, count, panels, groups, outputs, sums, room);
+#endif
+}
+
+/* The elements of a row of weights and of other rows like them: see `drop`. */
+INLINE int64_t place_of(const Attention *a, int64_t token, int64_t head) {
+    return (token * a->layer.heads + head) * a->longest;
+}
+
+/* The rows of a head; if their width is no multiple of 16, copied, with zeros at the end. */
+INLINE const char *padded_rows(int mode, const Attention *a, const char *rows, int64_t *stride,
+                               int64_t length, char **room) {
+    const int64_t own = a->width * element_size(mode);
+    const int64_t wide = a->layer.head_width * element_size(mode);
+    if (own == wide) return rows;
+    char *copy = take(room, round_up(a->longest, 64) * wide);
+    for (int64_t i = 0; i < length; i++) {
+        memcpy(copy + i * wide, rows + i * *stride, own);
+        memset(copy + i * wide + own, 0, wide - own);
+    }
+    *stride = wide;
+    return copy;
+}
+
+INLINE void attend_head(int mode, const Attention *a, int64_t sequence, int64_t head, char *room) {
+    const int64_t width = a->layer.head_width, heads = a->layer.heads, size = element_size(mode);
+    const int64_t full = heads * a->width * size, start = a->boundaries[sequence];
+    const int64_t length = a->boundaries[sequence + 1] - start;
+    const char *parts[3]; /* queries, keys, values */
+    int64_t stride;
+    for (int i = 0; i < 3; i++) {
+        stride = 3 * full;
+        parts[i] = a->projected + start * stride + i * full + head * a->width * size;
+        parts[i] = padded_rows(mode, a, parts[i], &stride, length, &room);
+    }
+    float out[QUERIES * WIDEST] __attribute__((aligned(64)));
+    Scratch scratch;
+    make_scratch(&a->layer, a->longest, room, &scratch);
+    scratch.scale = 1 / sqrtf((float)a->width);
+    scratch.dropout = &a->dropout;
+    pack_keys(mode, parts[1], stride, length, width, scratch.keys);
+    pack_values(mode, parts[2], stride, length, width, scratch.values);
+    int most;
+    const Attend function = choose_attend(mode, width, &most);
+    for (int64_t first = 0; first < length; first += most) {
+        const int count = (int)least(most, length - first);
+        const char *queries[QUERIES];
+        int64_t positions[QUERIES];
+        for (int i = 0; i < count; i++) {
+            positions[i] = first + i;
+            queries[i] = parts[0] + positions[i] * stride;
+            scratch.places[i] = place_of(a, start + first + i, head);
+        }
+        function(count, &a->layer, queries, positions, length, &scratch, out, width);
+        for (int i = 0; i < count; i++) {
+            const int64_t row = (start + first + i) * heads + head;
+            a->logarithms[row] = scratch.logarithms[i];
+            convert_row(mode, 0, out + i * width, a->width, a->attended + row * a->width * size);
+        }
+    }
+}
+
+/* Lay out the memory of a thread in the backward pass; return its bytes. */
+static int64_t make_gradients(const Attention *a, char *memory, Gradients *g) {
+    const int64_t room = round_up(a->longest, 64), width = a->layer.head_width;
+    const int64_t panels = round_up(width, PANEL), rows = round_up(width, KEYS);
+    char *at = memory;
+    g->room = room;
+    for (int i = 0; i < 2; i++) {
+        g->queries[i] = take(&at, room * panels * 4);
+        g->given[i] = take(&at, room * panels * 4);
+    }
+    g->keys = take(&at, KEYS * width * 4);
+    g->values = take(&at, KEYS * width * 4);
+    g->scores = take(&at, KEYS * room * 4);
+    g->products = take(&at, KEYS * room * 4);
+    g->weights = take(&at, KEYS * room * 4);
+    g->slopes = take(&at, KEYS * room * 4);
+    g->panels = take(&at, room * room * 4);
+    g->columns = take(&at, rows * room * 4);
+    g->sums = take(&at, (KEYS * panels > rows * room ? KEYS * panels : rows * room) * 4);
+    g->logarithms = take(&at, room * 4);
+    g->means = take(&at, room * 4);
+    return at - memory;
+}
+
+/* The weights and the gradient of the scores of some keys, from `first` on, with all queries. */
+INLINE void compute_slopes(int mode, const Attention *a, const Gradients *g, int64_t start,
+                           int64_t length, int64_t head, int64_t first, int64_t count) {
+    const float scale = 1 / sqrtf((float)a->width);
+    const int64_t size = element_size(mode), groups = groups_of_keys(mode, length);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t key = first + i, direction = a->layer.direction;
+        const int64_t from = direction < 0 ? key : 0, to = direction > 0 ? key + 1 : length;
+        char *weights = g->weights + i * g->room * size, *slopes = g->slopes + i * g->room * size;
+        for (int64_t q = 0; q < round_up(length, 32); q += VECTOR) {
+            vec y = load(g->scores + i * g->room + q);
+            y = power_of_two(
+                fma_minus(y, set(scale * 1.44269504f), load(g->logarithms + q)));
+            y = keep(without(lanes(to - q), lanes(from - q)), y);
+            const vec kept = drop(&a->dropout, place_of(a, start + q, head) + key,
+                                  a->layer.heads * a->longest, set(1));
+            const vec product = load(g->products + i * g->room + q) * kept;
+            const vec slope = y * (product - load(g->means + q)) * set(scale);
+            if (mode == FP32) {
+                store((float *)weights + q, y * kept);
+                store((float *)slopes + q, slope);
+                store(g->panels + ((q / PANEL * groups + key) * PANEL + q % PANEL) * 4, slope);
+            } else {
+                store_bf16((bf16 *)weights + q, y * kept);
+                store_bf16((bf16 *)slopes + q, slope);
+            }
+        }
+    }
+    if (mode == FP32) return;
+    for (int64_t i = 0; i < count; i += 2) {
+        const bf16 *one = (const bf16 *)g->slopes + i * g->room;
+        const bf16 *two = i + 1 < count ? one + g->room : NULL;
+        for (int64_t q = 0; q < round_up(length, 32); q += VECTOR)
+            store(g->panels + ((q / PANEL * groups + (first + i) / 2) * PANEL + q % PANEL) * 4,
+                  interleave(one + q, two ? two + q : NULL));
+    }
+}
+
+INLINE void head_gradients(int mode, const Attention *a, int64_t sequence, int64_t head,
+                           char *room) {
+    const int64_t width = a->layer.head_width, heads = a->layer.heads, size = element_size(mode);
+    const int64_t full = heads * a->width * size, start = a->boundaries[sequence];
+    const int64_t length = a->boundaries[sequence + 1] - start, row_bytes = width * size;
+    const int64_t panels = round_up(width, PANEL), offset = head * a->width * size;
+    const int64_t inner = row_bytes / 4, groups = groups_of_keys(mode, length);
+    const char *attended = a->attended + start * full + offset;
+    const char *upward = a->given + start * full + offset;
+    char *out = a->gradient + start * 3 * full + offset;
+    const char *parts[4]; /* queries, keys, values, and the gradient of what is attended */
+    int64_t stride, given_stride = full;
+    for (int i = 0; i < 3; i++) {
+        stride = 3 * full;
+        parts[i] = a->projected + start * stride + i * full + offset;
+        parts[i] = padded_rows(mode, a, parts[i], &stride, length, &room);
+    }
+    parts[3] = padded_rows(mode, a, upward, &given_stride, length, &room);
+    Gradients g;
+    make_gradients(a, room, &g);
+    pack_keys(mode, parts[0], stride, length, width, g.queries[0]);
+    pack_keys(mode, parts[3], given_stride, length, width, g.given[0]);
+    pack_values(mode, parts[0], stride, length, width, g.queries[1]);
+    pack_values(mode, parts[3], given_stride, length, width, g.given[1]);
+    memset(g.logarithms, 0, g.room * 4);
+    memset(g.means, 0, g.room * 4);
+    for (int64_t q = 0; q < length; q++) {
+        vec sum = set(0);
+        for (int64_t i = 0; i < a->width; i += VECTOR) {
+            const mask m = lanes(a->width - i);
+            sum = fma_plus(read(mode, m, attended + q * full, i), read(mode, m, upward + q * full, i),
+                           sum);
+        }
+        g.means[q] = sum_of(sum);
+        g.logarithms[q] = a->logarithms[(start + q) * heads + head];
+    }
+    for (int64_t first = 0; first < length; first += KEYS) {
+        const int64_t count = least(KEYS, length - first);
+        for (int64_t i = 0; i < count; i++) {
+            memcpy(g.keys + i * row_bytes, parts[1] + (first + i) * stride, row_bytes);
+            memcpy(g.values + i * row_bytes, parts[2] + (first + i) * stride, row_bytes);
+        }
+        sum_products(mode, g.keys, row_bytes, count, g.queries[0], inner, length, g.scores, g.room);
+        sum_products(mode, g.values, row_bytes, count, g.given[0], inner, length, g.products,
+                     g.room);
+        compute_slopes(mode, a, &g, start, length, head, first, count);
+        for (int part = 1; part < 3; part++) {
+            sum_products(mode, part == 1 ? g.slopes : g.weights, g.room * size, count,
+                         part == 1 ? g.queries[1] : g.given[1], groups, width, g.sums, panels);
+            for (int64_t i = 0; i < count; i++)
+                convert_row(mode, 0, g.sums + i * panels, a->width,
+                            out + (first + i) * 3 * full + part * full);
+        }
+    }
+    for (int64_t group = (length * size + 3) / 4; group < groups; group++)
+        for (int64_t q = 0; q < length; q += PANEL)
+            memset(g.panels + (q / PANEL * groups + group) * PANEL * 4, 0, PANEL * 4);
+    pack_values(mode, parts[1], stride, length, width, g.queries[1]);
+    for (int64_t i = 0; i < width; i += PANEL)
+        transpose(g.queries[1] + i * groups * 4, PANEL * 4, groups, groups,
+                  least(PANEL, width - i), g.columns + i * g.room * size, g.room * size);
+    sum_products(mode, g.columns, g.room * size, width, g.panels, groups, length, g.sums, g.room);
+    transpose((const char *)g.sums, g.room * 4, width, width, length, g.queries[1], width * 4);
+    for (int64_t q = 0; q < length; q++)
+        convert_row(mode, 0, (const float *)g.queries[1] + q * width, a->width, out + q * 3 * full);
+}
+
+/* The share of a thread: it takes sequences and heads until there are none. */
+INLINE void share_of_attention(int mode, Attention *a, int64_t thread) {
+    char *memory = a->memory + thread * a->thread_bytes;
+    for (int64_t item; (item = atomic_fetch_add(&a->next, 1)) < a->sequences * a->layer.heads;) {
+        const int64_t sequence = item / a->layer.heads, head = item % a->layer.heads;
+        if (a->given)
+            head_gradients(mode, a, sequence, head, memory);
+        else
+            attend_head(mode, a, sequence, head, memory);
+    }
+}
+
+static void attention_fp32(void *given) { share_of_attention(FP32, given, openmp.thread()); }
+static void attention_fp32_alone(void *given) { share_of_attention(FP32, given, 0); }
+#ifdef __AVX512F__
+static void attention_bf16(void *given) { share_of_attention(BF16, given, openmp.thread()); }
+static void attention_bf16_alone(void *given) { share_of_attention(BF16, given, 0); }
+#endif
+
+/* [type][whether one thread works alone] */
+static void (*const ATTENTION[2][2])(void *) = {
+    {attention_fp32, attention_fp32_alone},
+#ifdef __AVX512F__
+    {attention_bf16, attention_bf16_alone},
+#endif
+};
+
+/* The bytes that a thread of the function below needs, for the longest sequence. */
+int64_t bertkit_attention_bytes(int64_t width, int64_t longest) {
+    const int64_t wide = round_up(width, 16);
+    const Attention a = {.layer = {.head_width = wide}, .longest = longest};
+    Scratch scratch;
+    Gradients gradients;
+    const int64_t forward = make_scratch(&a.layer, longest, NULL, &scratch);
+    const int64_t backward = make_gradients(&a, NULL, &gradients);
+    const int64_t copies = wide == width ? 0 : 4 * round_up(longest, 64) * wide * 4;
+    return copies + (forward > backward ? forward : backward);
+}
+
+/* Attention, or its gradient if `given` is not NULL; see Attention. */
+void bertkit_attention(int64_t type, int64_t heads, int64_t width, int64_t direction,
+                       const int32_t *boundaries, int64_t sequences, int64_t longest,
+                       const void *projected, void *attended, float *logarithms, const void *given,
+                       void *gradient, int64_t seed, double probability, void *memory,
+                       int64_t threads) {
+    Attention a = {
+        .layer = {.heads = heads, .head_width = round_up(width, 16), .direction = direction},
+        .width = width, .boundaries = boundaries, .sequences = sequences, .longest = longest,
+        .projected = projected, .attended = attended, .logarithms = logarithms, .given = given,
+        .gradient = gradient, .dropout = dropout_of(seed, probability), .memory = memory,
+        .thread_bytes = bertkit_attention_bytes(width, longest)};
+    if (threads > 1 && has_openmp())
+        openmp.parallel(ATTENTION[type][0], &a, (unsigned)threads, 0);
+    else
+        ATTENTION[type][1](&a);
 }
 
 void bertkit_add_norm(int64_t type, int64_t residual_type, int64_t rows, int64_t width,

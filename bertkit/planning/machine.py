@@ -148,24 +148,19 @@ def mask_bytes(probability: float, wide: int, device: str) -> int:
 def attention_bytes(config: ModelConfig, batch: BatchSize, wide: int, device: str) -> float:
     """Return the bytes that one layer's attention keeps between its two matrices.
 
-    Attention without a fused kernel (on a CPU, except in fp32 without dropout) keeps query, key and
-    value, twice if lengths differ. For each head and pair of tokens it also keeps the weight in
-    fp32, the factor multiplied with the values, and the dropout mask; or, in compiled steps, the
-    weight with and without dropout. Flash kernels keep query, key, value, their output and a sum
-    for each row.
+    Compiled code and flash kernels keep query, key and value, and a number for each token and head.
+    torch's operators on a CPU also keep their output if lengths differ. With dropout they keep
+    three fp32 numbers for each head and pair of tokens, and query, key and value in fp32.
     """
     width, heads = wide * config.hidden_size * batch.tokens, config.num_attention_heads
     dropout, sums = config.attention_probs_dropout_prob, 4 * heads * batch.tokens
-    if device != "cpu":
-        if wide == 2:
-            return 3 * width + sums
+    if device != "cpu" and wide == 4:
         return 7 * width + sums + wide * batch.squares  # padded copies and their mask
-    if wide == 4 and not dropout:
+    if device != "cpu" or runs_compiled(wide, device):
+        return 3 * width + sums
+    if not dropout:
         return 3 * width + sums + (width if batch.mixed else 0)
-    compiled = dropout and runs_compiled(wide, device)
-    each = 2 * wide if compiled else 4 + wide + mask_bytes(dropout, wide, device)
-    pairs = heads * batch.squares * each
-    return (6 if batch.mixed else 3) * width + pairs
+    return 12 * (config.hidden_size * batch.tokens + heads * batch.squares)
 
 
 @dataclass(frozen=True, kw_only=True)

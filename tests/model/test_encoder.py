@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bertkit.model.encoder as encoder_module
 from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.errors import BertkitError
 from bertkit.explain.trace import check_batch
+from bertkit.model import cpu
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.pretraining_data.batch import Packed, pack
 from tests.conftest import tiny_config
@@ -178,27 +179,26 @@ def test_dropout_happens_in_training_only_and_at_every_site(
     packed = batch(8, 8, 5)
     encoder = Encoder(config).eval()
     assert torch.equal(encoder(packed), encoder(packed))
-    hidden, weights = [], []
-    import bertkit.model.attention as attention_module
-    import bertkit.model.cpu as dropout_module
+    hidden: list[torch.Size] = []
+    weights: list[float] = []
+    attend, keep = encoder_module.self_attention, cpu.keep_mask
 
-    original = dropout_module.keep_mask
+    def counted(*arguments: Any, dropout: float, **options: Any) -> torch.Tensor:
+        weights.append(dropout)
+        return attend(*arguments, dropout=dropout, **options)
 
-    def count(store: list[torch.Size]) -> Callable[[torch.Size, float, torch.dtype], torch.Tensor]:
-        def keep(shape: torch.Size, probability: float, dtype: torch.dtype) -> torch.Tensor:
-            store.append(shape)
-            return original(shape, probability, dtype)
+    def kept(shape: torch.Size, *others: Any) -> torch.Tensor:
+        hidden.append(shape)
+        return keep(shape, *others)
 
-        return keep
-
-    monkeypatch.setattr(dropout_module, "step_types", dict)  # without compiled steps
-    monkeypatch.setattr(dropout_module, "keep_mask", count(hidden))
-    monkeypatch.setattr(attention_module, "keep_mask", count(weights))
+    monkeypatch.setattr(cpu, "step_types", dict)  # without compiled steps
+    monkeypatch.setattr(cpu, "keep_mask", kept)
+    monkeypatch.setattr(encoder_module, "self_attention", counted)
     encoder.train()
     assert not torch.equal(encoder(packed), encoder(packed))
-    # twice: the embeddings and two in each of 3 layers; 3 layers with three heads of each sequence
+    # twice: the embeddings and two in each of 3 layers; the attention weights of 3 layers
     assert hidden == [(21, 24)] * 14
-    assert weights == [(3 * 3, 8, 8)] * 6
+    assert weights == [config.attention_probs_dropout_prob] * 6
 
 
 def test_bf16_autocast_keeps_the_residual_stream_in_fp32(config: ModelConfig, batch: Any) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from bertkit.model import cpu
-from bertkit.model.attention import visible_positions
-from bertkit.model.cpu import AddNorm, SoftmaxDropout, step_types, uses_tiles
+from bertkit.model.attention import attention
+from bertkit.model.cpu import AddNorm, CompiledAttention, step_types, uses_tiles
 from bertkit.model.encoder import Encoder, Layer, ModelConfig
 from bertkit.model.inference import InferenceLayer, SingleQuery, prepare_encoder
 from bertkit.model.native import MOST_INPUTS, NativeLayer, element_type, is_supported
@@ -80,10 +80,15 @@ def tolerance(mode: str) -> float:
     return TOLERANCES[kind]
 
 
-STEPS = ("avx512 float32 float32", "avx512 bfloat16 float32", "avx512 bfloat16 bfloat16")
+STEPS = (
+    "avx512 float32 float32",
+    "avx512 bfloat16 float32",
+    "avx512 bfloat16 bfloat16",
+    "avx2 float32 float32",
+)
 
 
-@pytest.fixture(params=[*STEPS, "avx2 float32 float32"])
+@pytest.fixture(params=STEPS)
 def step(
     request: pytest.FixtureRequest, choose: Callable[[str], None]
 ) -> tuple[torch.dtype, torch.dtype]:
@@ -94,6 +99,17 @@ def step(
     if types not in step_types():
         pytest.skip("the compiled code or the processor's instructions are missing")
     return types
+
+
+@pytest.fixture(params=["avx512 float32", "avx512 bfloat16", "amx bfloat16", "avx2 float32"])
+def dtype(request: pytest.FixtureRequest, choose: Callable[[str], None]) -> torch.dtype:
+    """The type of queries, keys and values, with one of the sets of instructions."""
+    instructions, name = request.param.split()
+    choose(instructions)
+    found: torch.dtype = getattr(torch, name)
+    if (found, found) not in step_types():
+        pytest.skip("the compiled code or the processor's instructions are missing")
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -281,27 +297,50 @@ def test_add_norm_is_that_of_torch(
 
 
 @pytest.mark.parametrize("direction", cpu.DIRECTION_SIGNS)
-@pytest.mark.parametrize("length", [5, 32, 47, 128])
-def test_softmax_is_that_of_torch(
-    step: tuple[torch.dtype, torch.dtype], direction: str, length: int
+@pytest.mark.parametrize("width", [1, 16, 26, 32, 64, 80, 256])
+def test_attention_is_its_definition(dtype: torch.dtype, width: int, direction: str) -> None:
+    packed = batch(130, 64, 49, 48, 33, 5, 2, 1)
+    projected = torch.randn(len(packed.ids), 3, 2, width).to(dtype).requires_grad_()
+    given = torch.randn(len(packed.ids), 2, width).to(dtype)
+    found = gradients(CompiledAttention.apply(projected, packed, direction, 0.0), given, projected)
+    plain = projected.detach().double().requires_grad_()
+    wanted = attention(*plain.unbind(1), packed, direction=direction, kernel="reference")
+    for one, expected in zip(found, gradients(wanted, given, plain), strict=True):
+        tolerance = {2: 1.2e-2, 4: 3e-6}[dtype.itemsize] * max(1, expected.abs().max())
+        assert (one - expected).abs().max() < tolerance
+
+
+def test_attention_drops_a_share_and_the_same_in_both_directions(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The smallest probability there is drops nothing here. Rows of padding are not compared."""
-    lengths = torch.tensor([length, length - 1, 1, 2, length, 3], dtype=torch.int32)
-    scores = torch.randn(6, length, length).to(step[0]).requires_grad_()
-    real = torch.arange(length) < lengths[:, None]
-    given = torch.randn(6, length, length).to(step[0]) * real[:, :, None]
-    weights = SoftmaxDropout.apply(scores, lengths, direction, 2.0**-40)
-    found = gradients(weights, given, scores)
-    plain = scores.detach().double().requires_grad_()
-    seen = real[:, None, :] & visible_positions(length, direction, scores.device)
-    expected = gradients(plain.masked_fill(~seen, -1e30).softmax(-1), given, plain)
+    """Values that are unit vectors show the weights, whose gradients torch then computes."""
+    packed, length = batch(70, 70), 70
+    projected = torch.randn(140, 3, 2, 80)
+    projected[:, 2] = torch.eye(length, 80).repeat(2, 1)[:, None]
+    projected = projected.to(dtype).requires_grad_()
+    given = torch.randn(140, 2, 80).to(dtype)
+
+    def attend() -> list[torch.Tensor]:
+        torch.manual_seed(7)
+        output = CompiledAttention.apply(projected, packed, "bidirectional", 0.25)
+        return gradients(output, given, projected)
+
+    found = attend()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert all(map(torch.equal, attend(), found)), "the same on one thread"
+    kept = (found[0][..., :length] != 0).view(2, length, 2, length)
+    assert 0.74 < kept.double().mean() < 0.76
+    assert 0.55 < (kept[0] & kept[1]).double().mean() < 0.575, "sequences differ"
+    assert 0.55 < (kept[:, :, 0] & kept[:, :, 1]).double().mean() < 0.575, "heads differ"
+    plain = projected.detach().double().requires_grad_()
+    q, k, v = plain.view(2, length, 3, 2, 80).unbind(2)
+    weights = torch.einsum("sqhd,skhd->sqhk", q, k).div(80**0.5).softmax(-1) * kept / 0.75
+    expected = gradients(torch.einsum("sqhk,skhd->sqhd", weights, v).flatten(0, 1), given, plain)
     for one, other in zip(found, expected, strict=True):
-        different = ((one - other) * real[:, :, None]).abs().max()
-        assert different < {2: 1e-2, 4: 1e-6}[step[0].itemsize]
-    assert not (found[0] * ~seen)[real].any()
+        assert (one - other).abs().max() < {2: 3e-2, 4: 1e-5}[dtype.itemsize]
 
 
-def test_steps_drop_a_share_and_the_same_in_both_directions(
+def test_layer_norm_drops_a_share_and_the_same_in_both_directions(
     step: tuple[torch.dtype, torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.ones(3000, 80).to(step[0]).requires_grad_()
@@ -324,14 +363,6 @@ def test_steps_drop_a_share_and_the_same_in_both_directions(
         assert 0.745 < found.float().mean() < 0.755
     assert 0.55 < (backward & other).float().mean() < 0.57, "each call draws anew"
 
-    scores = torch.zeros(50, 64, 64).to(step[0]).requires_grad_()
-    weights = SoftmaxDropout.apply(scores, None, "bidirectional", 0.25)
-    assert 0.74 < (weights > 0).float().mean() < 0.76
-    assert set(weights.unique().tolist()) == {0.0, weights.max().item()}
-    assert weights.max().item() == pytest.approx(1 / 64 / 0.75, rel=0.005)
-    [gradient] = torch.autograd.grad(weights.float().square().sum(), scores)
-    assert torch.equal(gradient > 0, weights > 0)
-
 
 def test_gradients_of_kept_elements_are_those_of_torch(
     step: tuple[torch.dtype, torch.dtype],
@@ -347,14 +378,6 @@ def test_gradients_of_kept_elements_are_those_of_torch(
     plain = [one.detach().double().requires_grad_() for one in (x, residual)]
     norm = torch.nn.functional.layer_norm(plain[0] * mask + plain[1], (40,), eps=1e-5)
     for one, expected in zip(found, gradients(norm, given, *plain), strict=True):
-        assert (one - expected).abs().max() < tolerance
-    scores = torch.randn(6, 33, 33).to(step[0]).requires_grad_()
-    given = torch.randn(6, 33, 33).to(step[0])
-    weights = SoftmaxDropout.apply(scores, None, "bidirectional", 0.25)
-    found = gradients(weights, given, scores)
-    copied = scores.detach().double().requires_grad_()
-    dropped = copied.softmax(-1) * (found[0] != 0) / 0.75
-    for one, expected in zip(found, gradients(dropped, given, copied), strict=True):
         assert (one - expected).abs().max() < tolerance
 
 
