@@ -56,6 +56,12 @@ def write_model(folder: Path, start: PretrainedWeights, head: str) -> Path:
     return path
 
 
+def processor_name(name: str) -> str:
+    """The name of a results file, which tells processors with other instructions apart."""
+    tiles = torch.cpu.get_capabilities().get("amx_int8", False)
+    return f"{name}{'-amx' if tiles else '' if has_integer_products() else '-avx2'}"
+
+
 def has_integer_products() -> bool:
     """Whether the processor has VNNI; without it, products of uint8 and int8 saturate."""
     return bool(torch.cpu.get_capabilities().get("avx512_vnni", False))

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.exports import processor_name
 from benchmarks.quality_data import SETTINGS, dataset, make_slices
 from benchmarks.record import (
     child_result,
@@ -165,7 +166,7 @@ def main() -> None:
             "mean_tokens": round(tokens / examples, 1),
             "batch": SETTINGS[task].batch,
         }
-    print(write_result("finetuning", rows, details))
+    print(write_result(processor_name("finetuning"), rows, details))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ from benchmarks.contestants import (
     tune_alone,
     worker_of,
 )
-from benchmarks.exports import fused_operators, has_integer_products, write_model
+from benchmarks.exports import fused_operators, processor_name, write_model
 from benchmarks.peers import LIBRARIES, Setting, longest_first
 from benchmarks.record import data_folder, installed, new_parser, start_model, summary, write_result
 from benchmarks.workloads import SIZES, Workload, measure_peaks, read_workload, share_of_peak
@@ -344,17 +344,12 @@ def compete(
     }
 
 
-def results_name(name: str) -> str:
-    """The name of a table's results file, which tells processors with other instructions apart."""
-    tiles = torch.cpu.get_capabilities().get("amx_int8", False)
-    kind = "-amx" if tiles else "" if has_integer_products() else "-avx2"
-    return f"inference-{name}{kind}"
-
-
 def write_table(name: str, table: Any, details: Row) -> None:
     """The results file of a table."""
     versions = {library: installed(library) for library in (*LIBRARIES, "nncf")}
-    print(write_result(results_name(name), table, {"libraries": versions, **details}))
+    print(
+        write_result(processor_name(f"inference-{name}"), table, {"libraries": versions, **details})
+    )
 
 
 def main() -> None:

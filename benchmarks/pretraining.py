@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.exports import processor_name
 from benchmarks.gpu.batches import padded
 from benchmarks.record import (
     child_result,
@@ -190,7 +191,7 @@ def main() -> None:
             rows |= measure(Path(folder) / "store", width, arguments.repeats)
     for name, measured in rows.items():
         print(name, measured)
-    print(write_result("pretraining", rows))
+    print(write_result(processor_name("pretraining"), rows))
 
 
 if __name__ == "__main__":

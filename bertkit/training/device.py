@@ -24,7 +24,7 @@ from bertkit.config import differences
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_json, write_json
 from bertkit.model.attention import choose_kernel, has_bf16
-from bertkit.model.cpu import step_types
+from bertkit.model.cpu import library, step_types
 from bertkit.model.encoder import residual_dtype
 from bertkit.processes import memory_bytes, usable_cores
 
@@ -159,7 +159,18 @@ def device_notes(device: torch.device, precision: str, config: ModelConfig) -> l
         config: the network, whose head width and dropout decide on the attention kernel.
     """
     notes = [slow_precision(precision, device), slow_attention(device, precision, config)]
-    return [note for note in (*notes, unused_gpu(device)) if note]
+    return [note for note in (*notes, missing_code(device), unused_gpu(device)) if note]
+
+
+def missing_code(device: torch.device) -> str:
+    """Return that compiled code is missing although the CPU could run it, or ""."""
+    able = torch.cpu.get_capabilities().get("avx2")
+    if device.type != "cpu" or library() or not able or "BERTKIT_NATIVE" in os.environ:
+        return ""
+    return (
+        "bertkit's compiled code is missing, and training is slower without it; install bertkit "
+        "again where there is a C compiler"
+    )
 
 
 def slow_attention(device: torch.device, precision: str, config: ModelConfig) -> str:

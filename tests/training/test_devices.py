@@ -33,6 +33,7 @@ from bertkit.training.device import (
 from tests.tools import fake_cuda
 
 CPU = torch.device("cpu")
+HAS_AVX2 = bool(torch.cpu.get_capabilities().get("avx2"))
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,16 @@ def test_a_gpu_that_is_there_but_not_used_is_noted(
     [note] = device_notes(CPU, "fp32", config)
     assert "too old" in note
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device_notes(CPU, "fp32", config) == [], "that was the user's choice"
+
+
+def test_missing_compiled_code_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig(vocab_size=100)
+    monkeypatch.delenv("BERTKIT_NATIVE", raising=False)
+    monkeypatch.setattr("bertkit.training.device.library", lambda: None)
+    notes = device_notes(CPU, "fp32", config)
+    assert ["C compiler" in note for note in notes] == [True] * HAS_AVX2
+    monkeypatch.setenv("BERTKIT_NATIVE", "0")
     assert device_notes(CPU, "fp32", config) == [], "that was the user's choice"
 
 
