@@ -13,8 +13,9 @@ recorded time of the run that set the target, which an older bertkit made
 
     python -m benchmarks.speedrun --data FOLDER --work FOLDER [--recipes NAME ...] [--seeds 0 1 2]
 
-The results file is written after every run and keeps the runs that it has. A run whose folder is
-finished is not repeated, so the command can be stopped and started again. The SHA-256 of the
+The results file is written after every run and keeps the runs that it has; processors with AMX have
+a file of their own. A run whose folder is finished is not repeated, so the command can be stopped
+and started again. The SHA-256 of the
 weights is kept: a replay on the same machine ends with the same bytes.
 """
 
@@ -27,6 +28,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.exports import processor_name
 from benchmarks.record import ROOT, data_folder, made, new_parser, write_result
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.config import read_recipe
@@ -172,7 +174,8 @@ def main() -> None:
     arguments = parser.parse_args()
     data = data_folder(arguments.data)
     store = corpus(data, arguments.work)
-    path = ROOT / "results" / "speedrun.json"
+    results = processor_name("speedrun")
+    path = ROOT / "results" / f"{results}.json"
     runs: dict[str, Any] = read_json(path)["runs"] if path.is_file() else {}
     for seed in arguments.seeds:
         for name in arguments.recipes:
@@ -186,7 +189,7 @@ def main() -> None:
                 "baseline": baseline_of(ordered),
                 "runs": ordered,
             }
-            print(write_result("speedrun", rows_of(ordered), details), flush=True)
+            print(write_result(results, rows_of(ordered), details), flush=True)
 
 
 if __name__ == "__main__":
