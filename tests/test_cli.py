@@ -128,6 +128,10 @@ def test_existing_tokenizer_is_used(text: str, recipe: str, tmp_path: Path, stor
         (["pretrain", "mini", "--out", "x", "--store", "nowhere"], "nowhere is not a token store"),
         (["pretrain", "mini", "--store", "x"], "--out"),
         (
+            ["pretrain", "mini", "--out", "x", "--text", "y", "--device", "cpu", "--compile"],
+            "needs a CUDA device",
+        ),
+        (
             ["pretrain", "mini", "--out", "y", "--store", "x", "--training.lerning-rate", "1"],
             "learning-rate",
         ),

@@ -30,7 +30,7 @@ def prepare_command(
         blank line ends a document), WikiExtractor, JSONL, CSV, TSV and Parquet, which may be
         compressed as .gz, .bz2, .xz or .zst.
     tokenizer
-        A folder made by `bertkit learn`, a model directory, or a vocab.txt file.
+        A folder made by `bertkit learn`, a model directory, a run, or a vocab.txt file.
     out
         The store's folder. The same command resumes a stopped run.
     processes

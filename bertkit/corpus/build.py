@@ -54,8 +54,8 @@ class PrepareOptions:
 
 def prepare(
     paths: Sequence[str],
-    tokenizer: Tokenizer,
-    folder: Path,
+    tokenizer: Tokenizer | Path | str,
+    folder: Path | str,
     options: PrepareOptions | None = None,
     *,
     processes: int = 1,
@@ -65,7 +65,8 @@ def prepare(
 
     Args:
         paths: files, folders, globs, URLs or `hf:` data sets; see `find_sources`.
-        tokenizer: the tokenizer that converts text to ids; a copy is saved in the store.
+        tokenizer: the tokenizer that converts text to ids, or its path (see `Tokenizer.load`); a
+            copy is saved in the store.
         folder: the store's folder; an interrupted run resumes after its last complete shard.
         options: the settings of the store; see `PrepareOptions`.
         processes: the number of worker processes, 0 for one per core; the result is the same for
@@ -77,7 +78,7 @@ def prepare(
             documents, the store has other settings, or the disk is full.
     """
     options, paths, folder = options or PrepareOptions(), text_paths(paths), Path(folder)
-    workers = worker_count(processes)
+    workers, tokenizer = worker_count(processes), as_tokenizer(tokenizer)
     sources = check_inputs(paths, folder, options)
     check_folder(folder)
     with exclusive_lock(folder), console_or_new(console) as shown:
@@ -92,10 +93,15 @@ def prepare(
     return store
 
 
+def as_tokenizer(given: Tokenizer | Path | str) -> Tokenizer:
+    """Return the tokenizer that is given, itself or by its path."""
+    return given if isinstance(given, Tokenizer) else Tokenizer.load(given)
+
+
 def prepare_share(
     paths: Sequence[str],
-    tokenizer: Tokenizer,
-    folder: Path,
+    tokenizer: Tokenizer | Path | str,
+    folder: Path | str,
     options: PrepareOptions | None = None,
     *,
     share: str,
@@ -122,7 +128,7 @@ def prepare_share(
     """
     options, paths, folder = options or PrepareOptions(), text_paths(paths), Path(folder)
     number, shares = read_share(share)
-    workers = worker_count(processes)
+    workers, tokenizer = worker_count(processes), as_tokenizer(tokenizer)
     sources = check_inputs(paths, folder, options)
     with exclusive_lock(folder, WAIT_SECONDS):  # machines may start at the same moment
         claim_store_folder(folder, tokenizer, options, sources)

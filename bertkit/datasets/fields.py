@@ -102,7 +102,9 @@ def row_number(value: object, column: str, place: str) -> float:
 def expand_choices(row: Fields, choices: Sequence[str], place: str) -> tuple[Fields, Sequence[str]]:
     """Return a row with one field per choice, and the names of these fields.
 
-    If one column holds the list of choices, its items get fields named "COLUMN 1" and so on.
+    If one column holds the list of choices, its items get fields named "COLUMN 1" and so on. The
+    list may be the field "text" of an object, as in ARC and CommonsenseQA on the hub, whose "label"
+    lists the keys.
 
     Raises:
         BertkitError: only one column is named, and its field is not a list.
@@ -110,6 +112,8 @@ def expand_choices(row: Fields, choices: Sequence[str], place: str) -> tuple[Fie
     if len(choices) == 1:
         [column] = choices
         found = [] if is_empty_choice(row[column]) else from_json(row[column], str, place)
+        if isinstance(found, dict) and "text" in found:
+            found = found["text"]
         if not isinstance(found, list | tuple):
             raise BertkitError(
                 f"{place}: '{column}' is {found!r:.40}, not a list of choices; name a column for "

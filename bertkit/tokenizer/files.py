@@ -102,8 +102,17 @@ def read_vocabulary(path: Path) -> list[str]:
     return vocabulary
 
 
+VOCABULARIES = ("vocab.txt", "tokenizer.json")
+
+
 def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
-    """Read a directory's vocabulary and the `from_vocabulary` arguments that its files set."""
+    """Read a directory's vocabulary and the `from_vocabulary` arguments that its files set.
+
+    The directory is that of a tokenizer, of a run, whose model has it, or of a token store.
+    """
+    homes = (directory, directory / "model", directory / "tokenizer")
+    named = [home for home in homes if any((home / name).is_file() for name in VOCABULARIES)]
+    directory = named[0] if named else directory
     text_path = directory / "vocab.txt"
     json_path = directory / "tokenizer.json"
     config_path = directory / "tokenizer_config.json"

@@ -178,7 +178,8 @@ class Tokenizer:
         else "google". As in transformers, tokenizer_config.json overrides tokenizer.json.
 
         Args:
-            path: a vocab.txt, or a folder with vocab.txt or tokenizer.json (both must agree).
+            path: a vocab.txt, or a folder with vocab.txt or tokenizer.json (both must agree), or a
+                run or a token store, which contain one.
             lowercase: whether text is lower-cased; overrides the files.
             compat: "google" or "hf"; overrides the files.
 

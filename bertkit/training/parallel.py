@@ -187,16 +187,8 @@ def wait_for_shards(written: Any, folder: Path) -> None:
         raise BertkitError(f"cannot write {folder}: {failures[0]}") from error
 
 
-def compile_training(model: nn.Module, device: torch.device) -> CrossEntropy:
-    """Compile the layers and token heads of a model in place, and the cross entropy.
-
-    Parameters and their names stay the same. Code is generated for any number of tokens, sequences
-    and targets (`dynamic=True`), because every packed batch differs in them: one code for all
-    layers but the last, which computes selected rows, one for the head and one for each loss. The
-    first update waits for the compiler.
-
-    Returns:
-        The compiled `cross_entropy_sums`, an argument of the pre-training objectives.
+def check_compiler(device: torch.device) -> None:
+    """Check that training can be compiled for a device.
 
     Raises:
         BertkitError: the device is not CUDA, or what torch generates code with is missing (code
@@ -211,6 +203,23 @@ def compile_training(model: nn.Module, device: torch.device) -> CrossEntropy:
             "install it or turn compiling off",
             code="no-compiler",
         )
+
+
+def compile_training(model: nn.Module, device: torch.device) -> CrossEntropy:
+    """Compile the layers and token heads of a model in place, and the cross entropy.
+
+    Parameters and their names stay the same. Code is generated for any number of tokens, sequences
+    and targets (`dynamic=True`), because every packed batch differs in them: one code for all
+    layers but the last, which computes selected rows, one for the head and one for each loss. The
+    first update waits for the compiler.
+
+    Returns:
+        The compiled `cross_entropy_sums`, an argument of the pre-training objectives.
+
+    Raises:
+        BertkitError: see `check_compiler`.
+    """
+    check_compiler(device)
     for module in model.modules():
         if isinstance(module, Layer | LanguageHead):
             compile_in_training(module)

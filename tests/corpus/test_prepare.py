@@ -94,6 +94,13 @@ def test_any_number_of_processes_writes_the_same_bytes(
 
 
 @pytest.mark.slow
+def test_the_tokenizer_may_be_a_path(store: TokenStore, tmp_path: Path) -> None:
+    text = str(store.folder.with_name("corpus.txt"))
+    options = PrepareOptions(held_out=0.2)
+    again = prepare([text], str(store.folder), str(tmp_path / "store"), options)
+    assert digests(again.folder) == digests(store.folder)
+
+
 def test_stopped_preparation_resumes(
     whole: Path,
     large_text: Path,

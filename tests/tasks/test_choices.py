@@ -212,7 +212,21 @@ def test_lists_with_too_few_choices(write: Write) -> None:
     assert counts.skipped == {"fewer than two 'all'": 4, "column 'all 2' is not text": 1}
 
 
-@pytest.mark.parametrize("found", ["one, two", 3, {"text": ["a", "b"]}])
+def test_choices_in_an_object_as_on_the_hub(write: Write) -> None:
+    """ARC mixes letters and numbers from 1; CSV files hold the objects as JSON."""
+    found = {"text": ["a", "b", "c"], "label": ["A", "B", "C"]}
+    numbered = {"label": ["1", "2", "3"], "text": ["d", "e", "f"]}
+    rows = lists((found, "C"), (json.dumps(found), "A"), (numbered, "2"))
+    inputs, counts = choices(write("a.jsonl", rows), choices=["all"])
+    assert [(i.choices, i.label) for i in inputs] == [
+        (("a", "b", "c"), 2),
+        (("a", "b", "c"), 0),
+        (("d", "e", "f"), 1),
+    ]
+    assert not counts.skipped.get("label out of range")
+
+
+@pytest.mark.parametrize("found", ["one, two", 3, {"texts": ["a", "b"]}, {"text": "a"}])
 def test_one_column_that_holds_no_list(write: Write, found: object) -> None:
     path = write("a.jsonl", lists((found, 0)))
     message = r"a\.jsonl:1: 'all' is .*, not a list of choices; name a column for each: --choices A"

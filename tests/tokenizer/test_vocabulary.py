@@ -27,6 +27,12 @@ def test_save_and_load(tmp_path: Path, lowercase: bool, strip_accents: bool, com
     assert Tokenizer.load(tmp_path).content_hash == tokenizer.content_hash
 
 
+@pytest.mark.parametrize("name", ["model", "tokenizer"])
+def test_the_tokenizer_of_a_run_or_of_a_store_is_found(tmp_path: Path, name: str) -> None:
+    small().save(tmp_path / name)
+    assert Tokenizer.load(tmp_path).content_hash == small().content_hash
+
+
 @pytest.mark.parametrize("name", ["uncased", "cased", "multilingual-cased", "chinese"])
 def test_genuine_vocabularies_survive_a_round_trip(data: Path, tmp_path: Path, name: str) -> None:
     tokenizer = genuine(data, name)
