@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -72,7 +72,7 @@ def short_repr(value: object) -> str:
 def checked_texts(texts: Any) -> Iterator[str]:
     """Yield texts; raise an InputTypeError if there is no list of them, or for an item like NaN."""
     several = isinstance(texts, Iterable) and not hasattr(texts, "columns")  # a DataFrame's names
-    if isinstance(texts, str | bytes | Mapping) or not several:
+    if isinstance(texts, str | bytes | Mapping | Set) or not several:
         raise InputTypeError(
             f"give a list of texts, or the column of a table that has them, not "
             f"{short_repr(texts)}; put one text in brackets"

@@ -49,7 +49,7 @@ from benchmarks.contestants import (
     make_field,
     sample,
 )
-from benchmarks.exports import CLASSES, fused_operators, write_model
+from benchmarks.exports import CLASSES, fused_operators, processor_name, write_model
 from benchmarks.peers import INPUTS, LIBRARIES, Padded, Server, Setting, longest_first, padded
 from benchmarks.quality_data import dataset, make_slices
 from benchmarks.record import start_model
@@ -304,7 +304,8 @@ def test_inference_from_texts_to_tables(
     monkeypatch.setattr(record, "ROOT", tmp_path)
     for name, table in found.items():
         inference.write_table(name, table, details[name])
-        assert "bertkit fp32" in tables.render(tmp_path / "results", inference.results_name(name))
+        shown = tables.render(tmp_path / "results", processor_name(f"inference-{name}"))
+        assert "bertkit fp32" in shown
 
 
 @pytest.mark.usefixtures("contained")
@@ -319,7 +320,7 @@ def test_peers_that_are_not_installed_are_left_out_and_named(
     monkeypatch.setattr(record, "ROOT", tmp_path)
     for name in found:
         inference.write_table(name, found[name], details[name])
-        shown = tables.render(tmp_path / "results", inference.results_name(name))
+        shown = tables.render(tmp_path / "results", processor_name(f"inference-{name}"))
         assert "without openvino: openvino and nncf and onnx not installed" in shown
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from bertkit.checkpoints.save import save_model
 from bertkit.config import read_recipe
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
+from tests.conftest import python
 
 SMALL = [
     *("--model.hidden-size", "16", "--model.num-hidden-layers", "1"),
@@ -139,6 +141,26 @@ def test_a_model_is_exported_and_served(run: Path, tmp_path: Path) -> None:
         assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["exported"]
         found = client.post("/v1/fill-mask", json={"inputs": [{"text": "the [MASK]"}]})
         assert found.status_code == 200
+
+
+WRONG_ARGUMENTS = """
+import bertkit
+for model, options in ((["run"], {}), ("run", {"hosts": "my.server"}), ("run", {"token": None})):
+    try:
+        bertkit.serving_app(model, **options)
+    except bertkit.BertkitError as error:
+        print(error)
+"""
+
+
+def test_an_app_with_arguments_of_the_wrong_type() -> None:
+    """In a process where beartype does not check them first."""
+    environment = {k: v for k, v in os.environ.items() if k != "BERTKIT_CHECK_SHAPES"}
+    done = python("-c", WRONG_ARGUMENTS, env=environment, check=True)
+    model, hosts, token = done.stdout.splitlines()
+    assert "give each model as a path or a name" in model
+    assert "hosts must be a list" in hosts
+    assert "the token must be" in token
 
 
 def test_a_reproduction_needs_tables_and_data(tmp_path: Path) -> None:

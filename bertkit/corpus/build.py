@@ -78,8 +78,8 @@ def prepare(
             documents, the store has other settings, or the disk is full.
     """
     options, paths, folder = options or PrepareOptions(), text_paths(paths), Path(folder)
-    workers, tokenizer = worker_count(processes), as_tokenizer(tokenizer)
-    sources = check_inputs(paths, folder, options)
+    workers = worker_count(processes)
+    sources, tokenizer = check_inputs(paths, folder, options), as_tokenizer(tokenizer)
     check_folder(folder)
     with exclusive_lock(folder), console_or_new(console) as shown:
         claim_store_folder(folder, tokenizer, options, sources, alone=True)
@@ -128,8 +128,8 @@ def prepare_share(
     """
     options, paths, folder = options or PrepareOptions(), text_paths(paths), Path(folder)
     number, shares = read_share(share)
-    workers, tokenizer = worker_count(processes), as_tokenizer(tokenizer)
-    sources = check_inputs(paths, folder, options)
+    workers = worker_count(processes)
+    sources, tokenizer = check_inputs(paths, folder, options), as_tokenizer(tokenizer)
     with exclusive_lock(folder, WAIT_SECONDS):  # machines may start at the same moment
         claim_store_folder(folder, tokenizer, options, sources)
         tokenizer.save(folder / "tokenizer")

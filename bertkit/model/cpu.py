@@ -122,7 +122,9 @@ def threads_for(count: int, least: int = ELEMENTS_PER_THREAD) -> int:
 
 def draw_seed(probability: float) -> int:
     """Return the seed of a step's dropout: 64 bits of torch's default generator."""
-    return int(torch.empty((), dtype=torch.int64).random_(-(1 << 63), None)) if probability else 0
+    if not probability:
+        return 0
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(1 << 63), None))
 
 
 def has_compiled_attention(query: Tensor) -> bool:
@@ -175,7 +177,7 @@ def attend_compiled(ctx: Any, projected: Tensor, *others: Tensor | None) -> None
     _, _, width, *_, longest = ctx.sizes
     bytes_of_a_thread = compiled().bertkit_attention_bytes(*map(ctypes.c_int64, (width, longest)))
     threads = threads_for(projected.numel())
-    memory = torch.empty(threads * bytes_of_a_thread, dtype=torch.uint8)
+    memory = projected.new_empty(threads * bytes_of_a_thread, dtype=torch.uint8)
     call_compiled("attention", *ctx.sizes, projected, *others, *ctx.dropout, memory, threads)
 
 
@@ -253,10 +255,10 @@ def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tens
     multiplication itself.
     """
     count = math.prod(shape)
-    words = torch.empty(-(-count // 4), dtype=torch.int64)
+    words = torch.empty(-(-count // 4), dtype=torch.int64, device="cpu")
     words.random_(-(1 << 63), None)  # None: all 64 bits; the default never sets the sign bit
     uniform = words.view(torch.int16)[:count].view(shape)
-    ones = torch.empty(shape, dtype=dtype)
+    ones = torch.empty(shape, dtype=dtype, device="cpu")
     return torch.ge(uniform, round(probability * UNIFORM_STEPS) - UNIFORM_STEPS // 2, out=ones)
 
 

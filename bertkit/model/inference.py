@@ -284,7 +284,7 @@ class Int8Product:
         integers, self.scales = quantize_outputs(weight)
         integers = integers.to(torch.int8).contiguous()
         self.weight = torch.ops.onednn.qlinear_prepack(integers, None)
-        self.zeros = torch.zeros(len(weight), dtype=torch.int32)
+        self.zeros = torch.zeros(len(weight), dtype=torch.int32, device="cpu")
         self.bias = linear.bias.detach().float()
 
     def __call__(

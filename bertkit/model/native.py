@@ -129,7 +129,7 @@ WORKSPACES = threading.local()
 def workspace(size: int) -> Tensor:
     """Return at least `size` bytes, which a thread keeps: new memory arrives page by page."""
     if not hasattr(WORKSPACES, "workspace") or len(WORKSPACES.workspace) < size:
-        WORKSPACES.workspace = torch.empty(size, dtype=torch.uint8)
+        WORKSPACES.workspace = torch.empty(size, dtype=torch.uint8, device="cpu")
     return WORKSPACES.workspace
 
 
@@ -185,7 +185,9 @@ class NativeLayer(nn.Module):
         code = compiled()
         (outputs, inputs), group, size = weight.shape, 4 // mode.itemsize, code.bertkit_panel()
         missing = -outputs % size
-        panels = torch.zeros((outputs + missing) // size, inputs // group, size, group, dtype=mode)
+        panels = torch.zeros(
+            (outputs + missing) // size, inputs // group, size, group, dtype=mode, device="cpu"
+        )
         product = ProductStruct(inputs=inputs, outputs=outputs, weight=self._keep(panels))
         product.bias = self._keep(F.pad(linear.bias.float(), (0, missing)))
         if mode in LARGEST_WEIGHTS:
@@ -231,7 +233,7 @@ class NativeLayer(nn.Module):
     def project(self, hidden: Hidden) -> Tensor:
         """Return (tokens, 3 width): the queries, keys and values of tokens."""
         hidden = hidden.float().contiguous()
-        projected = torch.empty(len(hidden), 3 * self.width, dtype=self.projected_type)
+        projected = hidden.new_empty(len(hidden), 3 * self.width, dtype=self.projected_type)
         self._call("project", hidden, len(hidden), projected)
         return projected
 

@@ -9,10 +9,12 @@ of a file: `bertkit predict` reads files in chunks.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -101,7 +103,18 @@ def prepare_for(device: torch.device, encoder: Encoder, mode: str) -> int:
         encoder.to(torch.bfloat16 if mode == "bf16" else torch.float32)
         return 1
     prepare_encoder(encoder, mode)
+    survive_forks()
     return torch.get_num_threads()
+
+
+@cache
+def survive_forks() -> None:
+    """Make forked processes compute with one thread.
+
+    OpenMP's other threads do not exist there, and a computation would wait for them for ever.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 
 def check_outputs(*outputs: np.ndarray) -> None:

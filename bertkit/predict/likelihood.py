@@ -40,6 +40,7 @@ from bertkit.pretraining_data.batch import Packed, from_arrays
 from bertkit.shapes import Rows, VocabularyLogits
 from bertkit.tasks.task import prediction_tokens
 from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import autocast
 from bertkit.training.memory import in_halves
 
 METHODS = ("within-word-l2r", "pll", "causal")
@@ -266,11 +267,12 @@ class SentenceScorer:
         flat = ids.reshape(-1).astype(np.int64)
         packed = from_arrays(flat, np.zeros_like(flat), np.full(sequences, length))
         read = torch.from_numpy((np.arange(sequences)[:, None] * length + positions).reshape(-1))
-        if self.device.type == "cpu":
-            states = self._encode(packed, read)
-        else:
-            states = self.model.encoder(packed.to(self.device), read.to(self.device))
-        parts = [self._pick(states, rows[own], targets[own]) for own in row_blocks(rows)]
+        with autocast(self.device, "fp32"):  # whatever the caller's is
+            if self.device.type == "cpu":
+                states = self._encode(packed, read)
+            else:
+                states = self.model.encoder(packed.to(self.device), read.to(self.device))
+            parts = [self._pick(states, rows[own], targets[own]) for own in row_blocks(rows)]
         return np.concatenate(parts)
 
     def _encode(self, packed: Packed, read: torch.Tensor) -> torch.Tensor:

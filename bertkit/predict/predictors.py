@@ -324,7 +324,8 @@ def require_list(given: Any, what: str) -> tuple[Any, ...]:
     Raises:
         InputTypeError: the value is a string, or not an ordered iterable.
     """
-    if isinstance(given, str | bytes | Mapping | Set) or not isinstance(given, Iterable):
+    several = isinstance(given, Iterable) and not hasattr(given, "columns")  # a DataFrame's names
+    if isinstance(given, str | bytes | Mapping | Set) or not several:
         raise InputTypeError(f"{what} must be a list of texts, not {short_repr(given)}")
     return tuple(given)
 

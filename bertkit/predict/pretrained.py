@@ -24,7 +24,7 @@ from bertkit.predict.likelihood import SentenceScore, SentenceScorer, choose_met
 from bertkit.pretraining_data.batch import pack
 from bertkit.tasks.task import PREDICTION_TOKENS
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import choose_device
+from bertkit.training.device import autocast, choose_device
 from bertkit.training.memory import in_halves
 
 MASK = "[MASK]"
@@ -253,7 +253,8 @@ class Predictor:
         packed = pack(sequences, segments).to(self.device)
         rows = torch.tensor(places, dtype=torch.int64, device=self.device)
         rows = rows + packed.first_tokens[: len(rows)].long()
-        found = self.model(packed, rows)
+        with autocast(self.device, "fp32"):  # whatever the caller's is
+            found = self.model(packed, rows)
         tokens = found.mlm_logits.float().cpu()
         pairs = None if found.nsp_logits is None else found.nsp_logits.float().cpu()
         check_outputs(tokens.numpy(), *([] if pairs is None else [pairs.numpy()]))
@@ -278,7 +279,8 @@ class Predictor:
 
     def _last_states(self, sequences: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
         packed = pack(sequences)
-        states = self.model.encoder(packed.to(self.device)).float().cpu()
+        with autocast(self.device, "fp32"):
+            states = self.model.encoder(packed.to(self.device)).float().cpu()
         check_outputs(states.numpy())
         return states.split(packed.lengths)
 

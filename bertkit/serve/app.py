@@ -16,6 +16,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 import bertkit
+from bertkit.errors import InputTypeError, short_repr
 from bertkit.serve import routes
 from bertkit.serve.limits import DEFAULT_LIMITS, Limits, RefusedError, check_token
 from bertkit.serve.metrics import Metrics
@@ -34,7 +35,7 @@ Every error response has the form `{"error": {"message": ..., "type": ..., "para
 
 
 def serving_app(
-    *models: str,
+    *models: str | Path,
     precision: str = "auto",
     device: str = "auto",
     token: str = "",
@@ -57,10 +58,15 @@ def serving_app(
     Raises:
         BertkitError: a model cannot be loaded, two have the same name, or no header can carry the
             token.
+        InputTypeError: a model is neither a path nor text, or the hosts are no list.
     """
+    if wrong := [model for model in models if not isinstance(model, str | Path)]:
+        raise InputTypeError(f"give each model as a path or a name, not {short_repr(wrong[0])}")
+    if isinstance(hosts, str):
+        raise InputTypeError(f"hosts must be a list of names, not {hosts!r}; put it in brackets")
     check_token(token)
-    metrics = Metrics()
-    served = load_models(list(models), limits, metrics, precision=precision, device=device)
+    metrics, given = Metrics(), [str(model) for model in models]
+    served = load_models(given, limits, metrics, precision=precision, device=device)
     return make_app(Service(served, limits, metrics), token=token, hosts=hosts)
 
 

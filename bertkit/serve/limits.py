@@ -49,7 +49,7 @@ def check_token(token: str) -> None:
     Raises:
         BertkitError: the token has other characters than visible ASCII.
     """
-    if not (token.isascii() and token.isprintable()) or " " in token:
+    if not isinstance(token, str) or not (token.isascii() and token.isprintable()) or " " in token:
         raise BertkitError("the token must be ASCII letters, digits and signs, without spaces")
 
 

@@ -21,6 +21,7 @@ from bertkit.checkpoints.pretrained import (
     resolve_model,
 )
 from bertkit.errors import BertkitError
+from bertkit.files import from_home
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.pooling import is_embedder, read_pooling
 from bertkit.predict.embeddings import load_embedder
@@ -177,8 +178,14 @@ def split_name(given: str) -> tuple[str, Path]:
 def load_served_model(
     name: str, given: Path, limits: Limits, metrics: Metrics, precision: str, device: str
 ) -> ServedModel:
-    """Load one model and start its worker; the arguments are those of `load_models`."""
+    """Load one model and start its worker; the arguments are those of `load_models`.
+
+    A folder stays one: if it is gone when the model is loaded again, the hub is not asked for a
+    model of its name.
+    """
     path = resolve_model(given)
+    if path == Path(from_home(given)):
+        given = path.absolute()
     vectors = is_embedder(path)
     home = read_pooling(path)[0] if vectors else model_folder(path)
     start = read_pretrained(home)

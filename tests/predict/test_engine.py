@@ -24,7 +24,7 @@ from bertkit.predict.engine import (
 from bertkit.predict.evaluate import check_change
 from bertkit.predict.load import load_predictor
 from bertkit.tasks.classification import Classification
-from tests.conftest import run
+from tests.conftest import python, run
 from tests.predict.conftest import TASKS
 
 CPU = torch.device("cpu")
@@ -222,3 +222,23 @@ def test_evaluate_shows_int8_beside_fp32_and_keeps_the_bound(
     assert "classification dev in fp32: accuracy 100.0%" in shown
     run(*command, "--bound", "-1", status=2)  # not even an equal score would do
     assert "int8 lowers accuracy from 100.00" in capsys.readouterr().err
+
+
+FORKED = """
+import multiprocessing, sys, torch, bertkit
+torch.set_num_threads(2)
+predict = bertkit.load(sys.argv[1], device="cpu")
+expected = predict("a river stone and a lantern")
+def work(found):
+    found.put(predict("a river stone and a lantern").label)
+context = multiprocessing.get_context("fork")
+found = context.Queue()
+child = context.Process(target=work, args=[found], daemon=True)
+child.start()
+assert found.get(timeout=60) == expected.label
+"""
+
+
+def test_a_loaded_model_works_after_a_fork(models: Path) -> None:
+    done = python("-c", FORKED, models / "classify")
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +64,20 @@ def masked(save: Save) -> Path:
 @pytest.fixture(scope="module")
 def bert(masked: Path) -> Predictor:
     return load(masked, device="cpu", precision="fp32")
+
+
+@pytest.mark.parametrize(
+    "context",
+    [lambda: torch.autocast("cpu", dtype=torch.bfloat16), lambda: torch.device("meta")],
+    ids=["autocast", "default device"],
+)
+def test_the_state_of_a_caller_changes_nothing(bert: Predictor, context: Any) -> None:
+    texts, masked_text = ["a river stone", "the lantern"], "a [MASK] stone"
+    expected = bert.score(texts), bert.fill_mask(masked_text), bert.hidden(texts)[0]
+    with context():
+        found = bert.score(texts), bert.fill_mask(masked_text), bert.hidden(texts)[0]
+    assert found[:2] == expected[:2]
+    assert torch.equal(found[2], expected[2])
 
 
 def whole_ids(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -127,6 +127,25 @@ def raise_an_error(work: Any, many: Any) -> None:
     raise RuntimeError("does not compute")
 
 
+def test_a_folder_that_is_gone_is_not_looked_up_on_the_hub(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative folder such as runs/live could be the name of somebody's model there."""
+    shutil.copytree(models / "classify", tmp_path / "runs" / "live")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "bertkit.checkpoints.pretrained.download_model", lambda name: models / "tag"
+    )
+    limits, metrics = Limits(), Metrics()
+    served = load_models(["runs/live"], limits, metrics, precision="fp32", device="cpu")
+    app = make_app(Service(served, limits, metrics), token="secret")
+    with TestClient(app, headers=TOKEN) as client:
+        before = probabilities(client)
+        shutil.rmtree(tmp_path / "runs")
+        assert reload(client).status_code == 409
+        assert probabilities(client) == before
+
+
 def test_reloading_asks_for_a_token(
     own: tuple[TestClient, Path], client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
