@@ -69,10 +69,15 @@ def short_repr(value: object) -> str:
     return reprlib.repr(value)[:60]
 
 
+def is_ordered(given: Any) -> bool:
+    """Return whether a value is a list or the like: not text, and not a DataFrame of columns."""
+    unordered = isinstance(given, str | bytes | Mapping | Set) or hasattr(given, "columns")
+    return isinstance(given, Iterable) and not unordered
+
+
 def checked_texts(texts: Any) -> Iterator[str]:
     """Yield texts; raise an InputTypeError if there is no list of them, or for an item like NaN."""
-    several = isinstance(texts, Iterable) and not hasattr(texts, "columns")  # a DataFrame's names
-    if isinstance(texts, str | bytes | Mapping | Set) or not several:
+    if not is_ordered(texts):
         raise InputTypeError(
             f"give a list of texts, or the column of a table that has them, not "
             f"{short_repr(texts)}; put one text in brackets"

@@ -741,8 +741,9 @@ INLINE void weigh_keys(int mode, int count, const Layer *layer, const int64_t *p
         const int64_t from = layer->direction > 0 ? positions[i] : 0;
         const int64_t to = layer->direction < 0 ? positions[i] + 1 : length;
         normalizers[i] = softmax_row(mode, scratch->scores + i * room, from, to, keys,
-                                     scratch->scale, scratch->weights + i * room * size, scratch->dropout,
-                                     scratch->places[i], scratch->logarithms + i);
+                                     scratch->scale, scratch->weights + i * room * size,
+                                     scratch->dropout, scratch->places[i],
+                                     scratch->logarithms + i);
     }
 }
 
@@ -1105,8 +1106,8 @@ void bertkit_complete(const Layer *layer, const float *attended, const float *hi
     complete(layer, attended, hidden, NULL, count, &scratch, out);
 }
 
-/* Two steps of training, forward and backward: attention, and LayerNorm(dropout(x) + residual) in one
-pass over the rows. Elements are fp32 or bf16, numbers in between are fp32. */
+/* Two steps of training, forward and backward: attention, and LayerNorm(dropout(x) + residual) in
+one pass over the rows. Elements are fp32 or bf16, numbers in between are fp32. */
 
 enum { ROWS = 64 }; /* for which one thread sums the gradients of LayerNorm's parameters */
 

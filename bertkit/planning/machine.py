@@ -158,9 +158,10 @@ def attention_bytes(config: ModelConfig, batch: BatchSize, wide: int, device: st
         return 7 * width + sums + wide * batch.squares  # padded copies and their mask
     if device != "cpu" or runs_compiled(wide, device):
         return 3 * width + sums
+    joined = width if batch.mixed else 0
     if not dropout:
-        return 3 * width + sums + (width if batch.mixed else 0)
-    return 12 * (config.hidden_size * batch.tokens + heads * batch.squares)
+        return 3 * width + sums + joined
+    return 12 * (config.hidden_size * batch.tokens + heads * batch.squares) + joined
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from bertkit.datasets.examples import (
 from bertkit.datasets.fields import count_choices, from_json, row_words
 from bertkit.datasets.glue import GLUE
 from bertkit.datasets.records import Records, as_source
-from bertkit.errors import BertkitError, InputTypeError, short_repr
+from bertkit.errors import BertkitError, InputTypeError, is_ordered, short_repr
 from bertkit.model.task_heads import extra_head
 from bertkit.predict.engine import Engine, choose_mode
 from bertkit.predict.word_splitter import words_example
@@ -324,8 +324,7 @@ def require_list(given: Any, what: str) -> tuple[Any, ...]:
     Raises:
         InputTypeError: the value is a string, or not an ordered iterable.
     """
-    several = isinstance(given, Iterable) and not hasattr(given, "columns")  # a DataFrame's names
-    if isinstance(given, str | bytes | Mapping | Set) or not several:
+    if not is_ordered(given):
         raise InputTypeError(f"{what} must be a list of texts, not {short_repr(given)}")
     return tuple(given)
 

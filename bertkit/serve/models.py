@@ -178,13 +178,9 @@ def split_name(given: str) -> tuple[str, Path]:
 def load_served_model(
     name: str, given: Path, limits: Limits, metrics: Metrics, precision: str, device: str
 ) -> ServedModel:
-    """Load one model and start its worker; the arguments are those of `load_models`.
-
-    A folder stays one: if it is gone when the model is loaded again, the hub is not asked for a
-    model of its name.
-    """
+    """Load one model and start its worker; the arguments are those of `load_models`."""
     path = resolve_model(given)
-    if path == Path(from_home(given)):
+    if path == Path(from_home(given)):  # loaded again, it is never taken from the hub
         given = path.absolute()
     vectors = is_embedder(path)
     home = read_pooling(path)[0] if vectors else model_folder(path)
