@@ -67,7 +67,8 @@ def label_names(value: object, separator: str, place: str) -> tuple[str, ...] | 
             "separators"
         )
     numbers = [item for item in items if isinstance(item, bool | int | float) and item in (0, 1)]
-    if len(numbers) == len(items) > len(set(numbers)):
+    # [0, 1] may be two class numbers; a float, a bool, a repetition or another order is a vector
+    if len(numbers) == len(items) > 1 and list(map(repr, items)) != ["0", "1"]:
         raise BertkitError(
             f"{place}: the labels are {str(value)[:40]!r}, which looks like a 0 or 1 for each "
             "label; write the names of the labels that apply"

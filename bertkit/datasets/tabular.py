@@ -230,8 +230,27 @@ def parquet_records(source: Source, columns: Sequence[str], *, whole: bool) -> I
         require_columns(source.path, [*columns, *(names if whole else ())], names)
         named = named_columns(features_in(file.schema_arrow.metadata))
         wanted = None if whole or not columns else list(columns)
-        for number, row in parquet_rows(file, wanted):
+        for number, row in parquet_rows(file, wanted, source.path):
             yield number, {**row, **names_in(row, named, f"{source.path}:{number}")}
+
+
+def parquet_types(path: str, format: str) -> dict[str, Any]:  # noqa: A002
+    """Return the Arrow types of the columns of Parquet files, where these files agree about them.
+
+    Columns of class numbers are left out, because `parquet_records` yields their names.
+    """
+    found: dict[str, set[Any]] = {}
+    try:
+        sources = find_sources([path], format=format)
+    except BertkitError:  # not a file with columns
+        return {}
+    for source in sources:
+        if source.format == "parquet":
+            with open_parquet(source) as file:
+                schema = file.schema_arrow
+            for name in set(schema.names).difference(named_columns(features_in(schema.metadata))):
+                found.setdefault(name, set()).add(schema.field(name).type)
+    return {name: kinds.pop() for name, kinds in found.items() if len(kinds) == 1}
 
 
 def huggingface_records(

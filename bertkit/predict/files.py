@@ -23,11 +23,11 @@ from bertkit.datasets.glue import GLUE
 from bertkit.datasets.readers import Columns
 from bertkit.datasets.records import Records
 from bertkit.datasets.swag import SWAG_COLUMNS, read_swag
-from bertkit.datasets.tabular import Fields, has_columns
+from bertkit.datasets.tabular import Fields, has_columns, parquet_types
 from bertkit.errors import BertkitError
 from bertkit.files import BLOCK_BYTES, from_home
 from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, input_chunks
-from bertkit.predict.tables import check_ending, is_flat, new_rows
+from bertkit.predict.tables import check_ending, is_flat, is_parquet, new_rows
 from bertkit.predict.word_splitter import words_example
 from bertkit.tasks.data import describe_losses
 from bertkit.tasks.predictions import flat_row
@@ -87,7 +87,8 @@ def predict_file(
             counts,
             rows,
         )
-        with new_rows(out) as write:
+        types = parquet_types(file, named.format) if is_parquet(out) else {}
+        with new_rows(out, types) as write:
             visible = out is not None or not sys.stdout.isatty()  # lines would break the bar
             progress = FileProgress(shown, *file_length(file, named, inputs), visible=visible)
             lost, alone, names = LostInputs(), predictor.reads_documents, dict[str, str]()

@@ -39,12 +39,23 @@ def is_flat(out: Path | None) -> bool:
     return out is not None and out.suffix.lower() not in JSON_LINES
 
 
+def is_parquet(out: Path | None) -> bool:
+    """Return whether a file is written as Parquet."""
+    return out is not None and out.suffix.lower() == ".parquet"
+
+
 @contextmanager
-def new_rows(out: Path | None) -> Iterator[Callable[[Rows], None]]:
+def new_rows(
+    out: Path | None, types: Mapping[str, Any] | None = None
+) -> Iterator[Callable[[Rows], None]]:
     """Yield a function that writes a chunk of rows to a file, created if the block succeeds.
 
     Without a file, rows are written to the standard output as JSON lines and flushed at once. Rows
     of other formats are flat (`is_flat`): they have a column for each label's probability.
+
+    Args:
+        out: the file, or None.
+        types: column -> Arrow type, for a Parquet file; see `ParquetRows`.
 
     Raises:
         BertkitError: the file cannot be written, or a row does not fit the format.
@@ -60,8 +71,8 @@ def new_rows(out: Path | None) -> Iterator[Callable[[Rows], None]]:
         yield write_now
         return
     check_ending(out)
-    if out.suffix.lower() == ".parquet":
-        with new_file(out) as temporary, parquet_writer(out, temporary) as write:
+    if is_parquet(out):
+        with new_file(out) as temporary, parquet_writer(out, temporary, types or {}) as write:
             yield write
         return
     divider = SEPARATORS.get(out.suffix.lower())
@@ -191,10 +202,12 @@ def check_row(row: dict[str, Any], names: Iterable[str], out: Path) -> None:
 
 
 @contextmanager
-def parquet_writer(out: Path, temporary: Path) -> Iterator[Callable[[Rows], None]]:
+def parquet_writer(
+    out: Path, temporary: Path, types: Mapping[str, Any]
+) -> Iterator[Callable[[Rows], None]]:
     """Yield a function that writes a chunk of rows; see `ParquetRows`."""
     require_utf8(out)
-    rows = ParquetRows(out, temporary)
+    rows = ParquetRows(out, temporary, types)
     try:
         yield rows.write
     finally:
@@ -212,10 +225,12 @@ class ParquetRows:
     Args:
         out: the file, for messages.
         temporary: the file to write.
+        types: column -> the Arrow type of its values, where it is known; values of another type
+            are stored as what they are.
     """
 
-    def __init__(self, out: Path, temporary: Path) -> None:
-        self.out, self.temporary = out, temporary
+    def __init__(self, out: Path, temporary: Path, types: Mapping[str, Any]) -> None:
+        self.out, self.temporary, self.types = out, temporary, dict(types)
         self.arrow = optional_library("pyarrow", "Parquet files")
         self.parquet = optional_library("pyarrow.parquet", "Parquet files")
         self.file: Any = None
@@ -228,7 +243,7 @@ class ParquetRows:
             flat = [encodable(row) for row in rows]
         try:
             names = dict.fromkeys(name for row in flat for name in row)
-            columns = {name: [row.get(name) for row in flat] for name in names}
+            columns = {name: self._column(name, [row.get(name) for row in flat]) for name in names}
             table = self.arrow.table(columns)
             schema = table.schema
             if self.file is not None:
@@ -248,6 +263,14 @@ class ParquetRows:
                 f"({str(error).splitlines()[0]}); write .jsonl",
                 code="format",
             ) from error
+
+    def _column(self, name: str, values: list[Any]) -> Any:
+        if name in self.types:
+            try:
+                return self.arrow.array(values, type=self.types[name])
+            except (self.arrow.ArrowException, OverflowError, TypeError, ValueError):
+                del self.types[name]
+        return self.arrow.array(values)
 
     def close(self) -> None:
         """Finish the file."""

@@ -166,7 +166,7 @@ def parquet_documents(source: Source, counts: TextCounts, column: str) -> Iterat
         if column not in names:
             raise missing_column(source, column, names)
         refuse_twice(source.path, column, names)
-        yield from text_column(parquet_rows(file, [column]), source, counts, column)
+        yield from text_column(parquet_rows(file, [column], source.path), source, counts, column)
 
 
 @contextmanager
@@ -182,11 +182,44 @@ def open_parquet(source: Source) -> Iterator[Any]:
 
 
 def parquet_rows(
-    file: Any, columns: Sequence[str] | None
+    file: Any, columns: Sequence[str] | None, path: str
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the numbered rows of an open Parquet file; only some columns are read, or all."""
-    batches = file.iter_batches(batch_size=PARQUET_ROWS, columns=columns)
-    return enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+    """Yield the numbered rows of an open Parquet file; only some columns are read, or all.
+
+    Raises:
+        BertkitError: a column has values that Python cannot represent, such as text that is not
+            UTF-8; the message names the file, the column and the rows.
+    """
+    number = 1
+    for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
+        place = f"{path}, rows {number} to {number + batch.num_rows - 1}"
+        names = batch.schema.names
+        values = [
+            python_values(one, f"{place}: the column '{name}'")
+            for name, one in zip(names, batch.columns, strict=True)
+        ]
+        for row in zip(*values, strict=True):
+            yield number, dict(zip(names, row, strict=True))
+            number += 1
+
+
+def python_values(column: Any, place: str) -> list[Any]:
+    """Return the values of an Arrow column as Python has them, or else as text.
+
+    Times and durations that Python cannot represent, such as those after the year 9999 or with
+    nanoseconds, become text with all their digits.
+    """
+    try:
+        if column.type != "time64[ns]":  # its nanoseconds would be cut
+            return list(column.to_pylist())
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return list(column.cast("string").to_pylist())
+    except (ValueError, NotImplementedError) as error:  # Arrow's own errors are of these types
+        raise BertkitError(
+            f"{place} has values that cannot be read ({one_line(error)}); correct or remove it"
+        ) from error
 
 
 def huggingface_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:

@@ -27,7 +27,7 @@ from bertkit.files import from_home
 from bertkit.outputs import files_below
 
 HEAD_BYTES = 1 << 16
-COMPRESSED_BYTES = 1 << 16
+COMPRESSED_BYTES, DECOMPRESSED_BYTES = 1 << 16, 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FORMATS = ("text", "wikiextractor", "jsonl", "csv", "tsv", "parquet", "huggingface")
 EXTENSIONS = {
@@ -246,15 +246,23 @@ def open_binary(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
         yield stream
 
 
-class ZstandardStream(io.RawIOBase):
-    """The decompressed bytes of a .zst file with any number of frames.
+class DecompressedStream(io.RawIOBase):
+    """The decompressed bytes of a file that holds any number of compressed streams in a row.
 
-    zstandard's own reader accepts a truncated file as complete; this one raises EOFError.
+    The readers of bz2 and lzma end without a word where a later stream is damaged, and that of
+    zstandard where the file is cut; this one raises an exception of `DAMAGE`.
+
+    Args:
+        file: the compressed file.
+        new_stream: a function that returns a decompressor of one stream, such as
+            `bz2.BZ2Decompressor`.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, new_stream: Callable[[], Any]) -> None:
         self.file = file
-        self.frame: Any = None
+        self.new_stream = new_stream
+        self.stream: Any = None
+        self.pieces: Iterator[bytes] = iter(())
         self.ready = memoryview(b"")
 
     def readable(self) -> bool:
@@ -264,33 +272,50 @@ class ZstandardStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Fill `buffer` with the next bytes and return their number, 0 at the end."""
         while not self.ready:
-            block = self.file.read(COMPRESSED_BYTES)
-            if not block:
-                if self.frame:
-                    raise EOFError("the compressed file ends before its end mark")
+            piece = next(self.pieces, None)
+            if piece is not None:
+                self.ready = memoryview(piece)
+            elif block := self.file.read(COMPRESSED_BYTES):
+                self.pieces = self.decompress(block)
+            elif self.stream:
+                raise EOFError("the compressed file ends before its end mark")
+            else:
                 return 0
-            self.ready = memoryview(b"".join(self.decompress(block)))
         count = min(len(buffer), len(self.ready))
         buffer[:count] = self.ready[:count]
         self.ready = self.ready[count:]
         return count
 
     def decompress(self, block: bytes) -> Iterator[bytes]:
-        """Yield the decompressed bytes of a block of the file, frame by frame."""
-        while block:
-            if not self.frame:  # accept the largest window, as `zstd --long=31` writes it
-                self.frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-            yield self.frame.decompress(block)
-            block = self.frame.unused_data
-            if self.frame.eof:
-                self.frame = None
+        """Yield the decompressed bytes of a block of the file, stream by stream."""
+        while self.stream or (block := block.lstrip(b"\0")):  # zeros may pad a stream's end
+            self.stream = stream = self.stream or self.new_stream()
+            if isinstance(stream, bz2.BZ2Decompressor | lzma.LZMADecompressor):
+                yield stream.decompress(block, DECOMPRESSED_BYTES)
+                while not (stream.eof or stream.needs_input):
+                    yield stream.decompress(b"", DECOMPRESSED_BYTES)
+            else:
+                yield stream.decompress(block)
+            if not stream.eof:
+                return
+            self.stream, block = None, stream.unused_data
+
+
+def decompressor(new_stream: Callable[[], Any]) -> Callable[[BinaryIO], BinaryIO]:
+    """Return a function that opens a compressed file; see `DecompressedStream`."""
+    return lambda file: io.BufferedReader(DecompressedStream(file, new_stream), DECOMPRESSED_BYTES)
+
+
+def zstandard_stream() -> Any:
+    """Return a decompressor of the largest window, as `zstd --long=31` writes it."""
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
 
 
 DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-    ".zst": lambda file: io.BufferedReader(ZstandardStream(file), 1 << 20),
+    ".bz2": decompressor(bz2.BZ2Decompressor),
+    ".xz": decompressor(lzma.LZMADecompressor),
+    ".zst": decompressor(zstandard_stream),
 }
 
 

@@ -8,11 +8,13 @@ import json
 import math
 import sys
 from datetime import date
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pandas
+import pyarrow
 import pytest
 from pyarrow import parquet
 
@@ -253,6 +255,40 @@ def test_values_of_later_chunks_are_written_whole(tmp_path: Path, values: list[A
         )
         assert kept == value
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
+
+
+EXACT_COLUMNS = {
+    "moment": pyarrow.array([1704067200123456789, None], pyarrow.timestamp("ns", tz="UTC")),
+    "span": pyarrow.array([123456789, 1], pyarrow.duration("ns")),
+    "large": pyarrow.array([2**64 - 1, 0], pyarrow.uint64()),
+    "small": pyarrow.array([1.5, 0.1], pyarrow.float32()),
+    "price": pyarrow.array([Decimal("1.10"), None], pyarrow.decimal128(9, 2)),
+    "nested": pyarrow.array([[1704067200123456789], []], pyarrow.list_(pyarrow.timestamp("ns"))),
+    "nothing": pyarrow.array([None, None], pyarrow.int16()),
+    "kind": pyarrow.array(["a", "b"]).dictionary_encode(),
+}
+OUT_OF_RANGE = {
+    "clock": (pyarrow.array([123456789, 0], pyarrow.time64("ns")), "00:00:00.123456789"),
+    "day": (pyarrow.array([10**7, 0], pyarrow.date32()), "29349-01-26"),
+}
+"""Columns with values that Python cannot represent, and the first of them as text."""
+
+
+def test_parquet_columns_keep_their_types_and_digits(models: Path, tmp_path: Path) -> None:
+    predictor = load(models / "classify", device="cpu", precision="fp32")
+    odd = {name: column for name, (column, _) in OUT_OF_RANGE.items()}
+    columns = {"text": ["river", "stone"], **EXACT_COLUMNS, **odd}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    for out in ("b.parquet", "b.csv"):
+        predict_file(predictor, str(tmp_path / "a.parquet"), out=tmp_path / out)
+    found = parquet.read_table(tmp_path / "b.parquet")
+    for name, column in EXACT_COLUMNS.items():
+        assert found.schema.field(name).type == column.type, name
+        assert found.column(name).combine_chunks() == column, name
+    as_text = read_rows(tmp_path / "b.csv")[0]
+    assert as_text["moment"].startswith("2024-01-01 00:00:00.123456789")
+    for name, (_, text) in OUT_OF_RANGE.items():
+        assert found.column(name)[0].as_py() == as_text[name] == text
 
 
 def predicted(*arguments: str | Path) -> int:

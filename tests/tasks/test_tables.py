@@ -129,7 +129,18 @@ def test_multi_label(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    "label", [[0, 1, 0], [1.0, 0.0, 0.0], [True, True], "[0, 0]", [["x", "y"]], {"x": 1}, [{}]]
+    "label",
+    [
+        [0, 1, 0],
+        [1, 0],
+        [0.0, 1.0],
+        [False, True],
+        "[1, 0]",
+        "[0, 0]",
+        [["x", "y"]],
+        {"x": 1},
+        [{}],
+    ],
 )
 def test_labels_that_are_no_names_are_refused(write: Write, label: object) -> None:
     path = write("a.jsonl", json.dumps({"text": "one", "label": label}))
@@ -144,8 +155,8 @@ def test_nan_is_not_the_empty_set_of_labels(write: Write) -> None:
 
 
 def test_numbers_may_be_names_of_labels(write: Write) -> None:
-    path = write("a.jsonl", '{"text": "a", "label": [1, 0]}\n{"text": "b", "label": [7, 7]}\n')
-    assert [i.label for i in texts(path, columns=LabelSetColumns)[0]] == [("1", "0"), ("7",)]
+    path = write("a.jsonl", '{"text": "a", "label": [0, 1]}\n{"text": "b", "label": [7, 1, 7]}\n')
+    assert [i.label for i in texts(path, columns=LabelSetColumns)[0]] == [("0", "1"), ("7", "1")]
     with pytest.raises(BertkitError, match="--separator is empty"):
         LabelSetColumns(separator="")
 

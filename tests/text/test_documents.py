@@ -332,6 +332,15 @@ def test_parquet_errors(tmp_path: Path, file: File) -> None:
         read(file("b.parquet", "no parquet, but long enough for a footer"))
 
 
+def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
+    pyarrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+    buffers = [pyarrow.py_buffer(one) for one in (bytes([0, 0, 0, 0, 1, 0, 0, 0]), b"\xff")]
+    text = pyarrow.StringArray.from_buffers(1, *buffers)
+    parquet.write_table(pyarrow.table({"text": text}), tmp_path / "a.parquet")
+    with pytest.raises(BertkitError, match=r"a\.parquet, rows 1 to 1: the column 'text'"):
+        read(tmp_path / "a.parquet")
+
+
 @pytest.mark.parametrize(("name", "module"), [("a.parquet", "pyarrow"), ("hf:x", "datasets")])
 def test_missing_libraries_are_named(
     file: File, monkeypatch: pytest.MonkeyPatch, name: str, module: str
