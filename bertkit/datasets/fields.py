@@ -247,6 +247,11 @@ def row_tags(value: Any, column: str, place: str, counts: TextCounts) -> tuple[s
                 f"{place}: tag {number} in '{column}' is {item!r:.40}, not a tag such as O, B-PER "
                 f"or NOUN; correct it or name the column of the tags"
             )
+        if isinstance(item, int) and item < 0:  # -100 in data for transformers
+            raise BertkitError(
+                f"{place}: tag {number} in '{column}' is {item}, which marks a token without a "
+                "tag; give one tag for each word"
+            )
         if not isinstance(item, str):
             counts.note("tag that is a number, kept", place)
         tags.append(tag)

@@ -1,7 +1,7 @@
 """The server process: its socket, uvicorn, its log, and a shutdown that loses no request.
 
-After SIGTERM or SIGINT, new requests, including those to /ready, get 503, so that a load balancer
-sends them elsewhere. Once the accepted requests are answered and `Limits.grace` is over,
+After SIGTERM, SIGINT or SIGHUP, new requests, including those to /ready, get 503, so that a load
+balancer sends them elsewhere. Once the accepted requests are answered and `Limits.grace` is over,
 the socket is closed. A second signal ends the process at once.
 
 The log is one JSON object per line on standard error and never contains the text of a request. A
@@ -15,14 +15,16 @@ import json
 import logging
 import math
 import os
+import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from queue import Full, Queue
+from threading import current_thread, main_thread
 from types import FrameType
 
 import uvicorn
@@ -136,7 +138,7 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handle signals inside the block, then write the log before they are raised again."""
-        with super().capture_signals():
+        with super().capture_signals(), handle_hangup(self.handle_exit):
             yield
             finish_log()
 
@@ -157,6 +159,21 @@ class Server(uvicorn.Server):
         if self.serving.draining and elapsed >= limits.grace:
             self.should_exit |= late or not self.serving.in_flight
         return await super().on_tick(counter)
+
+
+@contextmanager
+def handle_hangup(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle SIGHUP, which a closed terminal sends, unless the caller ignores it as nohup does."""
+    number = getattr(signal, "SIGHUP", None)  # Windows lacks it
+    main = current_thread() is main_thread()  # the only one that may set handlers
+    if not main or number is None or signal.getsignal(number) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def open_socket(host: str, port: int) -> socket.socket:

@@ -165,12 +165,14 @@ def task_details(folder: Path) -> dict[str, Any]:
 
 
 def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
-    """Return `id2label` with integer keys; two labels if it is absent, as in transformers.
+    """Return `id2label` with integer keys; if it is absent, `num_labels` or two, as transformers.
 
     Raises:
         BertkitError: `id2label` does not map numbers to names.
     """
-    labels = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    count = config.get("num_labels", 2)
+    numbered = {str(one): f"LABEL_{one}" for one in range(count if isinstance(count, int) else 2)}
+    labels = config.get("id2label") or numbered
     try:
         return {int(number): str(name) for number, name in labels.items()}
     except (AttributeError, ValueError):

@@ -102,6 +102,9 @@ def wikiextractor_documents(
                 counts.note("unclosed <doc>, kept", f"{source.path}:{start}")
                 yield start, "\n".join(lines)
             lines, start, size = [], number, 0
+            if line.rstrip().endswith("</doc>"):  # a whole document on one line
+                yield number, line.rstrip().removesuffix("</doc>").partition('">')[2]
+                lines = None
         elif lines is None:
             if line and not line.isspace():
                 counts.note("line outside <doc>", f"{source.path}:{number}")
@@ -147,7 +150,7 @@ def jsonl_documents_rows(
 def separated_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
     """Yield one column of a CSV (quoted as in spreadsheets) or TSV (no quotes) with a header."""
     lines = split_rows(source, counts, [column])
-    _, header = next(lines, (0, []))
+    header = [name.strip() for name in next(lines, (0, []))[1]]
     refuse_twice(source.path, column, header)
 
     def rows() -> Iterator[tuple[int, Mapping[str, object]]]:

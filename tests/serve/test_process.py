@@ -200,19 +200,20 @@ def test_idle_sockets_lock_nobody_out_where_files_are_few(models: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_loses_no_accepted_request(models: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_loses_no_accepted_request(models: Path, number: signal.Signals) -> None:
     own = Running(str(models / "classify"), queue=10**7)
-    statuses, refused = asyncio.run(end_under_load(own))
+    statuses, refused = asyncio.run(end_under_load(own, number))
     assert statuses == {200: 12}
     assert refused.status_code == 503
     assert refused.headers["retry-after"]
-    assert own.process.wait(60) == -signal.SIGTERM
+    assert own.process.wait(60) == -number
     assert own.process.stdout is not None
     own.process.stdout.close()
 
 
-async def end_under_load(own: Running) -> tuple[Counter[int], httpx.Response]:
-    """Statuses of requests that had been accepted before SIGTERM, and an answer after it."""
+async def end_under_load(own: Running, number: int) -> tuple[Counter[int], httpx.Response]:
+    """Statuses of requests that had been accepted before the signal, and an answer after it."""
     body = {"inputs": [{"text": "stone river " * 200}] * 30}
     limits = httpx.Limits(max_connections=40)
     async with httpx.AsyncClient(base_url=own.address, timeout=60, limits=limits) as client:
@@ -224,7 +225,7 @@ async def end_under_load(own: Running) -> tuple[Counter[int], httpx.Response]:
             waiting = number_of(text, 'bertkit_queue_requests{model="classify"}')
             begun = number_of(text, 'bertkit_batch_requests_sum{model="classify"}')
             accepted = waiting + begun + (waiting > 0)  # one of them is at work
-        own.process.send_signal(signal.SIGTERM)
+        own.process.send_signal(number)
         refused = await client.get("/ready")
         while refused.status_code == 200:  # the signal is on its way
             refused = await client.get("/ready")

@@ -75,6 +75,16 @@ def test_names_that_transformers_makes_up_are_nobodys_labels(
     assert same_task(read_pretrained(folder), task), "as after bertkit vocab extend"
 
 
+def test_a_number_of_labels_without_names(pretrained: Path, tmp_path: Path) -> None:
+    folder = theirs(tmp_path / "theirs", Classification(("a", "b", "c")), pretrained)
+    config = read_json(folder / "config.json")
+    del config["id2label"], config["label2id"]
+    write_json(folder / "config.json", {**config, "num_labels": 3})
+    found = load_task_model(folder, CPU).task
+    assert isinstance(found, Classification)
+    assert found.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
 def test_labels_of_padding_are_no_tags(pretrained: Path, tmp_path: Path) -> None:
     labels = ("O", "B-PER", "[PAD]", "X")
     names = {str(number): name for number, name in enumerate(labels)}

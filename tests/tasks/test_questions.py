@@ -273,6 +273,7 @@ def test_rows_without_tags(write: Write) -> None:
         (["a", None], ["O", "O"], "word 2 in 'tokens' is None"),
         ({"a": 1}, ["O"], "'tokens' is {'a': 1}, neither a list nor text"),
         (["a", "b"], ["O", None], "tag 2 in 'ner_tags' is None, not a tag such as O"),
+        (["a", "b"], [0, -100], "tag 2 in 'ner_tags' is -100, which marks a token without a tag"),
         (["a"], ["B-"], "tag 1 in 'ner_tags' is 'B-', not a tag"),
         (["a"], ["B PER"], "tag 1 in 'ner_tags' is 'B PER', not a tag"),
         ("a b", "[0 1]", r"tag 1 in 'ner_tags' is '\[0', not a tag"),

@@ -189,6 +189,13 @@ def test_wikiextractor_keeps_title_and_body(file: File) -> None:
     assert counts.examples == {"empty document": f"{path}:12"}
 
 
+def test_wikiextractor_keeps_a_document_on_one_line(file: File) -> None:
+    path = file("wiki_00", '<doc id="1" title="A > B">One.</doc>\n<doc id="2">\nTwo.\n</doc>\n')
+    documents, counts = read(path)
+    assert documents == ["One.", "Two."]
+    assert not counts.skipped
+
+
 def test_wikiextractor_keeps_unclosed_documents(file: File) -> None:
     path = file("wiki_00", '<doc id="1">\nA\n<doc id="2">\nB\n</doc>\nstray\n<doc id="3">\nC\n')
     documents, counts = read(path)
@@ -285,6 +292,7 @@ def test_csv_fields_may_be_long(file: File) -> None:
 def test_csv_without_the_column(file: File) -> None:
     with pytest.raises(BertkitError, match=r"a\.csv .*'txt'.*did you mean 'text'"):
         read(file("a.csv", "id,text\n1,a\n"), column="txt")
+    assert read(file("c.csv", "id, text\n1,a\n"))[0] == ["a"], "as in rows for fine-tuning"
     assert read(file("b.csv", "id,text\n"))[1].skipped == {"empty file": 1}
 
 
