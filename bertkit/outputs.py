@@ -82,7 +82,8 @@ def check_output_files(arguments: ArgumentCollection) -> None:
     An output that is a symbolic link is followed: the file that it points to is written.
 
     Raises:
-        BertkitError: an output is also an input, would be written by two flags, or is empty.
+        BertkitError: an output is also an input, would be written by two flags, is empty, or lies
+            in a folder that cannot be written.
     """
     read: list[Named] = []
     written: list[Named] = []
@@ -96,6 +97,7 @@ def check_output_files(arguments: ArgumentCollection) -> None:
     for out in written:
         if out.mark == FILE and out.path.is_dir():
             raise BertkitError(f"{out} is a folder; give the name of a file", code="folder")
+        check_place(out)
         for given in read:
             if reason := overwrites(out, given):
                 raise BertkitError(f"{reason}; choose another path", code="overwrites-input")
@@ -106,6 +108,21 @@ def check_output_files(arguments: ArgumentCollection) -> None:
                     f"{inner} collides with the output {outer}; choose another path",
                     code="overwrites-output",
                 )
+
+
+def check_place(out: Named) -> None:
+    """Raise if an output cannot be created, which a long command would else notice at its end."""
+    # os.path.exists raises no error below a folder that may not be entered, unlike Path.exists
+    above = (one for one in out.path.parents if os.path.exists(one))  # noqa: PTH110
+    place = out.path if out.path.is_dir() else next(above, Path())
+    if not place.is_dir():
+        raise BertkitError(f"{out}: {place} is not a folder; choose another path", code="write")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise BertkitError(
+            f"{out}: the folder {place} cannot be written; change its permissions or choose "
+            "another path",
+            code="write",
+        )
 
 
 def path_mark(argument: Argument) -> Read | Written | None:

@@ -240,6 +240,20 @@ def test_an_empty_path_is_refused(words: list[str]) -> None:
     assert refused.value.code == "empty-path"
 
 
+@pytest.mark.parametrize("name", ["notes.txt/out", "notes.txt/deep/out", "closed/out"])
+def test_an_output_that_cannot_be_created_is_refused_before_the_work(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("river stone\n\ncandle\n")
+    (tmp_path / "closed").mkdir(mode=0o555)
+    if name.startswith("closed") and os.access(tmp_path / "closed", os.W_OK):
+        pytest.skip("this user may write anywhere")
+    words = ["learn", str(tmp_path / "notes.txt"), "--out", str(tmp_path / name)]
+    with pytest.raises(BertkitError) as refused:
+        application().parse_args(words, exit_on_error=False, print_error=False)
+    assert refused.value.code == "write"
+
+
 def test_an_output_that_is_a_link_is_written_where_the_link_points(
     store: TokenStore, tmp_path: Path
 ) -> None:
