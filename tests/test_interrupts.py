@@ -82,7 +82,7 @@ def test_a_signal_leaves_nothing_behind(act: str, name: str, tmp_path: Path) -> 
     """Not even one that comes twice, or at a moment from which Python passes no exception on."""
     done = python("-c", WORK.replace("{act}", act.strip()), str(tmp_path), name)
     assert done.returncode == 128 + getattr(signal, name)
-    assert done.stderr.splitlines() == ["stopped; run the same command again to resume"]
+    assert done.stderr.splitlines() == ["stopped; run the same command again"]
     assert list(tmp_path.iterdir()) == []
 
 

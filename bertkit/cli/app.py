@@ -312,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt as end:
         stop_looking()
-        say("stopped; run the same command again to resume")
+        say("stopped; run the same command again")
         sys.exit(128 + getattr(end, "number", signal.SIGINT))
     except BrokenPipeError:  # the reader of our output went away, as in `bertkit ... | head`
         sys.exit(1)

@@ -46,6 +46,9 @@ LIKE_A_FILE = re.compile(r"\S*(/\S*|\.\w{1,8})")
 DATA_FILE = re.compile(r"\S+\.(csv|tsv|jsonl?|parquet|txt|conllu?|gz|bz2|xz|zst)")
 """The same beside other arguments, where "3.5" may be a choice, and "yes/no" a text."""
 
+JSON_ROWS = re.compile(rb"\s*(\[\s*)?\{")
+"""How a file of JSON begins; one array of rows is refused with an explanation."""
+
 
 def predict_command(
     model: TunedModel,
@@ -88,12 +91,17 @@ def predict_command(
             f"{inputs[is_file.index(True)]} names a file, and there are {len(inputs)} inputs; give "
             "one file, or only texts"
         )
+    named = given(columns)
+    if named and not is_file[0]:
+        raise BertkitError(
+            f"--{next(iter(named)).replace('_', '-')} is for files, and the input is a text; leave "
+            "it out"
+        )
     predictor = load_predictor(
         [model, *ensemble], device=device, precision=precision, null_threshold=null_threshold
     )
     with Console() as console, TemporaryDirectory(prefix="bertkit-") as folder:
         if is_file[0]:
-            named = given(columns)
             file = inputs[0] if inputs[0] != STANDARD_INPUT else standard_input(Path(folder), named)
             predict_file(predictor, file, columns=named, out=out, console=console)
         else:
@@ -114,7 +122,7 @@ def standard_input(folder: Path, named: dict[str, Any]) -> str:
     if sys.stdin is None:
         raise BertkitError("the standard input is closed; name a file, or pipe the inputs in")
     start = sys.stdin.buffer.read(BLOCK_BYTES)
-    ending = "jsonl" if start.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{") else "txt"
+    ending = "json" if JSON_ROWS.match(start.removeprefix(BYTE_ORDER_MARK)) else "txt"
     if named.get("format", "auto") != "auto":
         ending = named["format"]
     path = folder / f"stdin.{ending}"

@@ -5,7 +5,7 @@ This module reads and checks them, and builds the pipeline that bertkit's tokeni
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,8 @@ def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
         settings |= {"compat": "hf", **found}
     if config_path.exists():
         settings |= {"compat": "hf", **read_tokenizer_config(config_path)}
+        if json_path.exists() and is_literal(tokenizer_class(read_object(config_path))):
+            check_post_processor(json_path)
     if (added_path := directory / "added_tokens.json").exists():
         refuse_added(read_object(added_path), added_path)
     if text_path.exists():
@@ -151,10 +153,43 @@ def refuse_added(tokens: Iterable[str], path: Path) -> None:
             )
 
 
+def tokenizer_class(config: Mapping[str, Any]) -> str:
+    """Return the name of the class of transformers that a tokenizer_config.json names."""
+    return str(config.get("tokenizer_class") or "BertTokenizer")
+
+
+def is_literal(kind: str) -> bool:
+    """Return whether a class takes all of tokenizer.json, of which others take the vocabulary."""
+    return kind.startswith(("PreTrained", "Tokenizers"))
+
+
+def check_post_processor(path: Path) -> None:
+    """Refuse a tokenizer.json which does not join texts as BERT does: [CLS] A [SEP] B [SEP].
+
+    Raises:
+        BertkitError: the special tokens or the segments are others, or the file is damaged.
+    """
+    try:
+        pipeline = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no type of its own
+        raise BertkitError(f"{path} cannot be read ({error}); restore or remake it") from error
+    pipeline.no_truncation()
+    pipeline.no_padding()
+    one, pair = pipeline.encode("a"), pipeline.encode("a", "a")
+    [word] = pipeline.encode("a", add_special_tokens=False).tokens
+    if (one.tokens, one.type_ids) != (["[CLS]", word, "[SEP]"], [0, 0, 0]) or (
+        (pair.tokens, pair.type_ids) != (["[CLS]", word, "[SEP]", word, "[SEP]"], [0, 0, 0, 1, 1])
+    ):
+        raise BertkitError(
+            f"{path}: its post_processor makes of two texts '{' '.join(pair.tokens)}' with the "
+            f"segments {pair.type_ids}; bertkit reads only [CLS] A [SEP] B [SEP] with 0 0 0 1 1"
+        )
+
+
 def read_tokenizer_config(path: Path) -> dict[str, Any]:
     """Return a tokenizer_config.json's normalisation settings under bertkit's names."""
     config = read_object(path)
-    kind = str(config.get("tokenizer_class") or "BertTokenizer")
+    kind = tokenizer_class(config)
     if kind not in WORDPIECE_CLASSES:
         raise BertkitError(f"{path}: tokenizer_class {kind!r} is not a BERT WordPiece tokenizer")
     if config.get("tokenize_chinese_chars") is False:
@@ -171,7 +206,7 @@ def read_tokenizer_config(path: Path) -> dict[str, Any]:
             if not isinstance(config[field], kinds):
                 raise BertkitError(f"{path}: {field} is {config[field]!r}; it must be {wanted}")
             settings[name] = config[field]
-    if "lowercase" in settings and not kind.startswith(("PreTrained", "Tokenizers")):
+    if "lowercase" in settings and not is_literal(kind):
         settings.setdefault("strip_accents", None)  # transformers forgets that of tokenizer.json
     if "compat" in settings:
         check_compat(settings["compat"], str(path))
@@ -224,6 +259,9 @@ def read_pipeline(path: Path) -> tuple[list[str], dict[str, Any]]:
         vocabulary = sorted(model["vocab"], key=model["vocab"].get)
         if [model["vocab"][piece] for piece in vocabulary] != list(range(len(vocabulary))):
             raise BertkitError(f"{path}: the ids of model.vocab are not 0, 1, 2, ...")
+        if "" in vocabulary:  # transformers 5 strips U+2028, as the genuine Chinese vocabulary has
+            stripped = ("", CONTINUATION)
+            vocabulary = [one + "\u2028" if one in stripped else one for one in vocabulary]
         check_tokens(vocabulary, f"{path} (model.vocab by id)")
         lowercase, strip_accents = normalizer["lowercase"], normalizer.get("strip_accents")
         if not isinstance(lowercase, bool) or not isinstance(strip_accents, bool | None):

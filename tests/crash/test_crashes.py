@@ -128,7 +128,7 @@ def test_a_removal_that_is_not_said_in_one_line_is_a_failure(
 @pytest.mark.parametrize(
     ("status", "shown", "failed"),
     [
-        (128 + signal.SIGTERM, "stopped; run the same command again to resume", ""),
+        (128 + signal.SIGTERM, "stopped; run the same command again", ""),
         (-signal.SIGTERM, "", ""),
         (0, "", ""),
         (1, "", "it ended with 1"),

@@ -322,10 +322,34 @@ def test_the_standard_input_is_a_file(
     assert [row["text"] for row in found] == ["river", "stone"]
 
 
+def test_an_array_of_rows_on_the_standard_input_is_not_one_text(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = io.BytesIO(b'[\n {"text": "river"},\n {"text": "stone"}]\n')
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(given))
+    assert predicted(models / "classify", "-") == 2
+    said = capsys.readouterr()
+    assert "JSON array" in said.err
+    assert not said.out
+
+
+def test_the_json_of_squad_on_the_standard_input(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    question = {"id": "q", "question": "what runs", "answers": []}
+    paragraph = {"context": "the river runs", "qas": [question]}
+    given = {"version": "1.1", "data": [{"title": "", "paragraphs": [paragraph]}]}
+    text = io.BytesIO(json.dumps(given, indent=1).encode())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(text))
+    assert predicted(models / "answer", "-") == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "q"
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
         ([], "there is nothing to predict"),
+        (["river", "--separator", ";"], "--separator is for files"),
         (["missing.csv"], "missing.csv"),
         (["folder/missing"], "folder/missing"),
         (["river", "missing.csv"], "missing.csv names a file, and there are 2 inputs"),

@@ -117,6 +117,65 @@ def test_accents_are_those_of_transformers(
     assert Tokenizer.load(tmp_path).encode("e é E É").tokens == theirs.tokenize("e é E É")
 
 
+def no_post_processor(content: Any) -> None:
+    content["post_processor"] = None
+
+
+def segments_zero(content: Any) -> None:
+    for part in content["post_processor"]["pair"]:
+        next(iter(part.values()))["type_id"] = 0
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (no_post_processor, r"'a a' .* \[0, 1\]"),
+        (segments_zero, r"'\[CLS\] a \[SEP\] a \[SEP\]' .* \[0, 0, 0, 0, 0\]"),
+    ],
+)
+def test_texts_joined_otherwise_are_refused_where_transformers_joins_them_so(
+    tmp_path: Path, change: Callable[[Any], object], found: str
+) -> None:
+    """Its BERT classes join texts as BERT does, whatever tokenizer.json says."""
+    transformers = pytest.importorskip("transformers")
+    small().save(tmp_path)
+    edit(tmp_path / "tokenizer.json", change)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
+    word = Tokenizer.load(tmp_path / "vocab.txt").encode("the").ids[0]
+    config: dict[str, Any] = {
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]
+    }
+    for kind in ("BertTokenizer", "PreTrainedTokenizerFast"):
+        config["tokenizer_class"] = kind
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)("the", "the")
+        joined = theirs["input_ids"], theirs["token_type_ids"]
+        if kind == "BertTokenizer":
+            assert joined == ([2, word, 3, word, 3], [0, 0, 0, 1, 1])
+            Tokenizer.load(tmp_path)
+        else:
+            assert joined != ([2, word, 3, word, 3], [0, 0, 0, 1, 1])
+            with pytest.raises(BertkitError, match=found):
+                Tokenizer.load(tmp_path)
+
+
+def test_a_chinese_vocabulary_that_transformers_saved(data: Path, tmp_path: Path) -> None:
+    """It strips the entry U+2028, and a tokenizer.json with an empty entry comes of it."""
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
+    vocabulary = data / "vocab" / "bert-base-chinese-vocab.txt"
+    (tmp_path / "vocab.txt").write_bytes(vocabulary.read_bytes())
+    edited = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    edited.save_pretrained(tmp_path)
+    assert "" in json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    found, wanted = Tokenizer.load(tmp_path), Tokenizer.load(vocabulary)
+    assert found.vocabulary == wanted.vocabulary
+    (tmp_path / "vocab.txt").unlink()
+    assert (
+        Tokenizer.load(tmp_path).encode("中文 text").ids == edited("中文 text")["input_ids"][1:-1]
+    )
+
+
 def test_a_vocabulary_with_windows_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
     path.write_bytes("\r\n".join(SMALL).encode())
