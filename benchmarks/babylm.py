@@ -2,9 +2,9 @@
 
 The text is the first 7 million words of one part of English Wikipedia, in whole documents, and the
 3 million words of BabyLM's training sample: spoken English, talk with children, books, subtitles
-and Simple Wikipedia. Words are what white space separates. The recipe is `overnight` with six tenths
-of its updates, which take two hours. The model is evaluated on all of BLiMP at the end; BLiMP
-decided about no setting.
+and Simple Wikipedia. Words are what white space separates. The recipe is `overnight` with six
+tenths of its updates. The model is evaluated on all of BLiMP at the end; BLiMP decided about no
+setting.
 
     python -m benchmarks.babylm --data FOLDER --work FOLDER
 

@@ -35,7 +35,7 @@ from benchmarks.reference import build
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.finetuning.run import train_task
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
-from bertkit.planning.estimate import resident_bytes
+from bertkit.processes import resident_bytes
 from bertkit.tasks.task import Items
 
 INPUTS = {"mrpc": 512, "conll-2003": 1024, "squad-1.1": 128}

@@ -24,7 +24,8 @@ from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.planning import GIB
 from bertkit.planning.corpus import store_corpus
-from bertkit.planning.estimate import make_plan, resident_bytes, this_machine
+from bertkit.planning.estimate import make_plan, this_machine
+from bertkit.processes import resident_bytes
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_precision
 from bertkit.training.journal import read_journal

@@ -83,6 +83,7 @@ class Console:
         self.title = self.unit = ""
         self.seen: deque[tuple[float, int]] = deque()
         self.printed = -math.inf
+        self.printed_done: int | None = None
         self.pending = ""
 
     def start(
@@ -99,7 +100,7 @@ class Console:
         self.close()
         self.total, self.unit, self.title = total, unit, title
         self.seen = deque([(monotonic(), done)])
-        self.printed = -math.inf
+        self.printed, self.printed_done = -math.inf, None
         if self.stream.isatty() and os.environ.get("TERM") != "dumb":
             self.bar = progress_bar(self.stream)
             self.bar.add_task(title, total=total, completed=done, text=self._counted())
@@ -145,8 +146,9 @@ class Console:
         if self.cell is not None:
             self.cell.stop()
             self.cell = None
-        if self.pending:
+        if self.pending and self.seen[-1][1] != self.printed_done:
             self._print_pending(monotonic())
+        self.pending = ""
 
     def __enter__(self) -> Self:
         return self
@@ -157,7 +159,7 @@ class Console:
     def _print_pending(self, now: float) -> None:
         self.say(self.pending)
         self.pending = ""
-        self.printed = now
+        self.printed, self.printed_done = now, self.seen[-1][1]
 
     def _counted(self) -> str:
         """Describe the progress, as in `500 of 1,000 steps (50%), 12.5 steps/s, 0:00:40 left`."""

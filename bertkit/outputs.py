@@ -95,7 +95,7 @@ def check_output_files(arguments: ArgumentCollection) -> None:
         elif isinstance(mark, Read):
             read += named(argument, mark)
     for out in written:
-        if out.mark == FILE and out.path.is_dir():
+        if out.mark.kind == "file" and out.path.is_dir():
             raise BertkitError(f"{out} is a folder; give the name of a file", code="folder")
         check_place(out)
         for given in read:
@@ -103,7 +103,7 @@ def check_output_files(arguments: ArgumentCollection) -> None:
                 raise BertkitError(f"{reason}; choose another path", code="overwrites-input")
     for one, other in combinations(written, 2):
         for inner, outer in ((one, other), (other, one)):
-            if inner.mark == FILE and within(inner.path, outer.path) is not None:
+            if inner.mark.kind == "file" and within(inner.path, outer.path) is not None:
                 raise BertkitError(
                     f"{inner} collides with the output {outer}; choose another path",
                     code="overwrites-output",

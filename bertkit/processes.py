@@ -66,23 +66,47 @@ def worker_count(processes: int) -> int:
     return count if count > 1 else 0
 
 
-def keep_freed_memory() -> None:
-    """Let the C library (glibc) keep freed memory for the next tensor of its size.
+def resident_bytes(field: str = "VmRSS") -> float | None:
+    """Return this process's resident (VmRSS) or peak (VmHWM) memory in bytes; None if unknown."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as lines:  # noqa: PTH123
+            found = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
+    except OSError:
+        return None
+    return float(found[0]) * 1024 if found else None
+
+
+class KeptHeap:
+    """The freed memory that the C library (glibc) keeps for the tensors of the next update.
 
     By default it returns blocks of more than 32 megabytes, and free memory at the end of the heap,
     to the system at once; the next update gets them back page by page, which takes as long as
-    computing their contents.
+    computing their contents. But tensors whose sizes differ from update to update do not fit the
+    gaps that others left, so the heap would grow for hours. All of its free memory is returned
+    when the process has come to hold `MAX_GROWTH` times what an update needs.
     """
-    if sys.platform != "linux":
-        return
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:  # musl has none
-        set_option(M_MMAP_MAX, 0)
-        set_option(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(None) if sys.platform == "linux" else None
+        self.needed = 0.0
+        """The resident bytes after the first update since free memory was returned."""
+        if hasattr(self.library, "mallopt"):  # musl has none
+            self.library.mallopt(M_MMAP_MAX, 0)
+            self.library.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+    def after_update(self) -> None:
+        """Return the free memory to the system if there is too much of it."""
+        resident = resident_bytes() or 0.0
+        if not self.needed:
+            self.needed = resident
+        elif resident > MAX_GROWTH * self.needed and hasattr(self.library, "malloc_trim"):
+            self.library.malloc_trim(0)
+            self.needed = 0.0
 
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Options of glibc's `mallopt`, by their numbers in malloc.h."""
+MAX_GROWTH = 1.5
 
 
 def busy_note() -> list[str]:

@@ -84,7 +84,9 @@ def predict_command(
     from bertkit.predict.load import load_predictor
 
     if not inputs:
-        raise BertkitError("there is nothing to predict; give a file, a text, or - for the input")
+        raise BertkitError(
+            "there is nothing to predict; give a file, a text, or - for the standard input"
+        )
     is_file = [names_file(given, alone=len(inputs) == 1) for given in inputs]
     if any(is_file) and len(inputs) > 1:
         raise BertkitError(
@@ -259,8 +261,7 @@ def similar_command(
     for cosine, number, found in nearest_texts(embedder, text, lines, top):
         table.add_row(f"{number + 1:,}", f"{cosine:.4f}", escape(found.strip()))
     rich.console.Console().print(table)
-    for line in describe_skipped(counts.skipped, counts.examples):
-        rich.console.Console(stderr=True).print(line)
+    Console().say(*describe_skipped(counts.skipped, counts.examples))
 
 
 predict_application = App(name="predict", default_command=predict_command)

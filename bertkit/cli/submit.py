@@ -33,7 +33,7 @@ def submit_command(
         if not run.is_dir():
             raise BertkitError(f"{run} is not a folder; name the folders of the runs")
         for path in sorted(run.rglob("*.tsv")):
-            if path.name in ZIPPED and path.name in found:
+            if path.name in found and not path.samefile(found[path.name]):
                 raise BertkitError(
                     f"{path} and {found[path.name]} are both {path.name}; name one of the folders"
                 )

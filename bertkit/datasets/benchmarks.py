@@ -132,8 +132,8 @@ def check_sources(name: str, files: DataFiles, columns: Columns | Mapping[str, A
         )
     if files.dev_share != DataFiles.dev_share and (files.dev or name in OFFICIAL):
         raise BertkitError(
-            "--dev-share sets training data apart where there is no other for dev, and here there "
-            "is; leave it out" + " or --dev" * (name not in OFFICIAL)
+            "--dev-share has no effect, because the data has a dev split of its own; leave it out"
+            + " or --dev" * (name not in OFFICIAL)
         )
 
 

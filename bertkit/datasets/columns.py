@@ -32,7 +32,7 @@ from bertkit.text.sources import extension, folder_files, source_format
 
 ROW_FORMATS = {"csv", "jsonl", "parquet", "huggingface"}
 """Formats with one tagged sentence per row; the others have one word per line."""
-NO_ZERO = "keys of choices taken to count from 0, of which none is (else --first-choice 1), kept"
+NO_ZERO = "keys of choices count from 0, but none is 0 (if from 1, give --first-choice 1), kept"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ NO_WORD = re.compile(r"\d+([-.])\d+")
 REASONS = {"-": "range of words (CoNLL-U), its words kept", ".": "empty node (CoNLL-U)"}
 CONLLU = (True, 10)
 """The line shape of CoNLL-U: ten columns separated by tabs."""
-UNREAD = "columns beside that of the word, not read (running text to be tagged: --format text)"
+UNREAD = "only the column of the word is read (for running text, give --format text)"
 ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
 """An entity tag; it has no type if all entities are of one type."""
 WordRow = tuple[str, str | None]

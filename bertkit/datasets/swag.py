@@ -57,7 +57,7 @@ def read_swag(
     for number, place, row in numbered_rows(path, found, format, columns=columns, whole=whole):
         if rows is not None:
             rows[place] = row
-        fields = {name: str(value).strip() for name, value in row.items()}
+        fields = {k: "" if v is None else str(v).strip() for k, v in row.items()}
         if not all((fields["sent1"], *(fields[name] for name in ENDINGS))):
             found.note("empty text, kept", place)
         choices = tuple(f"{fields['sent2']} {fields[name]}".strip() for name in ENDINGS)

@@ -61,7 +61,7 @@ def numbered_rows(
             "1", ...; a sequence gives their names.
         columns: the columns that every row must have. Of Parquet files and data sets, only these
             are read.
-        optional: one of `columns` that a row of JSON lines may lack.
+        optional: one of `columns` that a row of JSON lines, or a whole file, may lack.
         whole: whether to read the other columns of Parquet files and data sets, too.
 
     Raises:
@@ -95,11 +95,11 @@ def file_rows(
     """Yield the rows of one file; the fields of a row that lacks a column are None."""
     needed = [name for name in columns if name != optional]
     readers: dict[str, Callable[[], Iterator[FileRow]]] = {
-        "csv": lambda: separated_rows(source, counts, header, columns, whole=whole),
-        "tsv": lambda: separated_rows(source, counts, header, columns, whole=whole),
+        "csv": lambda: separated_rows(source, counts, header, needed, whole=whole),
+        "tsv": lambda: separated_rows(source, counts, header, needed, whole=whole),
         "jsonl": lambda: jsonl_records(source, counts),
-        "parquet": lambda: parquet_records(source, columns, whole=whole),
-        "huggingface": lambda: huggingface_records(source, columns, whole=whole),
+        "parquet": lambda: parquet_records(source, columns, optional, whole=whole),
+        "huggingface": lambda: huggingface_records(source, columns, optional, whole=whole),
     }
     if source.format not in readers:
         raise BertkitError(
@@ -223,13 +223,16 @@ def jsonl_records(source: Source, counts: TextCounts) -> Iterator[FileRow]:
         )
 
 
-def parquet_records(source: Source, columns: Sequence[str], *, whole: bool) -> Iterator[FileRow]:
+def parquet_records(
+    source: Source, columns: Sequence[str], optional: str, *, whole: bool
+) -> Iterator[FileRow]:
     """Yield the rows of a Parquet file, with the class names that `datasets` stored."""
     with open_parquet(source) as file:
         names = file.schema_arrow.names
+        columns = present_columns(columns, optional, names)
         require_columns(source.path, [*columns, *(names if whole else ())], names)
         named = named_columns(features_in(file.schema_arrow.metadata))
-        wanted = None if whole or not columns else list(columns)
+        wanted = None if whole or not columns else columns
         for number, row in parquet_rows(file, wanted, source.path):
             yield number, {**row, **names_in(row, named, f"{source.path}:{number}")}
 
@@ -253,12 +256,18 @@ def parquet_types(path: str, format: str) -> dict[str, Any]:  # noqa: A002
     return {name: kinds.pop() for name, kinds in found.items() if len(kinds) == 1}
 
 
+def present_columns(columns: Sequence[str], optional: str, names: Sequence[str]) -> list[str]:
+    """Return the columns without the optional one, if the file does not have it."""
+    return [name for name in columns if name != optional or name in names]
+
+
 def huggingface_records(
-    source: Source, columns: Sequence[str], *, whole: bool
+    source: Source, columns: Sequence[str], optional: str, *, whole: bool
 ) -> Iterator[FileRow]:
     """Yield the rows of a data set, with class numbers replaced by its class names."""
     with open_data_set(source) as found:
         if found.column_names:
+            columns = present_columns(columns, optional, found.column_names)
             require_columns(source.path, columns, found.column_names)
         only = found.column_names and columns and not whole
         rows = found.select_columns(list(columns)) if only else found
@@ -323,26 +332,45 @@ def has_columns(
     *,
     header: bool = True,
 ) -> bool:
-    """Return whether each column is in some row; the file is read only as far as needed.
+    """Return whether each column is in some file; files are read only as far as needed.
 
     Raises:
         BertkitError: see `numbered_rows`.
     """
     if isinstance(path, Records):
         return path.has_columns(columns)
-    [source, *_] = find_sources([str(path)], format=format)
-    if header and source.format in ("csv", "tsv"):
-        try:
-            names = next(split_rows(source, TextCounts(), columns), (0, []))[1]
-        except DAMAGE as error:
-            raise damaged_file(source.path, 0, error) from error
-        return set(columns) <= {name.strip() for name in names}
     missing = set(columns)
-    for _, row in read_rows(path, TextCounts(), format, header=header):
-        missing.difference_update(row)
-        if not missing:
-            break
-    return not missing
+    for source in find_sources([str(path)], format=format):
+        for names in column_names(source, columns, header=header):
+            missing.difference_update(names)
+            if not missing:
+                return True
+    return False
+
+
+def column_names(
+    source: Source, columns: Sequence[str], *, header: bool
+) -> Iterator[Iterable[str]]:
+    """Yield the names of a file's columns, at once if they are stored, else row by row."""
+    try:
+        if header and source.format in ("csv", "tsv"):
+            first = next(split_rows(source, TextCounts(), columns), (0, []))[1]
+            yield [name.strip() for name in first]
+            return
+        if source.format == "parquet":
+            with open_parquet(source) as file:
+                yield file.schema_arrow.names
+            return
+        if source.format == "huggingface":
+            with open_data_set(source) as found:
+                if found.column_names:
+                    yield found.column_names
+                    return
+    except DAMAGE as error:
+        raise damaged_file(source.path, 0, error) from error
+    if source.format != "unknown":
+        for _, row in file_rows(source, TextCounts(), header, ()):
+            yield row or ()
 
 
 def label_name(value: object, place: str) -> str:

@@ -86,14 +86,14 @@ def write_best(
     }
     write_json(out / "results.json", results_json)
     for row in rows:
-        scorer.console.say(setting_text(row))
+        scorer.console.say(setting_text(row, scorer.metric))
     counted = ", ".join(f"{name} {count:,}" for name, count in windowed.items())
     lost = sum((Counter(own) for own in cut.values()), Counter[str]())
     named = describe_cut(lost) or "cut: 0"
     scorer.console.say(f"inputs in several windows: {counted}; {named}")
     if kept := kept_card(out / "model"):
         scorer.console.say(kept)
-    scorer.console.say(f"best: {scores_text(best)}; the model is in {out / 'model'}")
+    scorer.console.say(f"best: {scores_text(best, scorer.metric)}; the model is in {out / 'model'}")
 
 
 def predict_splits(
@@ -115,7 +115,7 @@ def predict_splits(
         known, found, unscored = labelled_part(inputs, predictions)
         scores = scorer.score(loaded.task, known, found) if known else {}
         if known:
-            scorer.console.say(f"{name}: {shown_scores(scores)}")
+            scorer.console.say(f"{name}: {shown_scores(scores, scorer.metric)}")
             if unscored:
                 scorer.console.say(f"{name}: {unscored}")
         scorer.console.say(f"{name} predictions: {', '.join(map(str, written))}")

@@ -25,7 +25,7 @@ from bertkit.checkpoints.snippets import PIPELINES
 from bertkit.config import as_json
 from bertkit.datasets.benchmarks import OFFICIAL
 from bertkit.finetuning.evaluation import Scorer, Scores
-from bertkit.finetuning.grid import shown_scores
+from bertkit.finetuning.grid import score_text, shown_scores
 from bertkit.finetuning.settings import HeadSettings, RunSettings, TrainingSettings
 from bertkit.tasks.data import describe_items
 from bertkit.tasks.task import Items
@@ -155,7 +155,10 @@ class TunedCards:
         ]
         said = table(
             ("split", "", "scores"),
-            [(split, who, shown_scores(values)) for who, split, values in names],
+            [
+                (split, who, shown_scores(values, self.scorer.metric))
+                for who, split, values in names
+            ],
         )
         if sum(row["runs"] for row in rows) < 2:
             return f"{said}\n\nThis is a single run, with the seed {run.seed}; it has no spread."
@@ -190,5 +193,5 @@ def spread_cells(row: Mapping[str, Any], split: str, metric: str) -> list[str]:
     found = (row["scores"].get(split) or {}).get(metric) or {}
     kinds = ("median", "lowest", "highest", "deviation")
     values = [found.get(kind) for kind in kinds]
-    cells = ["" if value is None else f"{value:.1%}" for value in values]
+    cells = ["" if value is None else score_text(metric, value) for value in values]
     return [*cells, str(row["diverged"] + row["degenerate"])]

@@ -185,7 +185,7 @@ class RunEvaluation:
         stop = 0 < self.patience <= worse
         if not last:
             stopping = f"; stopped early, {worse} evaluations after the best" if stop else ""
-            found = shown_scores(scores[first])
+            found = shown_scores(scores[first], self.scorer.metric)
             self.scorer.console.say(f"{self.title}, update {step:,}: {first} {found}{stopping}")
         self.state["seconds"], self.began = self.seconds, time.perf_counter()
         return {"split": first, **scores[first], "seconds": time.perf_counter() - began}, stop

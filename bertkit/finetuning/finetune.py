@@ -14,7 +14,7 @@ from typing import Any
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import known_elsewhere
 from bertkit.config import SIGNS, as_json, claim_settings
-from bertkit.console import Console
+from bertkit.console import Console, console_or_new
 from bertkit.datasets.benchmarks import FILES, DataFiles
 from bertkit.datasets.readers import Columns
 from bertkit.errors import DivergedError
@@ -120,9 +120,10 @@ def finetune(
         positions = start.config.max_position_embeddings
         task = load_dataset(task, files, columns, windows, positions)
     check_trackers(settings.track)
-    return FinetuningRun(
-        task, start, Path(from_home(out)), settings, console or Console(), metrics or {}, on_record
-    ).run()
+    with console_or_new(console) as shown:
+        return FinetuningRun(
+            task, start, Path(from_home(out)), settings, shown, metrics or {}, on_record
+        ).run()
 
 
 class FinetuningRun:
@@ -227,7 +228,9 @@ class FinetuningRun:
             console=self.console,
         )
         for name, found in self.scorer.baselines.items():
-            self.console.say(f"{name}, input-independent baseline: {shown_scores(found)}")
+            self.console.say(
+                f"{name}, input-independent baseline: {shown_scores(found, self.scorer.metric)}"
+            )
         weights = class_weights(self.task, self.train, self.settings.training.class_weights)
         if weights is not None:
             pairs = zip(self.task.labels, weights.tolist(), strict=True)
@@ -273,9 +276,8 @@ class FinetuningRun:
             results = self.with_models()
             best = best_run(results)
             if is_complete(self.out, self.scorer, best, results):
-                self.console.say(
-                    f"{self.out} is finished; nothing to do. Best: {scores_text(best)}"
-                )
+                found = scores_text(best, self.scorer.metric)
+                self.console.say(f"{self.out} is finished; nothing to do. Best: {found}")
             else:
                 write_best(self.out, self.scorer, self.cards, results, self.latest)
         if best.degenerate:
@@ -298,7 +300,9 @@ class FinetuningRun:
             if run.name not in done:
                 result = self.make(run, f"run {number} of {len(runs)}")
                 keep_models(self.out, all_results(self.out), self.settings.keep)
-                self.console.say(f"run {number} of {len(runs)}, {scores_text(result)}")
+                self.console.say(
+                    f"run {number} of {len(runs)}, {scores_text(result, self.scorer.metric)}"
+                )
 
     def with_models(self) -> list[RunResult]:
         """Return all results, once the best `keep` runs have the models that they saved.
@@ -312,7 +316,7 @@ class FinetuningRun:
                 if problem := model_problem(self.out / "runs" / result.name / "model", result):
                     self.console.say(f"{result.name} {problem}: it is made again")
                     again = self.make(RunSettings(**result.settings), "again")
-                    self.console.say(f"again, {scores_text(again)}")
+                    self.console.say(f"again, {scores_text(again, self.scorer.metric)}")
                     break
             else:
                 # also those of a run stopped meanwhile

@@ -21,6 +21,7 @@ from bertkit.checkpoints.card import CARD, Card, write_card
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import new_folder, read_json, sha256_file
 from bertkit.finetuning.settings import RunSettings
+from bertkit.tasks.metrics import is_fraction
 from bertkit.training.checkpoint import digest
 
 SHOWN_SCORES = 5
@@ -197,30 +198,34 @@ def metric_spread(values: Sequence[float]) -> dict[str, float | None]:
     }
 
 
-def shown_scores(scores: dict[str, float]) -> str:
-    """Format the first few scores in percent, errors and thresholds as plain numbers."""
-    shown = [pair for pair in scores.items() if "/" not in pair[0]][:SHOWN_SCORES]
-    return ", ".join(
-        f"{name} {value:.4g}" if name.endswith(("error", "threshold")) else f"{name} {value:.1%}"
-        for name, value in shown
-    )
+def score_text(metric: str, value: float) -> str:
+    """Format a score: fractions in percent, other values as numbers."""
+    return f"{value:.1%}" if is_fraction(metric) else f"{value:.4g}"
 
 
-def scores_text(result: RunResult) -> str:
-    """Describe a run in one line."""
+def shown_scores(scores: dict[str, float], main: str = "") -> str:
+    """Format the main metric, if there is one, and the first few other scores."""
+    names = sorted((name for name in scores if "/" not in name), key=lambda name: name != main)
+    return ", ".join(f"{name} {score_text(name, scores[name])}" for name in names[:SHOWN_SCORES])
+
+
+def scores_text(result: RunResult, main: str = "") -> str:
+    """Describe a run in one line, beginning with its main metric."""
     flag = f" [degenerate: {result.degenerate}]" if result.degenerate else ""
-    scores = "; ".join(f"{split} {shown_scores(found)}" for split, found in result.scores.items())
+    scores = "; ".join(
+        f"{split} {shown_scores(found, main)}" for split, found in result.scores.items()
+    )
     return f"{result.name}: {scores or 'no score'} ({result.seconds:.0f} s){flag}"
 
 
-def setting_text(row: dict[str, Any]) -> str:
-    """Describe a setting in one line, with median and range of its first scores."""
-    parts = [
-        f"{split} {metric} median {found['median']:.1%} "
-        f"({found['lowest']:.1%} to {found['highest']:.1%})"
-        for split, metrics in row["scores"].items()
-        for metric, found in list(metrics.items())[:2]
-    ]
+def setting_text(row: dict[str, Any], main: str = "") -> str:
+    """Describe a setting in one line, with median and range of its main and another score."""
+    parts = []
+    for split, metrics in row["scores"].items():
+        for metric in sorted(metrics, key=lambda name: name != main)[:2]:
+            kinds = ("median", "lowest", "highest")
+            median, low, high = (score_text(metric, metrics[metric][kind]) for kind in kinds)
+            parts.append(f"{split} {metric} median {median} ({low} to {high})")
     flagged = f", {row['degenerate']} degenerate" if row["degenerate"] else ""
     flagged += f", {row['diverged']} diverged" if row["diverged"] else ""
     return f"{row['setting']}, n={row['runs']}{flagged}: {', '.join(parts)}"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError
-from bertkit.files import read_json, read_object
-from bertkit.finetuning.grid import RunResult, best_run, grid_summary
+from bertkit.files import read_object
+from bertkit.finetuning.grid import RunResult, all_results, best_run, grid_summary
 from bertkit.finetuning.settings import Grid
 from bertkit.training.journal import JOURNAL, read_journal
 
@@ -93,15 +93,12 @@ def read_runs(folder: Path, written: dict[str, Any]) -> list[RunResult]:
     Raises:
         BertkitError: a file is damaged.
     """
-    found: dict[str, RunResult] = {}
-    places = [(folder / "results.json", values) for values in written.get("runs", [])]
-    places += [(path, read_json(path)) for path in sorted(folder.glob("runs/*/run.json"))]
-    for path, values in places:
-        try:
-            run = RunResult.from_json(values)
-        except (TypeError, KeyError):
-            raise BertkitError(f"{path} is damaged; delete it and finetune again") from None
-        found[run.name] = run
+    try:
+        runs = [RunResult.from_json(values) for values in written.get("runs", [])]
+    except (TypeError, KeyError, AttributeError):
+        path = folder / "results.json"
+        raise BertkitError(f"{path} is damaged; delete it and finetune again") from None
+    found = {run.name: run for run in (*runs, *all_results(folder))}
     return sorted(found.values(), key=lambda run: run.place)
 
 

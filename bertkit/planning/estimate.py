@@ -26,6 +26,7 @@ from bertkit.planning.machine import CONTEXT_BYTES, USABLE, Fit, Machine, fit_me
 from bertkit.pretraining_data.batch import from_arrays
 from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.pretraining_data.pairs import SPECIALS
+from bertkit.processes import resident_bytes
 from bertkit.training.device import (
     choose_precision,
     cpu_model,
@@ -72,16 +73,6 @@ def this_machine(device: torch.device, recipe: PretrainRecipe) -> Machine:
         mfu={},
         program=CONTEXT_BYTES if cuda or program is None else program,
     )
-
-
-def resident_bytes(field: str = "VmRSS") -> float | None:
-    """Return this process's resident (VmRSS) or peak (VmHWM) memory in bytes; None if unknown."""
-    try:
-        with open("/proc/self/status", encoding="ascii") as lines:  # noqa: PTH123
-            found = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
-    except OSError:
-        return None
-    return float(found[0]) * 1024 if found else None
 
 
 def synthetic_batch(

@@ -157,9 +157,14 @@ def evaluate(
         )
         labelled = any(given.gold is not None for given in inputs)
         if not labelled and not unlabelled_ok:
-            raise BertkitError(f"{split} has no labels to score by; give --out for the predictions")
+            raise BertkitError(
+                f"{split} has no labels to score by; to predict without scores, give --out on the "
+                "command line, or unlabelled_ok=True in Python"
+            )
         if not labelled and compare_fp32:
-            raise BertkitError(f"{split} has no labels; --bound compares scores and needs them")
+            raise BertkitError(
+                f"{split} has no labels, which a comparison with the scores of fp32 needs"
+            )
         for line in (
             *describe_skipped(counts.skipped, counts.examples),
             *(f"{line}; {IMPOSSIBLE}" for line in predictor.task.remarks(inputs)),

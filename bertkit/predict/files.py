@@ -298,9 +298,9 @@ def plain_inputs(spec: TaskSpec, file: str, columns: Columns, counts: TextCounts
             document += 1  # as in a corpus, a blank line ends a document
             continue
         if spec.example is WordsExample:
-            yield words_example(str(number), line, document, place)
+            yield words_example(str(used), line, document, place)
         else:
-            yield TextExample(str(number), line.strip(), None, None, place)
+            yield TextExample(str(used), line.strip(), None, None, place)
         used += 1
     if not used:
         raise BertkitError(f"{file} holds no text; give one input per line")

@@ -219,20 +219,22 @@ def scorable_pairs(
     """
     kept: list[MinimalPair] = []
     ids: list[np.ndarray] = []
+    left_out = TextCounts()
     found = scorer.encode([text for pair in pairs for text in (pair.good, pair.bad)])
     for pair, both in zip(pairs, zip(found[::2], found[1::2], strict=True), strict=True):
         lengths = [len(one) for one in both]
         if max(lengths) > scorer.max_tokens:
             reason = f"pair with a sentence of more than {scorer.max_tokens} tokens, left out"
-            counts.note(reason, pair.place)
+            left_out.note(reason, pair.place)
         elif not min(lengths):
-            counts.note("pair with a sentence without tokens, left out", pair.place)
+            left_out.note("pair with a sentence without tokens, left out", pair.place)
         else:
             kept.append(pair)
             ids += both
     if not kept:
-        reason, place = next(iter(counts.examples.items()))
+        reason, place = next(iter(left_out.examples.items()))
         raise BertkitError(
             f"no pair can be scored; the first: {reason} at {place}", code="no-pairs"
         )
+    counts += left_out
     return kept, ids

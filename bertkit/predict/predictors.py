@@ -9,7 +9,6 @@ Several folders make an ensemble, which averages the outputs of its models.
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -31,7 +30,7 @@ from bertkit.datasets.examples import (
 from bertkit.datasets.fields import count_choices, from_json, row_words
 from bertkit.datasets.glue import GLUE
 from bertkit.datasets.records import Records, as_source
-from bertkit.errors import BertkitError, InputTypeError, is_ordered, short_repr
+from bertkit.errors import BertkitError, InputTypeError, is_ordered, short_repr, warn_caller
 from bertkit.model.task_heads import extra_head
 from bertkit.predict.engine import Engine, choose_mode
 from bertkit.predict.word_splitter import words_example
@@ -209,7 +208,7 @@ class TaskPredictor:
             cut.update(items.cut)
         del cut[NOTHING_READ]  # blank texts are valid inputs
         if lost := describe_cut(cut):
-            warnings.warn(lost, stacklevel=4)
+            warn_caller(lost)
 
     def _call(self, inputs: Any, *more: Any) -> Any:
         """Return the prediction for one input, or the predictions for a list of inputs."""

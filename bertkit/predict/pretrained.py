@@ -6,7 +6,7 @@ run's `model/`, or a Hugging Face BERT.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -15,7 +15,7 @@ import torch
 from bertkit.checkpoints.huggingface import load_pretraining_model
 from bertkit.checkpoints.pretrained import model_folder, read_details
 from bertkit.checkpoints.weights import recorded_recipe
-from bertkit.errors import BertkitError, InputTypeError, short_repr
+from bertkit.errors import BertkitError, InputTypeError, is_ordered, short_repr
 from bertkit.model.encoder import ONE_SEGMENT
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
 from bertkit.predict.embeddings import text_chunks
@@ -157,8 +157,7 @@ class Predictor:
             )
         if following is not None:
             return self.next_sentence([(text, following)])[0]
-        usable = isinstance(text, Iterable) and not isinstance(text, str | Mapping)
-        given: list[Any] = list(text) if usable else [None]
+        given: list[Any] = list(text) if is_ordered(text) else [None]
         if not all(
             isinstance(pair, tuple | list) and [*map(type, pair)] == [str, str] for pair in given
         ):

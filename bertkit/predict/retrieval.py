@@ -144,7 +144,7 @@ def evaluate_retrieval(
         bar(0, len(inputs))
         groups = []
         count = math.ceil(len(inputs) / candidates)
-        bounds = [len(inputs) * number // count for number in range(count + 1)] if count else []
+        bounds = [len(inputs) * number // count for number in range(count + 1)]
         for rows in map(range, bounds, bounds[1:]):
             images, own = different_images([inputs[row] for row in rows])
             scores = pair_scores(predictor, items, rows, [rows[one] for one in images], bar)

@@ -216,7 +216,7 @@ def row_text(value: object, column: str, place: str) -> str:
     Raises:
         BertkitError: the field holds something else.
     """
-    if value is None or value != value:  # noqa: PLR0124 - NaN, which data frames have for null
+    if value is None:
         return ""
     if not isinstance(value, str | int | float):
         raise BertkitError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.finetuning.grid import RunResult
-from bertkit.finetuning.results import FinetuningResults, ResultRow
+from bertkit.finetuning.results import FinetuningResults
 from bertkit.report.html import field_title, flatten_fields, render_page
 from bertkit.report.plots import (
     EMPTY_CURVE,
@@ -22,6 +22,7 @@ from bertkit.report.plots import (
     format_number,
 )
 from bertkit.report.pretraining import optional_json
+from bertkit.tasks.metrics import is_fraction
 from bertkit.training.journal import JOURNAL, read_journal
 
 BLIND = "input-independent baseline"
@@ -96,13 +97,15 @@ def grid_state(tuned: FinetuningResults) -> str:
 
 
 def shown_value(metric: str, value: float | None) -> str:
-    """Format a score: fractions in percent, errors and thresholds as plain numbers."""
-    return format_number(value, "number" if metric.endswith(("error", "threshold")) else "share")
+    """Format a score: fractions in percent, other values as numbers."""
+    return format_number(value, "share" if is_fraction(metric) else "number")
 
 
-def points(value: float | None) -> str:
-    """Format a difference of two fractions in percentage points."""
-    return "–" if value is None else f"{100 * value:.2f} points"
+def shown_difference(metric: str, value: float | None) -> str:
+    """Format a difference of two scores: of fractions in percentage points."""
+    if value is None:
+        return "–"
+    return f"{100 * value:.2f} points" if is_fraction(metric) else format_number(value)
 
 
 def headline(scores: dict[str, float]) -> dict[str, float]:
@@ -146,7 +149,7 @@ def spread_text(tuned: FinetuningResults) -> str:
     spread = tuned.spread(top["setting"])
     if spread is not None:
         others = " of the others" * bool(top["degenerate"])
-        notes.append(f"standard deviation{others} {points(spread)}")
+        notes.append(f"standard deviation{others} {shown_difference(tuned.metric, spread)}")
     median = shown_value(tuned.metric, found["median"])
     line = f"the setting with the highest median ({named}) has median {median} over {scored} seeds"
     return f"{line} ({', '.join(notes)})"
@@ -166,13 +169,15 @@ def rivalry(tuned: FinetuningResults) -> str:
     lead = tuned.median(first) - tuned.median(second)
     known = [tuned.spread(row["setting"]) for row in (first, second)]
     spreads = [spread for spread in known if spread is not None]
-    line = f"its lead over the next setting ({tuned.named(second['setting'])}), {points(lead)}, "
+    by = shown_difference(tuned.metric, lead)
+    line = f"its lead over the next setting ({tuned.named(second['setting'])}), {by}, "
     if not spreads:
         return line + "may be chance: the spread between seeds is not known"
     spread = max(spreads)
+    shown = shown_difference(tuned.metric, spread)
     if lead > spread:
-        return line + f"is larger than the spread between seeds, {points(spread)}"
-    return line + f"is not larger than the spread between seeds, {points(spread)}: no clear choice"
+        return line + f"is larger than the spread between seeds, {shown}"
+    return line + f"is not larger than the spread between seeds, {shown}: no clear choice"
 
 
 def grid_cards(tuned: FinetuningResults) -> list[tuple[str, str, str]]:
@@ -236,17 +241,14 @@ def settings_rows(tuned: FinetuningResults, pairs: list[tuple[str, str]]) -> lis
             if found:
                 lowest, highest = (shown_value(metric, found[end]) for end in ("lowest", "highest"))
                 ends = f"{lowest} to {highest}"
-                score = [shown_value(metric, found["median"]), ends, deviation(metric, found)]
+                score = [
+                    shown_value(metric, found["median"]),
+                    ends,
+                    shown_difference(metric, found["deviation"]),
+                ]
             counts = [row["runs"], row["degenerate"], row["diverged"]]
             rows.append([tuned.named(row["setting"]), split, field_title(metric), *score, *counts])
     return rows
-
-
-def deviation(metric: str, found: ResultRow) -> str:
-    """Format a standard deviation between seeds in the unit of the metric."""
-    value = found["deviation"]
-    is_share = shown_value(metric, 0.5).endswith("%")
-    return points(value) if is_share else format_number(value)
 
 
 def runs_table(tuned: FinetuningResults) -> tuple[list[str], list[list[Any]]]:
@@ -388,7 +390,8 @@ def drawings(tuned: FinetuningResults) -> list[tuple[str, str]]:
             values, flags = [run.metric for run in own], [bool(run.degenerate) for run in own]
             rows.append(DotRow(names[row["setting"]], values, flags, tuned.median(row)))
     metric, split = field_title(tuned.metric), tuned.splits[0]
-    dots = draw_dots(metric, rows, tuned.baseline(split, tuned.metric))
+    kind = "share" if is_fraction(tuned.metric) else "number"
+    dots = draw_dots(metric, rows, tuned.baseline(split, tuned.metric), kind)
     drawn = [(f"{metric} on {split}: every run", dots)]
     setting = tuned.settings[0]["setting"]
     if lines := losses(tuned, tuned.best, setting):

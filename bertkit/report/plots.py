@@ -210,7 +210,9 @@ class DotRow(NamedTuple):
     median: float
 
 
-def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None) -> str:
+def draw_dots(
+    metric: str, rows: Sequence[DotRow], baseline: float | None, kind: str = "share"
+) -> str:
     """Draw an SVG element with a row for each setting, a dot for each run and a bar at the median.
 
     Runs that did not learn may have very different scores. They are drawn at the edge, labelled
@@ -231,7 +233,7 @@ def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None) -> st
                 style = {"color": colour, "markersize": 6, "markeredgewidth": 0, "alpha": 0.85}
                 axes.plot(at, place + beside, mark, label=name, **style)
                 if at != value:
-                    text, point = format_number(value, "share"), (at, place + beside)
+                    text, point = format_number(value, kind), (at, place + beside)
                     how = {"textcoords": "offset points", "va": "center", "fontsize": 9}
                     axes.annotate(text, point, xytext=(6, 0), **how)
             if lowest <= row.median <= highest:
@@ -243,13 +245,14 @@ def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None) -> st
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        if kind == "share":
+            axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_xlabel(metric)
         legend(axes)
 
     described = "; ".join(
-        f"{row.label}: {', '.join(format_number(value, 'share') for value in row.values)}, "
-        f"median {format_number(row.median, 'share')}"
+        f"{row.label}: {', '.join(format_number(value, kind) for value in row.values)}, "
+        f"median {format_number(row.median, kind)}"
         for row in rows
     )
     height = 1.1 + 0.42 * max(2, len(rows))

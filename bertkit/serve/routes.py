@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Response
 
-from bertkit.serve import schemas as answers
-from bertkit.serve import schemas as bodies
+from bertkit.serve import schemas
 from bertkit.serve.attention import MAX_TOKEN_ROWS, token_rows
 from bertkit.serve.limits import CHARACTERS_OF_TOKEN, RefusedError, too_many
 from bertkit.serve.operations import (
@@ -28,7 +27,7 @@ from bertkit.serve.service import Predicted, Service, request_size
 from bertkit.tasks.predictions import tagged_text
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": answers.ErrorAnswer, "description": text}
+    status: {"model": schemas.ErrorAnswer, "description": text}
     for status, text in {
         400: "The body is not valid JSON.",
         401: "The token is missing or wrong.",
@@ -43,7 +42,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 """The error responses that every route may return."""
 
 
-def choices_size(inputs: Sequence[bodies.Choices]) -> int:
+def choices_size(inputs: Sequence[schemas.Choices]) -> int:
     """Return a lower bound on the characters of texts and images, repeated for every choice."""
     special = 3 * CHARACTERS_OF_TOKEN  # each choice adds [CLS] and two [SEP]
     return sum(
@@ -52,18 +51,18 @@ def choices_size(inputs: Sequence[bodies.Choices]) -> int:
     )
 
 
-def vectors_size(given: bodies.Text | bodies.Choices) -> int:
+def vectors_size(given: schemas.Text | schemas.Choices) -> int:
     """Return the size of an image in characters: a vector counts as one token, a picture as 0."""
     return CHARACTERS_OF_TOKEN * len(given.image) if isinstance(given.image, list) else 0
 
 
-def count_pictures(inputs: Sequence[bodies.Text | bodies.Choices]) -> int:
+def count_pictures(inputs: Sequence[schemas.Text | schemas.Choices]) -> int:
     """Return the number of pictures to decode."""
     return sum(isinstance(one.image, str) for one in inputs)
 
 
 async def text_predictions(
-    serving: Service, route: str, asked: PredictionRequest[bodies.Text]
+    serving: Service, route: str, asked: PredictionRequest[schemas.Text]
 ) -> Predicted:
     """Return the predictions for texts, pairs of texts, or images with texts."""
     inputs, pictures = asked.inputs, count_pictures(asked.inputs)
@@ -72,7 +71,7 @@ async def text_predictions(
     return await serving.predict(route, asked.model, inputs, size, text_examples, pictures=pictures)
 
 
-def words_size(inputs: Sequence[bodies.Words]) -> int:
+def words_size(inputs: Sequence[schemas.Words]) -> int:
     """Return a lower bound on the characters of texts or words, each of at least one token."""
     words = (word for one in inputs for word in one.words or ())
     whole = sum(max(CHARACTERS_OF_TOKEN, len(word)) for word in words)
@@ -96,9 +95,9 @@ def task_routes(serving: Service) -> APIRouter:
     @routes.post(
         "/classify",
         summary="Classify texts or pairs of texts",
-        response_model=Predictions[answers.LabelAnswer] | Predictions[answers.Labels],
+        response_model=Predictions[schemas.LabelAnswer] | Predictions[schemas.Labels],
     )
-    async def classify(asked: PredictionRequest[bodies.Text]) -> Response:
+    async def classify(asked: PredictionRequest[schemas.Text]) -> Response:
         found = await text_predictions(serving, "classify", asked)
         numbers = (1 + len(found.model.labels)) * len(asked.inputs)
         return await serving.respond(numbers, plain_response, found)
@@ -106,18 +105,18 @@ def task_routes(serving: Service) -> APIRouter:
     @routes.post(
         "/regress",
         summary="Predict a number for texts or pairs of texts",
-        response_model=Predictions[answers.NumberAnswer],
+        response_model=Predictions[schemas.NumberAnswer],
     )
-    async def regress(asked: PredictionRequest[bodies.Text]) -> Response:
+    async def regress(asked: PredictionRequest[schemas.Text]) -> Response:
         found = await text_predictions(serving, "regress", asked)
         return await serving.respond(len(asked.inputs), plain_response, found)
 
     @routes.post(
         "/choose",
         summary="Choose the best of several choices",
-        response_model=Predictions[answers.Choice],
+        response_model=Predictions[schemas.Choice],
     )
-    async def choose(asked: PredictionRequest[bodies.Choices]) -> Response:
+    async def choose(asked: PredictionRequest[schemas.Choices]) -> Response:
         size, pictures = choices_size(asked.inputs), count_pictures(asked.inputs)
         found = await serving.predict(
             "choose", asked.model, asked.inputs, size, choice_examples, pictures=pictures
@@ -126,9 +125,9 @@ def task_routes(serving: Service) -> APIRouter:
         return await serving.respond(numbers, plain_response, found)
 
     @routes.post(
-        "/tag", summary="Tag words and find entities", response_model=Predictions[answers.Tagging]
+        "/tag", summary="Tag words and find entities", response_model=Predictions[schemas.Tagging]
     )
-    async def tag(asked: PredictionRequest[bodies.Words]) -> Response:
+    async def tag(asked: PredictionRequest[schemas.Words]) -> Response:
         size = words_size(asked.inputs)
         found = await serving.predict("tag", asked.model, asked.inputs, size, words_examples)
         words = sum(len(one.tags) for one in found.result)
@@ -137,15 +136,15 @@ def task_routes(serving: Service) -> APIRouter:
     @routes.post(
         "/answer",
         summary="Answer questions from contexts of any length",
-        response_model=Predictions[answers.Answer],
+        response_model=Predictions[schemas.Answer],
     )
-    async def answer_questions(asked: PredictionRequest[bodies.Question]) -> Response:
+    async def answer_questions(asked: PredictionRequest[schemas.Question]) -> Response:
         size = request_size(text for one in asked.inputs for text in (one.question, one.context))
         found = await serving.predict("answer", asked.model, asked.inputs, size, question_examples)
         task = found.model.operations["answer"].predictor.task
         inputs, _ = found.prepared.content
         whole = [task.row(given, one) for given, one in zip(inputs, found.result, strict=True)]
-        rows = [{name: row[name] for name in answers.Answer.model_fields} for row in whole]
+        rows = [{name: row[name] for name in schemas.Answer.model_fields} for row in whole]
         return await serving.respond(6 * len(rows), run_route, found, rows)
 
     return routes
@@ -158,9 +157,9 @@ def pretraining_routes(serving: Service) -> APIRouter:
     @routes.post(
         "/fill-mask",
         summary="Predict the token behind each [MASK]",
-        response_model=Predictions[list[list[answers.Candidate]]],
+        response_model=Predictions[list[list[schemas.Candidate]]],
     )
-    async def fill_mask(asked: PredictionRequest[bodies.Masked]) -> Response:
+    async def fill_mask(asked: PredictionRequest[schemas.Masked]) -> Response:
         size = request_size(given.text for given in asked.inputs)
         found = await serving.predict("fill-mask", asked.model, asked.inputs, size)
         guesses = sum(len(mask) for masks in found.result for mask in masks)
@@ -169,9 +168,9 @@ def pretraining_routes(serving: Service) -> APIRouter:
     @routes.post(
         "/next-sentence",
         summary="Predict whether one text follows another",
-        response_model=Predictions[answers.Follows],
+        response_model=Predictions[schemas.Follows],
     )
-    async def next_sentence(asked: PredictionRequest[bodies.Following]) -> Response:
+    async def next_sentence(asked: PredictionRequest[schemas.Following]) -> Response:
         size = request_size(text for one in asked.inputs for text in (one.text, one.following))
         found = await serving.predict("next-sentence", asked.model, asked.inputs, size)
         rows = [{"probability": one} for one in found.result]
@@ -203,9 +202,9 @@ def embedding_routes(serving: Service) -> APIRouter:
     @routes.post(
         "/embeddings",
         summary="Embed texts, as in OpenAI's API",
-        response_model=answers.EmbeddingAnswer,
+        response_model=schemas.EmbeddingAnswer,
     )
-    async def embeddings(asked: bodies.EmbeddingRequest) -> Response:
+    async def embeddings(asked: schemas.EmbeddingRequest) -> Response:
         given: Any = asked.input  # one text or one list of ids is a list of one
         texts = [given] if isinstance(given, str) or isinstance(given[0], int) else given
         size = sum(len(one) * (1 if isinstance(one, str) else CHARACTERS_OF_TOKEN) for one in texts)
@@ -248,8 +247,8 @@ def inspection_routes(serving: Service) -> APIRouter:
     """Return the routes for tokens and attention."""
     routes = APIRouter(prefix="/v1", tags=["inspection"], responses=REFUSALS)
 
-    @routes.post("/tokens", summary="Tokenize a text or a pair", response_model=answers.Tokens)
-    async def tokens(asked: bodies.TokenizeRequest) -> Response:
+    @routes.post("/tokens", summary="Tokenize a text or a pair", response_model=schemas.Tokens)
+    async def tokens(asked: schemas.TokenizeRequest) -> Response:
         model = serving.find(asked.model, "tokens")
         size = request_size((asked.text, asked.pair))
         if size > CHARACTERS_OF_TOKEN * MAX_TOKEN_ROWS:
@@ -265,9 +264,9 @@ def inspection_routes(serving: Service) -> APIRouter:
     @routes.post(
         "/attention-maps",
         summary="Compute the attention weights of all heads, one byte each",
-        response_model=answers.AttentionMaps,
+        response_model=schemas.AttentionMaps,
     )
-    async def attention_maps(asked: bodies.TokenizeRequest) -> Response:
+    async def attention_maps(asked: schemas.TokenizeRequest) -> Response:
         size = request_size((asked.text, asked.pair))
         found = await serving.predict("attention-maps", asked.model, asked, size)
 
@@ -290,7 +289,7 @@ def model_routes(serving: Service, *, reloading: bool) -> APIRouter:
     """Return the routes that list models and reload them."""
     routes = APIRouter(prefix="/v1", tags=["models"], responses={401: REFUSALS[401]})
 
-    @routes.get("/models", summary="List the models", response_model=answers.ModelList)
+    @routes.get("/models", summary="List the models", response_model=schemas.ModelList)
     async def models() -> Response:
         data = [model.card for model in serving.models.values()]
         return await serving.respond(len(data), dict, {"object": "list", "data": data})
@@ -298,7 +297,7 @@ def model_routes(serving: Service, *, reloading: bool) -> APIRouter:
     @routes.get(
         "/models/{name}",
         summary="Describe one model",
-        response_model=answers.ModelCard,
+        response_model=schemas.ModelCard,
         responses={404: REFUSALS[404]},
     )
     async def model(name: str) -> Response:
@@ -307,14 +306,14 @@ def model_routes(serving: Service, *, reloading: bool) -> APIRouter:
     @routes.post(
         "/models/{name}/reload",
         summary="Reload a model from its folder; the old one answers until then",
-        response_model=answers.ModelCard,
+        response_model=schemas.ModelCard,
         responses={
             403: {
-                "model": answers.ErrorAnswer,
+                "model": schemas.ErrorAnswer,
                 "description": "The server was started without a token.",
             },
             404: REFUSALS[404],
-            409: {"model": answers.ErrorAnswer, "description": "The old model stays in use."},
+            409: {"model": schemas.ErrorAnswer, "description": "The old model stays in use."},
         },
     )
     async def reload(name: str) -> Response:
@@ -332,20 +331,20 @@ def state_routes(serving: Service) -> APIRouter:
     routes = APIRouter(tags=["server"])
 
     @routes.get("/health", summary="Check that the process responds")
-    async def health() -> answers.State:
-        return answers.State(status="ok")
+    async def health() -> schemas.State:
+        return schemas.State(status="ok")
 
     @routes.get(
         "/ready",
         summary="Check that requests are accepted",
         responses={
-            503: {"model": answers.ErrorAnswer, "description": "Requests are not accepted."}
+            503: {"model": schemas.ErrorAnswer, "description": "Requests are not accepted."}
         },
     )
-    async def ready() -> answers.State:
+    async def ready() -> schemas.State:
         if not serving.ready:
             raise RefusedError(503, "the server accepts no requests", retry_after=1)
-        return answers.State(status="ready")
+        return schemas.State(status="ready")
 
     @routes.get(
         "/metrics",

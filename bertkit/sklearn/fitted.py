@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, TypeVar, cast
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import check_free
 from bertkit.console import Console
+from bertkit.errors import warn_caller
 from bertkit.files import new_folder
 from bertkit.finetuning.evaluation import RunEvaluation, Scorer
 from bertkit.finetuning.heads import reordered_labels, same_task, save_tuned, tuned_details
@@ -165,5 +165,5 @@ def encode_splits(
         console.say(describe_items(name, items))
         lost = {what: count for what, count in items.cut.items() if what != NOTHING_READ}
         if any(lost.values()):
-            warnings.warn(f"{name}: {describe_cut(lost)}", stacklevel=6)
+            warn_caller(f"{name}: {describe_cut(lost)}")
     return found

@@ -24,6 +24,15 @@ from bertkit.datasets.examples import QuestionExample
 from bertkit.errors import BertkitError
 
 Names = Sequence[str]
+FRACTION = re.compile(r"(^|_)(accuracy|precision|recall|f1|exact|match|matthews|pearson|spearman)$")
+
+
+def is_fraction(metric: str) -> bool:
+    """Return whether the name of a metric, as in "macro_f1" or "f1/PER", is that of a fraction.
+
+    Fractions are shown in percent; other values, such as a user's own metric, are shown as numbers.
+    """
+    return FRACTION.search(metric.partition("/")[0]) is not None
 
 
 def accuracy(gold: Names, predicted: Names, positive: str) -> float:

@@ -31,6 +31,8 @@ from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import Task
 from bertkit.tokenizer.wordpiece import Tokenizer
 
+MAX_LABELS = 1 << 20
+"""The largest number of labels of a model that does not name them."""
 MAX_SETTING = 1 << 30
 """The largest value of an integer in a task's settings."""
 
@@ -168,11 +170,18 @@ def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
     """Return `id2label` with integer keys; if it is absent, `num_labels` or two, as transformers.
 
     Raises:
-        BertkitError: `id2label` does not map numbers to names.
+        BertkitError: `id2label` does not map numbers to names, or `num_labels` is absurd.
     """
-    count = config.get("num_labels", 2)
-    numbered = {str(one): f"LABEL_{one}" for one in range(count if isinstance(count, int) else 2)}
-    labels = config.get("id2label") or numbered
+    labels = config.get("id2label")
+    if not labels:
+        count = config.get("num_labels", 2)
+        count = count if isinstance(count, int) else 2
+        if count > MAX_LABELS:
+            raise BertkitError(
+                f"{folder / 'config.json'}: num_labels is {count}; at most {MAX_LABELS:,} labels "
+                "can have no names"
+            )
+        labels = {str(one): f"LABEL_{one}" for one in range(count)}
     try:
         return {int(number): str(name) for number, name in labels.items()}
     except (AttributeError, ValueError):

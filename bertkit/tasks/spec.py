@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
+from bertkit.config import matches_type
 from bertkit.datasets.benchmarks import OFFICIAL, benchmark_task_type
 from bertkit.datasets.columns import (
     ChoiceColumns,
@@ -125,15 +126,22 @@ class TaskSpec:
         """Return columns with the given options; the others are from the model's `bertkit.json`.
 
         Raises:
-            BertkitError: the task type does not have one of the options.
+            BertkitError: the task type does not have one of the options, or `bertkit.json` holds a
+                value of another type.
         """
         columns = self.make_columns(given)
         known = details.get("columns")
-        remembered: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in (known if isinstance(known, dict) else {}).items()
-            if name in vars(columns) and name not in NOT_REMEMBERED and name not in given
-        }
+        types = get_type_hints(self.columns)
+        remembered: dict[str, Any] = {}
+        for name, value in (known if isinstance(known, dict) else {}).items():
+            if name not in vars(columns) or name in NOT_REMEMBERED or name in given:
+                continue
+            if not matches_type(value, types[name]):
+                raise BertkitError(
+                    f"the model's bertkit.json holds {value!r:.40} for the option {name}; restore "
+                    "or remake the model"
+                )
+            remembered[name] = tuple(value) if isinstance(value, list) else value
         return replace(columns, **remembered)
 
 

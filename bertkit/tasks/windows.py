@@ -123,9 +123,9 @@ def check_window_lengths(max_length: int, stride: int) -> None:
     Raises:
         BertkitError: a number is negative; the message names the flag.
     """
-    for name, value in (("max_length", max_length), ("stride", stride)):
+    for flag, value in (("--max-length", max_length), ("--stride", stride)):
         if value < 0:
-            raise BertkitError(f"--{name} must be above 0, or 0 for the default; got {value}")
+            raise BertkitError(f"{flag} must be above 0, or 0 for the default; got {value}")
 
 
 def check_stride(stride: int, max_length: int) -> None:

@@ -30,7 +30,7 @@ from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import exclusive_lock, read_json
 from bertkit.pretraining_data.loader import check_batch_sizes
 from bertkit.pretraining_data.sampler import START
-from bertkit.processes import busy_note, keep_freed_memory, usable_cores
+from bertkit.processes import KeptHeap, busy_note, usable_cores
 from bertkit.training.checkpoint import CheckpointWriter
 from bertkit.training.data import (
     HeldOut,
@@ -173,8 +173,6 @@ def pretrain(
         recipe_name, recipe = str(recipe), read_recipe(PretrainRecipe, str(recipe))
     on = choose_device(local_device(device))
     check_strategy(strategy)
-    if on.type == "cpu":
-        keep_freed_memory()
     with init_distributed(on, timeout) as ranks, ExitStack() as stack:
         run = Run(
             recipe=recipe,
@@ -404,6 +402,7 @@ def train_phases(
         asked_to_stop=lambda: stop.asked,
         smaller=run.smaller_micro_batches,
     )
+    heap = KeptHeap() if run.device.type == "cpu" else None
     model = state.model
     if ranks.world > 1 and not run.sharded:
         from bertkit.training.parallel import apply_ddp
@@ -425,6 +424,8 @@ def train_phases(
             ):
                 state.step, state.position = update.step, update.after
                 window.add(update)
+                if heap:
+                    heap.after_update()
 
                 phase_ends = phases.locate(state.step)[0] != phase
                 evaluating, saving = due(every.evaluate_every), due(every.checkpoint_every)
