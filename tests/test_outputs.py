@@ -219,10 +219,14 @@ def test_outputs_do_not_replace_each_other(tmp_path: Path) -> None:
             application().parse_args(words, exit_on_error=False, print_error=False)
         assert refused.value.code == "overwrites-output"
     (tmp_path / "folder").mkdir()
-    words = ["clean", str(text), "--out", str(tmp_path / "c"), "--json", str(tmp_path / "folder")]
-    with pytest.raises(BertkitError) as refused:
-        application().parse_args(words, exit_on_error=False, print_error=False)
-    assert refused.value.code == "folder"
+    folder = str(tmp_path / "folder")
+    for words in (
+        ["clean", str(text), "--out", str(tmp_path / "c"), "--json", folder],
+        ["predict", "embed", "model", str(text), "--out", folder],  # with a file beside it
+    ):
+        with pytest.raises(BertkitError) as refused:
+            application().parse_args(words, exit_on_error=False, print_error=False)
+        assert refused.value.code == "folder"
 
 
 @pytest.mark.parametrize(

@@ -200,3 +200,31 @@ def test_signals_to_all_processes_leave_the_workers_alone() -> None:
             os.kill(process.pid, signal.SIGINT)
             os.kill(process.pid, signal.SIGTERM)
         assert [block for block, _ in results] == list(range(1, 20))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
+def test_free_memory_is_kept_until_it_is_much() -> None:
+    """Blocks between small ones that stay: freed, they are gaps of the heap."""
+    script = """
+import numpy as np
+from bertkit.processes import KeptHeap, resident_bytes
+
+def gaps(megabytes):
+    freed, kept = [], []
+    for _ in range(megabytes):
+        freed.append(np.ones(131_072))
+        kept.append(np.ones(1000))
+    return kept
+
+heap = KeptHeap()
+heap.after_update()
+needed = resident_bytes()
+small = gaps(int(needed / 1e7))
+heap.after_update()
+assert resident_bytes() > 1.05 * needed, "what is free is kept"
+large = gaps(int(needed / 1e6))
+assert resident_bytes() > 1.8 * needed
+heap.after_update()
+print(resident_bytes() / needed)
+"""
+    assert float(python("-c", script, check=True).stdout) < 1.3

@@ -251,10 +251,10 @@ def start_text(path: Path, digest: str) -> str:
 
     Args:
         path: its folder; in the hub's cache the name and the commit are known.
-        digest: the SHA-256 of its weights and vocabulary.
+        digest: the SHA-256 of its weights, vocabulary and config.
     """
     said = f"The weights were initialised from {origin_text(path)}"
-    return f"{said}. The SHA-256 of its weights and vocabulary is `{digest}`."
+    return f"{said}. The SHA-256 of its weights, vocabulary and config is `{digest}`."
 
 
 def derived_card(path: Path, folder: Path, config: ModelConfig, tokenizer: Any) -> Card:

@@ -98,7 +98,10 @@ def no_language_head(tensors: Iterable[str], source: Path) -> str:
     if any(name.startswith("discriminator_predictions.") for name in names):
         what = "is an ELECTRA discriminator, which tells replaced tokens from original ones"
     elif tuned := tuned_tensors(names):
-        what = f"holds the head of a fine-tuned model ({shown_names(tuned)})"
+        what = (
+            f"holds the head of a fine-tuned model ({shown_names(tuned)}), whose class config.json "
+            "must name in architectures to predict with that head"
+        )
     else:
         what = "is an encoder alone"
     return (

@@ -43,8 +43,8 @@ class PretrainedWeights:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of the weights and the vocabulary, in hex."""
-        digest = hashlib.sha256(self.tokenizer.content_hash.encode())
+        """The SHA-256 of the weights, the vocabulary and the config, in hex."""
+        digest = hashlib.sha256(f"{self.tokenizer.content_hash} {self.config}".encode())
         for name in sorted(self.tensors):
             digest.update(name.encode())
             tensor = self.tensors[name].detach().cpu().contiguous()

@@ -165,14 +165,14 @@ def pair_findings(
         where: a phrase that says which examples were measured.
         pair: the pair objective; label balance is only judged if pairs have a loss.
     """
-    commoner = max(random_share, 1 - random_share)
+    majority = max(random_share, 1 - random_share)
     balance = []
     if pair in PAIR_LABELS:
         label, change = PAIR_LABELS[pair]
         said = f"{percent(random_share)} of {where} have {label} (50% intended): always predicting "
-        said += f"the more frequent label is {percent(commoner)} accurate"
+        said += f"the more frequent label is {percent(majority)} accurate"
         numbers = {"random_share": random_share}
-        balance = [judge_value("label-balance", commoner, numbers, said, change)]
+        balance = [judge_value("label-balance", majority, numbers, said, change)]
     return [
         *balance,
         judge_value(

@@ -216,7 +216,7 @@ PAIR_NAMES = {"nsp": "next-sentence labels", "sop": "sentence-order labels"}
 def check_next_sentence(run: RunRecords) -> list[Finding]:
     """Check whether the accuracy on pairs is at chance."""
     records = third_of(run.last_judgeable_phase(), 2)
-    majority = run.commoner_label(record_phase(records[-1])) if records and run.pairs else None
+    majority = run.majority_accuracy(record_phase(records[-1])) if records and run.pairs else None
     accuracy = mean(records, f"{run.pairs}_accuracy", "sequences")
     seen = sum(finite_number(record, "sequences") or 0 for record in records)
     if majority is None or accuracy is None or seen < MIN_PAIRS:

@@ -100,7 +100,7 @@ class RunRecords:
         values = self.start.get("baselines")
         return finite_number(values, name) if isinstance(values, dict) else None
 
-    def commoner_label(self, phase: str) -> float | None:
+    def majority_accuracy(self, phase: str) -> float | None:
         """Return the accuracy of always predicting a phase's more frequent pair label, or None.
 
         The journal records it for held-out examples, and for the first phase in its start record.

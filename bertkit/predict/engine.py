@@ -57,7 +57,7 @@ LEAST_TOKENS = 400
 """The minimum number of tokens in a batch for which a separate thread pays off."""
 
 
-told = threading.local()
+thread_state = threading.local()
 """Its attribute `threads` is the argument of this thread's last call of `compute_with`."""
 
 
@@ -143,7 +143,7 @@ def shares(tokens: int, threads: int) -> tuple[int, int]:
         The number of threads that compute separate batches, and the tokens per batch; (1, 0) if it
         is faster that all threads work on the same batch.
     """
-    threads = 1 if threads == 1 else getattr(told, "threads", threads)  # 1 on a GPU
+    threads = 1 if threads == 1 else getattr(thread_state, "threads", threads)  # 1 on a GPU
     if threads == 1 or tokens < threads * LEAST_TOKENS:
         return 1, 0
     share = tokens // (threads * BATCHES_PER_THREAD)
@@ -188,7 +188,7 @@ def one_thread_each(workers: int) -> Iterator[ThreadPoolExecutor]:
 
 def compute_with(threads: int) -> None:
     """Set the number of threads that torch and `shares` use in the calling thread."""
-    told.threads = threads
+    thread_state.threads = threads
     set_threads(threads)
 
 

@@ -190,11 +190,12 @@ class Predictor:
 
         def compute(group: Sequence[int]) -> torch.Tensor:
             sequences, places, _ = zip(*[asked[i] for i in group], strict=True)
-            return self._compute(sequences, places=places).mlm_logits[:, : len(vocabulary)]
+            return self._compute(sequences, places=places).mlm_logits
 
         for group in batches([ids for ids, _, _ in asked]):
             logits = torch.cat(in_halves(compute, group, lambda one: len(asked[one][0])))
-            for row, number in zip(logits.softmax(-1), group, strict=True):
+            named = logits.softmax(-1)[:, : len(vocabulary)]  # embeddings may be padded with rows
+            for row, number in zip(named, group, strict=True):
                 best = row.topk(asked[number][2])
                 pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
                 found.append([MaskCandidate(vocabulary[token], chance) for token, chance in pairs])

@@ -26,13 +26,13 @@ FINETUNING, RUN = "finetune.json", "run.json"
 
 OBJECTIVES = ("mlm", "lm", "rtd", "nsp", "sop")
 UNIGRAM = (("guessing by frequency (unigram entropy)", "unigram_entropy"),)
-COMMONEST = (("always the most frequent token", "most_frequent_accuracy"),)
+MOST_FREQUENT = (("always the most frequent token", "most_frequent_accuracy"),)
 COIN = ("a coin", 0.5)
 PLOTS = (
     Plot("Masked language model: loss", "mlm_loss", baselines=UNIGRAM),
-    Plot("Masked language model: accuracy", "mlm_accuracy", "share", COMMONEST),
+    Plot("Masked language model: accuracy", "mlm_accuracy", "share", MOST_FREQUENT),
     Plot("Language model: loss", "lm_loss", baselines=UNIGRAM),
-    Plot("Language model: accuracy", "lm_accuracy", "share", COMMONEST),
+    Plot("Language model: accuracy", "lm_accuracy", "share", MOST_FREQUENT),
     Plot("Replaced tokens: loss", "rtd_loss"),
     Plot("Replaced tokens: accuracy", "rtd_accuracy", "share"),
     Plot("Next sentence: loss", "nsp_loss", baselines=(("a coin (ln 2)", math.log(2)),)),

@@ -30,7 +30,8 @@ class AttentionOperation:
     """The operation that computes the attention weights of all heads, as bytes for display.
 
     The encoder that serves predictions is optimized for speed and does not keep attention weights,
-    so a second encoder is built in fp32 at the first request.
+    so a second encoder is built in fp32 at the first request. Its weights are kept from when the
+    model was loaded, since the folder may hold others by then.
     """
 
     def __init__(self, start: PretrainedWeights) -> None:

@@ -153,7 +153,7 @@ class Turns:
 class Worker:
     """One model's queue and the threads that work through it."""
 
-    def __init__(self, name: str, limits: Limits, metrics: Metrics, lanes: int = 1) -> None:
+    def __init__(self, name: str, limits: Limits, metrics: Metrics, threads: int = 1) -> None:
         self.name, self.limits, self.metrics = name, limits, metrics
         self.waiting: deque[QueuedRequest] = deque()
         self.tokens = 0
@@ -164,23 +164,23 @@ class Worker:
         self.rate = 0.0
         """Tokens per second of one thread, as an exponential moving average over its batches."""
         self.changed = threading.Condition()
-        self.cores = max(1, torch.get_num_threads() // lanes)
+        self.cores = max(1, torch.get_num_threads() // threads)
         """The number of cores that each thread computes with."""
-        self.alone: ComputeThread | None = compute_thread() if lanes > 1 else None
+        self.shared_thread: ComputeThread | None = compute_thread() if threads > 1 else None
         self.at_work: list[int] = []
         """The number of tokens in each batch that is being computed."""
         metrics.begin(name)
-        self.lanes = [
+        self.threads = [
             threading.Thread(target=self._work, name=f"model {name}", daemon=True)
-            for _ in range(lanes)
+            for _ in range(threads)
         ]
-        for lane in self.lanes:
-            lane.start()
+        for thread in self.threads:
+            thread.start()
 
     @property
     def alive(self) -> bool:
         """Whether all threads are still running."""
-        return all(lane.is_alive() for lane in self.lanes)
+        return all(thread.is_alive() for thread in self.threads)
 
     def check_room(self, tokens: int) -> None:
         """Check that the queue has room for a request of `tokens` tokens."""
@@ -198,7 +198,7 @@ class Worker:
 
     def seconds_to_wait(self) -> int:
         """Return the expected seconds until the queue is empty, 1 to `MAX_RETRY_SECONDS`."""
-        expected = self.tokens / (self.rate * len(self.lanes)) if self.rate else 1.0
+        expected = self.tokens / (self.rate * len(self.threads)) if self.rate else 1.0
         return min(MAX_RETRY_SECONDS, max(1, math.ceil(expected)))
 
     @asynccontextmanager
@@ -238,8 +238,8 @@ class Worker:
             self.closed = True
             self.changed.notify_all()
         end = time.monotonic() + seconds
-        for lane in self.lanes:
-            lane.join(max(0.0, end - time.monotonic()))
+        for thread in self.threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
     async def retire(self) -> None:
         """Close the worker once all requests inside `deadline` are done."""
@@ -293,10 +293,10 @@ class Worker:
         core, so that no OpenMP workers of its own would fall asleep; or the request is so large
         that it is worth distributing.
         """
-        if self.alone and len(jobs) == 1:
+        if self.shared_thread and len(jobs) == 1:
             first = self.cores == 1 and jobs[0].first
-            if first or tokens >= self.alone.threads * LEAST_TOKENS:
-                found = self.alone.compute(lambda: compute_jobs(jobs))
+            if first or tokens >= self.shared_thread.threads * LEAST_TOKENS:
+                found = self.shared_thread.compute(lambda: compute_jobs(jobs))
                 if found is not None:
                     return found.result()
         return compute_jobs(jobs)
@@ -311,7 +311,7 @@ class Worker:
             self.changed.wait_for(lambda: self.waiting or self.closed)
             taken: list[QueuedRequest] = []
             left: deque[QueuedRequest] = deque()
-            share = -(-(self.tokens + sum(self.at_work)) // len(self.lanes))
+            share = -(-(self.tokens + sum(self.at_work)) // len(self.threads))
             room = min(self.limits.max_batch_tokens, share)
             for job in self.waiting:
                 fits = not taken or job.prepared.tokens <= room

@@ -203,8 +203,8 @@ def load_served_model(
             task_type = "pretrained"
             works |= pretrained_operations(home, limits, precision, device)
     works["attention-maps"] = AttentionOperation(start)
-    lanes = 2 if choose_device(device).type == "cpu" and torch.get_num_threads() > 1 else 1
-    worker = Worker(name, limits, metrics, lanes)
+    threads = 2 if choose_device(device).type == "cpu" and torch.get_num_threads() > 1 else 1
+    worker = Worker(name, limits, metrics, threads)
     again = partial(load_served_model, name, given, limits, metrics, precision, device)
     return ServedModel(
         name, task_type, config, tokenizer, mode, max_length, tuple(labels), works, worker, again

@@ -254,7 +254,7 @@ def inspection_routes(serving: Service) -> APIRouter:
         if size > CHARACTERS_OF_TOKEN * MAX_TOKEN_ROWS:
             raise too_many(size // CHARACTERS_OF_TOKEN, MAX_TOKEN_ROWS)
         encode = model.operations["attention-maps"].encode
-        encoded = await serving.cut(size, encode, asked, MAX_TOKEN_ROWS, "the limit is")
+        encoded = await serving.tokenize(size, encode, asked, MAX_TOKEN_ROWS, "the limit is")
 
         def body() -> dict[str, Any]:
             return {"model": model.name, "tokens": token_rows(model.tokenizer, encoded)}

@@ -31,7 +31,7 @@ the queue of that thread, a picture counts as this many."""
 SHORT_ANSWER = 256
 """The maximum count of numbers and texts of a response that is encoded in the event loop's
 thread."""
-CUTTING_THREADS = 2
+TOKENIZING_THREADS = 2
 
 notes: ContextVar[dict[str, Any]] = ContextVar("notes")
 """Fields that the current request adds to its log line."""
@@ -84,7 +84,7 @@ class Service:
 
     def __init__(self, models: Mapping[str, ServedModel], limits: Limits, metrics: Metrics) -> None:
         self.models, self.limits, self.metrics = dict(models), limits, metrics
-        self.cutting = Preparation(CUTTING_THREADS, "cutting")
+        self.tokenizing = Preparation(TOKENIZING_THREADS, "tokenizing")
         self.decoding = Preparation(1, "decoding")
         """For requests with pictures, which may take seconds; texts do not wait for them."""
         self.loading: dict[str, asyncio.Task[ServedModel]] = {}
@@ -133,14 +133,14 @@ class Service:
             )
         return model
 
-    async def cut(
+    async def tokenize(
         self, characters: int, function: Callable[..., Result], *arguments: Any, pictures: int = 0
     ) -> Result:
         """Call a function that tokenizes texts, in another thread for long texts or pictures."""
         if characters <= SHORT_TEXT and not pictures:
             return function(*arguments)
         maximum = CHARACTERS_OF_TOKEN * self.limits.max_queue_tokens
-        preparation = self.decoding if pictures else self.cutting
+        preparation = self.decoding if pictures else self.tokenizing
         return await preparation.run(
             characters + pictures * SHORT_TEXT, maximum, function, *arguments
         )
@@ -177,7 +177,7 @@ class Service:
                 raise as_problem(error) from error
 
         async with model.worker.deadline():
-            prepared = await self.cut(characters, prepare, pictures=pictures)
+            prepared = await self.tokenize(characters, prepare, pictures=pictures)
             notes.get({}).update(model=model.name, inputs=prepared.inputs, tokens=prepared.tokens)
             try:
                 result = await model.worker.ask(work, prepared)
@@ -248,7 +248,7 @@ class Service:
         self.draining = True
         for model in self.models.values():
             model.worker.close()
-        for preparation in (self.cutting, self.decoding):
+        for preparation in (self.tokenizing, self.decoding):
             preparation.pool.shutdown()
 
 

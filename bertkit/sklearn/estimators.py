@@ -319,8 +319,8 @@ class BertClassifier(ClassifierMixin, WeightedEstimator):
 class BertRegressor(RegressorMixin, TunedEstimator):
     """A regressor of texts or pairs of texts, trained with the mean squared error.
 
-    The values of y may have any size. X, the other parameters and the attributes are those of
-    `BertClassifier`.
+    The values of y may have any size, but their standard deviation must be at least 1e-5 of their
+    mean. X, the other parameters and the attributes are those of `BertClassifier`.
     """
 
     @whole_fit

@@ -26,6 +26,8 @@ from bertkit.tasks.metrics import correlations
 from bertkit.tasks.predictions import Prediction
 from bertkit.tasks.task import TaskInputs
 
+MIN_SPREAD = 1e-5
+"""The smallest standard deviation of the numbers as a share of their mean: 84 steps of fp32."""
 UNSCALED = 0.1, 10.0
 """Numbers whose root mean square lies between these are learned as they are."""
 
@@ -65,6 +67,12 @@ class Regression(TextTask):
             )
         numbers = [float(given.label) for given in data.train]
         mean, spread = float(np.mean(numbers)), float(np.std(numbers))
+        if spread < MIN_SPREAD * abs(mean):
+            raise BertkitError(
+                f"the numbers in column '{data.columns.label}' are about {mean:.10g} and differ by "
+                f"about {spread:.2g}, which the outputs of a model in fp32 cannot tell apart; "
+                "subtract a constant from all of them"
+            )
         if UNSCALED[0] <= math.hypot(mean, spread) <= UNSCALED[1]:
             return cls(data.max_length, data.windows.stride)
         unit = 2.0 ** round(math.log2(max(spread, 2.0**-60)))

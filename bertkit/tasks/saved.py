@@ -135,7 +135,8 @@ def task_details(folder: Path) -> dict[str, Any]:
     if not isinstance(names, list):
         raise BertkitError(f"{folder / 'config.json'}: architectures is {names!r:.40}, not a list")
     problem = str(config.get("problem_type") or "").removeprefix("single_label_classification")
-    labels = [name for _, name in sorted(numbered_labels(config, folder).items())]
+    numbered = numbered_labels(config, folder)
+    labels = [numbered[number] for number in sorted(numbered)]
     found = [
         name for name, (head, problems) in SAVED_HEADS.items()
         if head in weight_head_names(names[0]) and problems in ("", problem)
@@ -170,7 +171,7 @@ def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
     """Return `id2label` with integer keys; if it is absent, `num_labels` or two, as transformers.
 
     Raises:
-        BertkitError: `id2label` does not map numbers to names, or `num_labels` is absurd.
+        BertkitError: `id2label` does not name the outputs from 0, or `num_labels` is absurd.
     """
     labels = config.get("id2label")
     if not labels:
@@ -183,12 +184,15 @@ def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
             )
         labels = {str(one): f"LABEL_{one}" for one in range(count)}
     try:
-        return {int(number): str(name) for number, name in labels.items()}
+        found = {int(number): str(name) for number, name in labels.items()}
     except (AttributeError, ValueError):
-        what = f"{labels!r:.40}"
+        found = {}
+    if not found or set(found) != set(range(len(found))):
         raise BertkitError(
-            f"{folder / 'config.json'}: id2label is {what}; it must map numbers to names"
-        ) from None
+            f"{folder / 'config.json'}: id2label is {labels!r:.40}; it must map each number from 0 "
+            "to a name"
+        )
+    return found
 
 
 def saved_task(details: Mapping[str, Any], source: Path) -> Task:

@@ -214,13 +214,13 @@ def opening_lines(start: dict[str, Any], recipe: PretrainRecipe, store: TokenSto
     known, pairs, wanted = start["baselines"], start["pairs"], recipe.objectives
     label_1 = "A and B swapped" if wanted.pair == "sop" else "a random next sentence"
     share = f"{pairs['random_share']:.1%} with {label_1}, " if wanted.has_pairs else ""
-    commoner = f", majority label of pairs {known['nsp_majority']:.1%}" if wanted.has_pairs else ""
+    majority = f", majority label of pairs {known['nsp_majority']:.1%}" if wanted.has_pairs else ""
     return [
         f"{start['parameters']:,} parameters, {start['precision']}; {store.tokens:,} training "
         f"tokens in {store.documents:,} documents; first window: {pairs['examples']:,} examples of "
         f"{pairs['mean_tokens']:.1f} tokens, {share}{pairs['cut_share']:.1%} of tokens cut",
         f"baselines: unigram entropy {known['unigram_entropy']:.3f} nats, top token "
-        f"{known['most_frequent_accuracy']:.1%}{commoner}",
+        f"{known['most_frequent_accuracy']:.1%}{majority}",
         *(
             f"{member['store']}: {member['tokens']:,} tokens, {member['token_share']:.2%} of "
             f"all; {member['share']:.2%} of the examples"

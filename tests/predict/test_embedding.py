@@ -242,11 +242,13 @@ def test_the_nearest_text_is_itself(
     every = nearest_texts(load(directory), "lantern", TEXTS, 99)
     assert [one[1:] for one in every[:3]] == [one[1:] for one in found]
     assert sorted(number for _, number, _ in every) == [0, 1, 2, 3, 4]
-    (tmp_path / "t.txt").write_text("walking slowly\nlantern\n")
-    similar_command(
-        directory, str(tmp_path / "t.txt"), "lantern", top=1, device="cpu", precision="fp32"
-    )
-    assert "lantern" in capsys.readouterr().out
+    (tmp_path / "t[old]").mkdir()
+    file = tmp_path / "t[old]" / "[b].txt"
+    file.write_text("walking slowly\nlantern\n\n")
+    similar_command(directory, str(file), "lantern", top=1, device="cpu", precision="fp32")
+    said = capsys.readouterr()
+    assert "lantern" in said.out
+    assert f"{file}:3" in said.err
 
 
 @pytest.fixture(scope="module")

@@ -140,9 +140,17 @@ def test_choices_have_an_order(models: Path, choices: Any) -> None:
 
 
 def test_what_is_not_read_is_warned_of(models: Path) -> None:
+    """The warning names the caller's line, whichever way the model is called."""
     predict = load(models / "answer", device="cpu", precision="fp32")
-    with pytest.warns(UserWarning, match="questions cut at 16 tokens: 1"):
-        predict("river " * 20, "stone bridge")
+    pair = ("river " * 20, "stone bridge")
+    for call in (
+        lambda: predict(*pair),
+        lambda: predict([pair]),
+        lambda: predict.many([predict.example(pair, "input", "0")]),
+    ):
+        with pytest.warns(UserWarning, match="questions cut at 16 tokens: 1") as said:
+            call()
+        assert said[0].filename == __file__
 
 
 def test_files_are_predicted_and_scored_from_python(models: Path, tmp_path: Path) -> None:

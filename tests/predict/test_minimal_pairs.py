@@ -197,6 +197,12 @@ def test_bad_requests_have_codes(
     with pytest.raises(BertkitError) as caught:
         evaluate(model, [("river " * 50, "river")])
     assert caught.value.code == "no-pairs"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.pdf").write_text("")
+    (folder / "b.txt").write_text(f"{'river ' * 50}\nriver\n")
+    with pytest.raises(BertkitError, match="a sentence of more than"):  # why, and not the PDF
+        evaluate(model, folder)
 
 
 def test_models_without_a_language_head_are_refused(

@@ -378,7 +378,7 @@ def test_a_model_whose_thread_has_died_refuses(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(own, "_take", lambda before: 1 / 0)
     asking = own.ask(work, PreparedRequest(1, 1, 1))  # the thread still waits for this one
     assert run(asking) == 2
-    own.lanes[0].join(20)
+    own.threads[0].join(20)
     with pytest.raises(RefusedError, match="has died"):
         run(own.ask(work, PreparedRequest(1, 1, 1)))
 

@@ -120,7 +120,7 @@ def test_nothing_is_computed_for_clients_that_left(
     async def both() -> list[list[int]]:
         stays, leaves = asyncio.Event(), asyncio.Event()
         at_work = []
-        for _ in model.worker.lanes:
+        for _ in model.worker.threads:
             at_work.append(asyncio.create_task(ask(stays)))
             assert await asyncio.to_thread(begun.acquire, timeout=20)
         leaving = asyncio.create_task(ask(leaves))
@@ -133,7 +133,7 @@ def test_nothing_is_computed_for_clients_that_left(
         allowed.set()
         return [left, *await asyncio.gather(*at_work)]
 
-    lanes = len(model.worker.lanes)
+    lanes = len(model.worker.threads)
     assert asyncio.run(both()) == [[], *[[200]] * lanes]
     assert batches == [1] * lanes
 
@@ -167,7 +167,7 @@ def test_what_is_too_long_is_refused_before_it_is_cut(
     assert answer.json()["error"]["type"] == "too_large_error"
 
 
-def test_cutting_is_bounded_and_within_the_deadline(
+def test_tokenizing_is_bounded_and_within_the_deadline(
     serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = Limits(max_queue_tokens=MOST, deadline=0.3)
@@ -191,7 +191,7 @@ def test_cutting_is_bounded_and_within_the_deadline(
     assert refused.headers["retry-after"]
     assert ask(10).status_code == 200
     allowed.set()
-    while not own.app.state.serving.cutting.jobs[0][0].done():  # type: ignore[attr-defined]
+    while not own.app.state.serving.tokenizing.jobs[0][0].done():  # type: ignore[attr-defined]
         time.sleep(0.001)
     assert ask(SHORT_TEXT + 1).status_code == 200
 

@@ -212,6 +212,13 @@ def test_the_head_for_numbers_of_another_size_is_not_kept() -> None:
     assert [fits(Regression(), bias) for bias in (2.0, 50_100.0)] == [True, False]
 
 
+def test_numbers_that_fp32_cannot_tell_apart_are_refused(pretrained: Path, tmp_path: Path) -> None:
+    """Such as times in seconds since 1970."""
+    rows = [{"text": f"river {i}", "label": 1.7e9 + 10 * i} for i in range(20)]
+    with pytest.raises(BertkitError, match="cannot tell apart; subtract a constant"):
+        finetune("regression", pretrained, tmp_path / "run", train=rows, dev=rows)
+
+
 @pytest.mark.parametrize(("factor", "offset"), [(1000.0, 50_000.0), (2e-4, 0.0), (1.0, 300.0)])
 def test_numbers_of_any_size_are_learned(
     factor: float, offset: float, pretrained: Path, tmp_path: Path, write: Write

@@ -79,6 +79,12 @@ def test_a_number_of_labels_without_names(pretrained: Path, tmp_path: Path) -> N
     folder = theirs(tmp_path / "theirs", Classification(("a", "b", "c")), pretrained)
     config = read_json(folder / "config.json")
     del config["id2label"], config["label2id"]
+    write_json(folder / "config.json", {**config, "num_labels": 10**12})
+    with pytest.raises(BertkitError, match="num_labels is 1000000000000"):
+        load_task_model(folder, CPU)
+    write_json(folder / "config.json", {**config, "id2label": {"0": "a", "1": "b", "5": "c"}})
+    with pytest.raises(BertkitError, match="id2label is"):  # no name for output 2
+        load_task_model(folder, CPU)
     write_json(folder / "config.json", {**config, "num_labels": 3})
     found = load_task_model(folder, CPU).task
     assert isinstance(found, Classification)

@@ -476,6 +476,7 @@ def test_submit(
     assert said[1:] == [f"{out}: 11 files, 10 of them from these runs"]
     with zipfile.ZipFile(out) as archive:
         assert set(archive.namelist()) == set(submission)
+    submit_command(runs, runs / "CoL", out=out)  # a folder inside another is read once
     again = write(tmp_path / "again", "CoLA.tsv", "")
     with pytest.raises(BertkitError, match=r"again.CoLA\.tsv and .* are both CoLA\.tsv; name one"):
         submit_command(runs, again.parent, out=out)

@@ -28,6 +28,7 @@ from bertkit.tasks.classification import Classification, MultiLabelClassificatio
 from bertkit.tasks.regression import Regression
 from bertkit.tasks.token_classification import TokenClassification
 from bertkit.training.journal import read_journal
+from tests.conftest import run
 
 Record = dict[str, Any]
 WORDS = ("bridge", "lantern", "harvest", "winter", "garden", "letter", "sailor", "thread")
@@ -57,8 +58,8 @@ def outcome(out: Path) -> dict[str, bytes]:
     files = [*(out / "model").iterdir(), *(out / "results").iterdir()]
     found = {str(path.relative_to(out)): path.read_bytes() for path in files}
     results = json.loads((out / "results.json").read_text())
-    for run in results["runs"]:
-        del run["seconds"]
+    for one in results["runs"]:
+        del one["seconds"]
     return {**found, "results": json.dumps(results).encode()}
 
 
@@ -191,6 +192,22 @@ def shown_loss(values: list[float]) -> Callable[[list[Any], list[Any]], float]:
 def test_a_metric_that_is_no_number(pretrained: Path, tmp_path: Path, value: object) -> None:
     with pytest.raises(BertkitError, match=r"the metric 'mine' returned .*; it must return"):
         tune(pretrained, tmp_path, metrics={"mine": lambda *_: value}, epochs=1)  # type: ignore[dict-item,return-value]
+
+
+def test_a_metric_of_ones_own_is_shown_first_and_as_a_number(
+    pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as an error, negated so that higher is better."""
+    metrics = {"negated_error": lambda *_: -18.5}
+    tune(pretrained, tmp_path, epochs=1, metrics=metrics, metric="negated_error")
+    said = capsys.readouterr().err
+    assert f"{RUN.replace('e3', 'e1')}: dev negated_error -18.5, accuracy " in said
+    assert "negated_error median -18.5 (-18.5 to -18.5), " in said
+    assert r"negated\_error -18.5, accuracy" in (tmp_path / "model" / "README.md").read_text()
+    run("report", tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "-18.500" in page
+    assert "1850" not in page
 
 
 def test_early_stopping_keeps_the_best(pretrained: Path, tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from bertkit.datasets.columns import ChoiceColumns, QuestionColumns, TextColumns, WordColumns
 from bertkit.datasets.examples import GoldAnswer
 from bertkit.datasets.readers import Columns
+from bertkit.datasets.tabular import has_columns
 from bertkit.errors import BertkitError
 from bertkit.predict.files import end_position
 from bertkit.text.lines import TextCounts
@@ -98,6 +100,33 @@ def test_rows_of_json_that_lack_their_label_are_kept_for_prediction(tmp_path: Pa
     train = TextColumns().read_labelled(str(path), counts)
     assert [given.label for given in train] == ["x"]
     assert counts.skipped
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+def test_one_file_of_a_folder_may_lack_the_labels(
+    tmp_path: Path, kind: str, names: tuple[str, str]
+) -> None:
+    columns = ({"text": ["a", "b"]}, {"text": ["c"], "label": ["x"]})
+    for name, rows in zip(names, columns, strict=True):
+        table, file = pd.DataFrame(rows), tmp_path / f"{name}.{kind}"
+        if kind == "jsonl":
+            table.to_json(file, orient="records", lines=True)
+        else:
+            table.to_csv(file, index=False) if kind == "csv" else table.to_parquet(file)
+    counts = TextCounts()
+    found = TextColumns().read_labelled(str(tmp_path), counts, scoring=True, test=True)
+    assert {given.text: given.label for given in found} == {"a": None, "b": None, "c": "x"}
+    assert counts.skipped == {"row without label, kept": 2}
+
+
+def test_columns_of_parquet_are_known_without_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pd.DataFrame({"text": ["a"]}).to_parquet(tmp_path / "a.parquet")
+    monkeypatch.setattr("bertkit.datasets.tabular.parquet_rows", None)
+    assert has_columns(tmp_path / "a.parquet", ["text"])
+    assert not has_columns(tmp_path / "a.parquet", ["text", "label"])
 
 
 def test_questions_that_lack_their_answers_are_kept_for_prediction(tmp_path: Path) -> None:

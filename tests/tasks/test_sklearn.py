@@ -289,8 +289,9 @@ def test_what_is_not_read_is_said(pretrained: Path) -> None:
     with pytest.warns(UserWarning, match="train: inputs with words cut at 18 tokens: 1") as said:
         model.fit([["ab" * 30, "river"], *SENTENCES], [["O", "O"], *TAGS])
     assert said[0].filename == __file__
-    with pytest.warns(UserWarning, match="words cut at 18 tokens: 1"):
+    with pytest.warns(UserWarning, match="words cut at 18 tokens: 1") as said:
         model.predict([["ab" * 30]])
+    assert said[0].filename == __file__
 
 
 def test_vectors_are_those_of_the_embedder(pretrained: Path, tmp_path: Path) -> None:

@@ -54,6 +54,15 @@ def test_a_file_with_and_without_labels(tmp_path: Path) -> None:
         read_swag(path, counts, labelled=True)
 
 
+def test_an_ending_that_is_null_is_empty(tmp_path: Path) -> None:
+    row = {"sent1": "He sits.", "sent2": "He", "ending0": "a", "ending1": None}
+    path = tmp_path / "val.jsonl"
+    path.write_text(json.dumps({**row, "ending2": "c", "ending3": "d"}))
+    counts = TextCounts()
+    assert read_swag(path, counts)[0].choices == ("He a", "He", "He c", "He d")
+    assert counts.skipped == {"empty text, kept": 1}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

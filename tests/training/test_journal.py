@@ -251,6 +251,15 @@ def test_counting_with_an_unknown_total(monkeypatch: pytest.MonkeyPatch) -> None
     assert stream.getvalue() == expected
 
 
+def test_an_amount_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stream = Clock(monkeypatch), io.StringIO()
+    with Console(stream=stream) as console:
+        for _ in range(2):  # the second time to say that it is finished
+            clock.now += 2
+            console.update({"done": 3})
+    assert stream.getvalue().count("3 steps") == 1
+
+
 def test_values_that_are_not_numbers_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch)
     stream = io.StringIO()
