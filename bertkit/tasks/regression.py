@@ -2,9 +2,9 @@
 
 The number is the output of one linear layer on the pooled [CLS], without a sigmoid. Updates move it
 by about the learning rate, whatever the numbers are, so that prices would not be reached. So large
-and tiny numbers are measured in a unit that is a power of two near their standard deviation: the
-loss is that of these, the layer's outputs are multiplied by the unit, and its bias begins at the
-mean.
+and tiny numbers, and those far from 0 for their spread, are measured in a unit that is a power of
+two near their standard deviation: the loss is that of these, the layer's outputs are multiplied by
+the unit, and its bias begins at the mean.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from bertkit.tasks.task import TaskInputs
 MIN_SPREAD = 1e-5
 """The smallest standard deviation of the numbers as a share of their mean: 84 steps of fp32."""
 UNSCALED = 0.1, 10.0
-"""Numbers whose root mean square lies between these are learned as they are."""
+"""Numbers whose root mean square lies between these are learned as they are,"""
+FAR = 4.0
+"""unless their mean is more than this number of standard deviations from 0."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -73,7 +75,8 @@ class Regression(TextTask):
                 f"about {spread:.2g}, which the outputs of a model in fp32 cannot tell apart; "
                 "subtract a constant from all of them"
             )
-        if UNSCALED[0] <= math.hypot(mean, spread) <= UNSCALED[1]:
+        near = abs(mean) <= FAR * spread  # as in STS-B
+        if near and UNSCALED[0] <= math.hypot(mean, spread) <= UNSCALED[1]:
             return cls(data.max_length, data.windows.stride)
         unit = 2.0 ** round(math.log2(max(spread, 2.0**-60)))
         return cls(data.max_length, data.windows.stride, unit, mean)

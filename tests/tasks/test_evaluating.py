@@ -161,6 +161,19 @@ def test_numbers_that_are_all_the_same_are_refused() -> None:
     assert not Regression().remarks(inputs)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "unit", "mean"),
+    [([0.0, 2.0, 3.0, 5.0], 1.0, 0.0), ([8.5, 9.0, 9.5], 0.5, 9.0), ([100.0, 200.0], 64.0, 150.0)],
+)
+def test_numbers_far_from_zero_or_large_have_a_unit(
+    numbers: list[float], unit: float, mean: float
+) -> None:
+    inputs = [TextExample("0", "a", None, one, "f:1") for one in numbers]
+    given = TaskInputs(inputs, NumberColumns(), WindowLengths(), 40, TextCounts())
+    task = Regression.from_data(given)
+    assert (task.unit, task.mean) == (unit, mean)
+
+
 @pytest.mark.parametrize("verb", ["predict", "evaluate"])
 def test_outputs_that_overflow_are_no_predictions(
     verb: str, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -219,7 +219,7 @@ def test_numbers_that_fp32_cannot_tell_apart_are_refused(pretrained: Path, tmp_p
         finetune("regression", pretrained, tmp_path / "run", train=rows, dev=rows)
 
 
-@pytest.mark.parametrize(("factor", "offset"), [(1000.0, 50_000.0), (2e-4, 0.0), (1.0, 300.0)])
+@pytest.mark.parametrize(("factor", "offset"), [(1e3, 5e4), (2e-4, 0.0), (1.0, 300.0), (0.1, 9.0)])
 def test_numbers_of_any_size_are_learned(
     factor: float, offset: float, pretrained: Path, tmp_path: Path, write: Write
 ) -> None:
