@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from bertkit.planning.plan import CorpusSize as CorpusSize
     from bertkit.planning.plan import plan as plan
     from bertkit.predict.embeddings import load_embedder as load_embedder
+    from bertkit.predict.embeddings import nearest_texts as nearest_texts
     from bertkit.predict.evaluate import evaluate as evaluate
     from bertkit.predict.features import Extraction as Extraction
     from bertkit.predict.files import predict_file as predict_file
@@ -97,7 +98,7 @@ _NAMES = {
     "model.encoder": ("Encoder", "ModelConfig"),
     "model.heads": ("PretrainingModel",),
     "planning.plan": ("CorpusSize", "plan"),
-    "predict.embeddings": ("load_embedder",),
+    "predict.embeddings": ("load_embedder", "nearest_texts"),
     "predict.evaluate": ("evaluate",),
     "predict.features": ("Extraction",),
     "predict.files": ("predict_file",),

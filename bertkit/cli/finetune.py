@@ -42,7 +42,7 @@ def finetune_command(
     multiple-choice --train quiz.jsonl --text stem --choices a b c d
     token-classification --train entities.txt
     question-answering --train squad.json
-    mrpc --data GLUE/MRPC --learning-rate 5e-5 3e-5 2e-5 --seeds 3
+    mrpc --data GLUE --learning-rate 5e-5 3e-5 2e-5 --seeds 3
     ```
 
     Parameters

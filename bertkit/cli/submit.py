@@ -18,8 +18,9 @@ def submit_command(
     """Pack GLUE predictions into the zip file for its server.
 
     Every run of `bertkit finetune` on a GLUE task writes its file to RUN/results; the file of AX
-    comes from `bertkit evaluate ax`. Each file is checked. WNLI may be missing: it is filled with
-    its more frequent label, as the paper leaves WNLI out.
+    comes from `bertkit evaluate RUN --task ax --data GLUE --split test --out FOLDER`. Each file is
+    checked. WNLI may be missing: it is filled with its more frequent label, as the paper leaves
+    WNLI out.
 
     Parameters
     ----------
