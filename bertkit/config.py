@@ -79,17 +79,14 @@ def recipe_fields(path: Path) -> dict[str, Any]:
     """Return the values of a recipe by dotted name.
 
     Raises:
-        BertkitError: the file is not valid TOML.
+        BertkitError: the file cannot be read or is not valid TOML.
     """
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return dict(dotted_values(tomllib.loads(path.read_text(encoding="utf-8"))))
+    except OSError as error:
+        raise BertkitError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BertkitError(f"{path} is not valid TOML: {error}") from None
-    fields: dict[str, Any] = {}
-    for table, values in tables.items():
-        inside = values.items() if isinstance(values, dict) else [("", values)]
-        fields |= {f"{table}.{key}".rstrip("."): value for key, value in inside}
-    return fields
 
 
 def matches_type(value: Any, kind: Any) -> bool:

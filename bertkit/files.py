@@ -39,20 +39,23 @@ def from_home(path: str | Path) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes as hex, reading blocks of 1 MiB."""
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file's bytes as hex."""
     with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block, such as a full disk, into a one-line error naming `path`."""
+def disk_errors(path: Path, inside: Path | None = None) -> Iterator[None]:
+    """Turn an OSError of the block, such as a full disk, into a one-line error naming `path`.
+
+    With `inside`, errors about files outside of that folder, such as inputs, stay what they are.
+    """
     try:
         yield
     except OSError as error:
+        named = [Path(str(name)) for name in (error.filename, error.filename2) if name]
+        if inside and named and not any(name.is_relative_to(inside) for name in named):
+            raise
         reasons = {
             errno.ENOSPC: "the disk is full; free some space and run the same command again",
             errno.EDQUOT: "the disk quota is used up; free some space and run the command again",
@@ -317,29 +320,49 @@ def new_folder(path: Path) -> Iterator[Path]:
     An existing `path` is replaced only after the new folder is complete. After an error the
     temporary folder is removed and the old one, if any, is unchanged. If several processes fill the
     same folder at once, each writes its own temporary folder, and the last one to finish wins.
+    OSErrors of the block about files outside of the folder, such as inputs, are not converted.
     """
     temporary = temporary_name(path)
     aside = temporary.with_name(f"{temporary.name}-old")
-    with disk_errors(path):
-        remove_leftovers(path)
-        try:
+    try:
+        with disk_errors(path):
+            remove_leftovers(path)
             temporary.mkdir(parents=True)
+        with disk_errors(path, temporary):
             yield temporary
+        with disk_errors(path):
             for file in temporary.rglob("*"):
                 if file.is_file():
                     with file.open("rb") as handle:
                         os.fsync(handle.fileno())
             sync_folder(temporary)
-            if path.exists():
-                path.replace(aside)
-            temporary.replace(path)
+            replace_folder(path, temporary, aside)
             sync_folder(path.parent)
             remove_path(aside)  # here, so that the block below goes on if a signal interrupts it
-        finally:
+    finally:
+        with disk_errors(path):
             if aside.exists() and not path.exists():
                 aside.replace(path)
-            remove_path(temporary)
+        remove_path(temporary)
+        remove_path(aside)
+
+
+def replace_folder(path: Path, new: Path, aside: Path) -> None:
+    """Rename a folder to `path`, after a rename of what is there to `aside`.
+
+    This is repeated if another process has put its folder there between the two.
+    """
+    for attempt in range(10):
+        if path.exists():
             remove_path(aside)
+            with suppress(FileNotFoundError):  # another process has just renamed it
+                path.replace(aside)
+        try:
+            new.replace(path)
+            return
+        except OSError as error:
+            if attempt == 9 or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
 
 
 @contextmanager

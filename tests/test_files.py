@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -64,6 +65,57 @@ def test_interrupted_folder_leaves_the_old_one(tmp_path: Path) -> None:
         (folder / "other").write_text("new")
     assert [entry.name for entry in target.iterdir()] == ["other"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("event", ["another finishes", "another starts"])
+def test_the_last_writer_of_a_folder_wins_whenever_others_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    """Another writer works between the two renames of the one that finishes last."""
+    path, rename, begun = tmp_path / "model", Path.replace, ExitStack()
+    with new_folder(path) as folder:
+        (folder / "old").touch()
+    if event == "another finishes":
+        (begun.enter_context(new_folder(path)) / "other").touch()
+
+    def replace(self: Path, target: Path) -> Path:
+        renamed = rename(self, target)
+        if self == path:  # the old folder is set aside
+            monkeypatch.setattr(Path, "replace", rename)
+            if event == "another starts":
+                (begun.enter_context(new_folder(path)) / "other").touch()
+            else:
+                begun.close()
+        return renamed
+
+    with new_folder(path) as folder:
+        (folder / "new").touch()
+        monkeypatch.setattr(Path, "replace", replace)
+    assert [entry.name for entry in path.iterdir()] == ["new"]
+    begun.close()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_that_keeps_its_name_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(self))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(BertkitError, match="Directory not empty"), new_folder(tmp_path / "model"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_errors_about_the_folder_say_that_it_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    with pytest.raises(FileNotFoundError, match="input"), new_folder(path) as folder:
+        (folder / "file").write_bytes((tmp_path / "input").read_bytes())
+    with pytest.raises(BertkitError, match=r"cannot write .*/model: the disk is full"):  # noqa: SIM117
+        with new_folder(path):
+            raise OSError(errno.ENOSPC, "No space left on device")  # as `write` raises it
+    assert list(tmp_path.iterdir()) == []
 
 
 def age(path: Path, seconds: float) -> None:

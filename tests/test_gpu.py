@@ -136,7 +136,7 @@ def compare_compiled(kernel: str) -> dict[str, Any]:
     from torch._dynamo.utils import counters
 
     if kernel != "auto":
-        attention_module.choose_kernel = lambda query, dropout: kernel
+        attention_module.choose_kernel = lambda query: kernel
     torch.manual_seed(0)
     model = PretrainingModel(CONFIG).to(CUDA).train()
     several = batches(6)

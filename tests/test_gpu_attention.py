@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit.model.attention import DIRECTIONS, attention, choose_kernel
+from bertkit.model.attention import DIRECTIONS, KERNELS, choose_kernel
 from bertkit.multimodal.vilbert import cross_attention
 from bertkit.pretraining_data.batch import pack
 from tests.test_gpu import distance, gpu
@@ -30,8 +30,7 @@ def test_kernels_agree_forward_and_backward(kernel: str, direction: str) -> None
     found: list[tuple[Any, Any]] = []
     for name, dtype in ((kernel, torch.bfloat16), ("reference", torch.float32)):
         own = together.to(dtype).clone().requires_grad_()
-        query, key, value = own.unbind(1)
-        output = attention(query, key, value, packed, direction=direction, kernel=name)
+        output = KERNELS[name](own, packed, direction, 0.0)
         torch.autograd.backward((output.float() * weights).sum())
         found.append((output, own.grad))
     for got, wanted in zip(*found, strict=True):
@@ -68,7 +67,7 @@ def attend(
     together = torch.randn(sum(lengths), 3, 4, 64, generator=generator)
     together = together.to("cuda", torch.bfloat16).requires_grad_()
     torch.manual_seed(seed)
-    output = attention(*together.unbind(1), packed, dropout=dropout, kernel=kernel)
+    output = KERNELS[kernel](together, packed, "bidirectional", dropout)
     torch.autograd.backward(output, output.detach())
     assert together.grad is not None
     return output.detach(), together.detach()[:, 2], together.grad
@@ -88,13 +87,12 @@ def test_attention_equals_padded_attention_on_ragged_lengths(kernel: str) -> Non
 
 
 @gpu
-def test_triton_is_chosen_with_and_without_dropout() -> None:
+def test_triton_is_chosen() -> None:
     query = torch.zeros(8, 4, 64, device="cuda", dtype=torch.bfloat16)
     hopper = torch.cuda.get_device_capability()[0] == 9
-    kernels = {choose_kernel(query, dropout) for dropout in (0.0, 0.1)}
-    assert kernels == {"triton" if hopper else "flash"}
-    assert choose_kernel(query[:, :, :40], 0.1) == "flash"
-    assert choose_kernel(query.float(), 0.1) == "padded"
+    assert choose_kernel(query) == ("triton" if hopper else "flash")
+    assert choose_kernel(query[:, :, :40]) == "flash"
+    assert choose_kernel(query.float()) == "padded"
 
 
 @gpu

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,7 @@ def test_flags_win_over_the_file() -> None:
         ('out = "x"', r"there is no field 'out'"),
         ("[training]\nseed = -1", r"training\.seed must be from 0 to below 2.31, not -1"),
         ('[training]\noptimizer = "sgd"', r"training\.optimizer must be adamw or muon, not 'sgd'"),
+        ("[training]\nmax_gradient_norm = inf", r"finite \(1e9 clips nothing\), not inf"),
         ("[phases]\nsteps = [1]", r"need one entry for each phase"),
         ("[phases]\nlengths = [128, 1024]", r"phases\.lengths has 1024, but.*512"),
         ("[masking]\nprobability = 1.5", r"masking\.probability must be between"),
@@ -149,6 +151,20 @@ def test_bad_recipes_are_one_clear_line(tmp_path: Path, content: str, message: s
         read_recipe(PretrainRecipe, str(path))
     assert re.search(message, str(error.value)), error.value
     assert "\n" not in str(error.value)
+
+
+def test_a_recipe_that_cannot_be_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "own.toml"
+    path.touch()
+
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(BertkitError, match=r"cannot read .*own\.toml: Permission denied"):
+        read_recipe(PretrainRecipe, str(path))
 
 
 def test_unknown_recipe_names_the_nearest() -> None:

@@ -61,9 +61,9 @@ def chosen_kernel(kernel: str) -> Iterator[None]:
 
 
 @functools.cache
-def always(kernel: str) -> Callable[[Any, float], str]:
+def always(kernel: str) -> Callable[[Any], str]:
     """Return one and the same choice whenever it is asked for: another would be compiled anew."""
-    return lambda query, dropout: kernel
+    return lambda query: kernel
 
 
 def kernel_of(setup: Setup, own: Own) -> str:
@@ -71,7 +71,7 @@ def kernel_of(setup: Setup, own: Own) -> str:
     if own.kernel != "auto":
         return own.kernel
     dtype = torch.float32 if setup.dry else torch.bfloat16
-    return attention.choose_kernel(torch.empty(8, 2, 64, device=setup.device, dtype=dtype), 0.1)
+    return attention.choose_kernel(torch.empty(8, 2, 64, device=setup.device, dtype=dtype))
 
 
 Loop = Callable[[Iterable[Any]], Iterator[StepRecord[Any]]]

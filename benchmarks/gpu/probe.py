@@ -146,13 +146,13 @@ def own(packed: Packed, dropout: float) -> Kernel:
 def flash(packed: Packed, dropout: float) -> Kernel:
     """Flash attention on packed tokens, by torch's own operator."""
     run = partial(KERNELS["flash"], packed=packed, direction="bidirectional", dropout=dropout)
-    return len(packed.ids), lambda qkv: run(*qkv.unbind(1))
+    return len(packed.ids), run
 
 
 def inside_padding(packed: Packed, dropout: float) -> Kernel:
     """Bertkit's `padded` kernel: pads, attends under a mask, and removes the padding."""
     run = partial(KERNELS["padded"], packed=packed, direction="bidirectional", dropout=dropout)
-    return len(packed.ids), lambda qkv: run(*qkv.unbind(1))
+    return len(packed.ids), run
 
 
 def all_padded(packed: Packed, dropout: float) -> Kernel:

@@ -10,6 +10,7 @@ processes. Memory holds the keys of the kept documents (`minhash.py`), not their
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.lines import cut_blocks, describe_skipped
 from bertkit.text.sources import Source, find_sources
 
+SPELLED_WORD = re.compile(rf"[^\W{UNSPACED_SCRIPTS}]+")
 JUDGE_CHARACTERS = 250_000
 EXAMPLE_CHARACTERS = 50
 """The maximum number of characters of a dropped document that are shown next to its location."""
@@ -88,7 +90,7 @@ def poor_quality(document: str, options: CleanOptions) -> str:
         return f"fewer than {options.min_alphabetic:.0%} of words have a letter"
     if repeated_share(document) > options.max_repeated:
         return f"more than {options.max_repeated:.0%} of the text in lines that came before"
-    spelled = [word for word in WORD.findall(document) if not is_ideograph(word[0])]
+    spelled = SPELLED_WORD.findall(document)
     if spelled:
         mean = sum(map(len, spelled)) / len(spelled)
         if mean < options.min_word_length:
@@ -96,12 +98,6 @@ def poor_quality(document: str, options: CleanOptions) -> str:
         if mean > options.max_word_length:
             return f"mean word length above {options.max_word_length:g}"
     return ""
-
-
-def is_ideograph(character: str) -> bool:
-    """Return whether a character is a word by itself."""
-    ranges = (UNSPACED_SCRIPTS[i : i + 3] for i in range(0, len(UNSPACED_SCRIPTS), 3))
-    return any(bounds[0] <= character <= bounds[2] for bounds in ranges)
 
 
 def repeated_share(document: str) -> float:

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import fsspec
 
@@ -38,6 +39,8 @@ try:
     import fcntl
 except ImportError:  # Windows has no such locks: only one process at a time is safe
     fcntl = None  # type: ignore[assignment]
+
+Fetched = TypeVar("Fetched")
 
 GIGABYTES = 100.0
 """The default maximum size of the cache in gigabytes."""
@@ -311,12 +314,16 @@ def open_remote_file(url: str) -> Iterator[Callable[[int], bytes]]:
 
 
 def fetch_bytes(url: str) -> bytes:
-    """Return the content of a small remote file; see `open_remote_file`."""
-    with open_remote_file(url) as stream:
-        return b"".join(iter(lambda: stream(FETCH_BYTES), b""))
+    """Return the content of a small remote file, in several attempts; see `open_remote_file`."""
+
+    def attempt() -> bytes:
+        with open_remote_file(url) as stream:
+            return b"".join(iter(lambda: stream(FETCH_BYTES), b""))
+
+    return retrying(attempt)
 
 
-def retrying(attempt: Callable[[], tuple[int, str]]) -> tuple[int, str]:
+def retrying(attempt: Callable[[], Fetched]) -> Fetched:
     """Call `attempt`, and repeat it after each pause if the address is unreachable."""
     for pause in PAUSES:
         with suppress(UnreachableError):

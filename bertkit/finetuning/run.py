@@ -203,7 +203,7 @@ def train_task(
         seed=run.seed,
         max_gradient_norm=tuning.max_gradient_norm,
         learning_rate=schedule.rate,
-        smaller=smaller_task_batch,
+        advice_if_too_large=smaller_task_batch,
     )
     weights = class_weights(task, items, tuning.class_weights)
     made, notes = 0, list[str]()

@@ -75,8 +75,10 @@ class TrainingSettings:
             raise BertkitError(f"dropout is a share from 0 to below 1, not {self.dropout}")
         if not 0 <= self.weight_decay < 1:
             raise BertkitError(f"weight_decay is from 0 to below 1, not {self.weight_decay}")
-        if not self.max_gradient_norm > 0 or self.max_tokens < 1:
-            raise BertkitError("max_gradient_norm and max_tokens must be above 0")
+        if not 0 < self.max_gradient_norm < math.inf:
+            raise BertkitError("max_gradient_norm must be above 0 and finite (1e9 clips nothing)")
+        if self.max_tokens < 1:
+            raise BertkitError("max_tokens must be above 0")
         if self.eval_every < 0 or self.early_stopping < 0:
             raise BertkitError("eval_every and early_stopping must be 0 or more")
         object.__setattr__(self, "class_weights", weight_settings(self.class_weights))

@@ -7,9 +7,11 @@ that reads sequence boundaries, and padding exists only inside a kernel.
 |-----------|---------------------------------|-----------------------------------------------|
 | compiled  | CPU, x86-64                     | native.c, a sequence and a head at a time      |
 | grouped   | CPU otherwise                   | one call of torch per run of equal lengths     |
-| triton    | CUDA on Hopper, 16 bits         | `bertkit.model.triton_attention`              |
-| flash     | CUDA otherwise, 16 bits         | torch's flash attention on the packed tokens  |
-| padded    | other devices, fp32 on CUDA     | pads query, key, value; masks the padded keys |
+| triton    | CUDA on Hopper, 16 bits, heads  | `bertkit.model.triton_attention`              |
+|           | of 16, 32 or 64                 |                                               |
+| flash     | CUDA since Ampere, 16 bits,     | torch's flash attention on the packed tokens  |
+|           | heads of 8, 16, ... or 256      |                                               |
+| padded    | everything else                 | pads query, key, value; masks the padded keys |
 | reference | tests                           | a block mask over all pairs of tokens         |
 """
 
@@ -19,6 +21,7 @@ import math
 import os
 import shutil
 import sysconfig
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,7 +29,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bertkit.errors import BertkitError, nearest
 from bertkit.model.cpu import CompiledAttention, has_compiled_attention, pad_rows
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Heads
@@ -63,57 +65,20 @@ The operator is private, because torch's public functions for packed tokens have
 (`varlen_attn`, `flex_attention`) or wrap this one (jagged nested tensors)."""
 
 
-def attention(
-    query: Heads,
-    key: Heads,
-    value: Heads,
-    packed: Packed,
-    *,
-    direction: str = "bidirectional",
-    dropout: float = 0.0,
-    kernel: str = "auto",
+def self_attention(
+    projected: Tensor, packed: Packed, *, direction: str, dropout: float = 0.0
 ) -> Heads:
     """Return softmax(query key^T / sqrt(head width)) value, computed within each sequence.
 
     Args:
-        query: (tokens, heads, head width) queries; keys and values have the same shape.
-        key: the keys, see query.
-        value: the values, see query.
-        packed: the batch, which holds the sequence boundaries.
-        direction: which tokens of its sequence a token attends to: all of them, or itself and those
-            before it ("left_to_right", the ablation in the paper's section 5.1) or after it
-            ("right_to_left").
-        dropout: the probability of setting an attention weight to 0; pass 0 for evaluation.
-        kernel: "auto" or a kernel name from the module's table.
-
-    Raises:
-        BertkitError: the kernel or the direction is unknown.
-    """
-    if direction not in DIRECTIONS:
-        raise BertkitError(f"unknown direction '{direction}'{nearest(direction, DIRECTIONS)}")
-    if kernel == "auto":
-        kernel = choose_kernel(query, dropout)
-    if kernel not in KERNELS:
-        raise BertkitError(f"unknown attention kernel '{kernel}'{nearest(kernel, KERNELS)}")
-    return KERNELS[kernel](query, key, value, packed, direction=direction, dropout=dropout)
-
-
-def self_attention(
-    projected: Tensor, packed: Packed, *, direction: str, dropout: float = 0.0
-) -> Heads:
-    """Return `attention` of queries, keys and values that lie in one tensor, by the best kernel.
-
-    Args:
         projected: (tokens, 3, heads, head width) queries, keys and values.
         packed: the batch, which holds the sequence boundaries.
-        direction: see `attention`.
-        dropout: see `attention`.
+        direction: which tokens of its sequence a token attends to: all of them ("bidirectional"),
+            or itself and those before it ("left_to_right", the ablation in the paper's section 5.1)
+            or after it ("right_to_left").
+        dropout: the probability of setting an attention weight to 0; pass 0 for evaluation.
     """
-    query, key, value = projected.unbind(1)
-    kernel = choose_kernel(query, dropout)
-    if kernel in FROM_ONE_TENSOR:
-        return FROM_ONE_TENSOR[kernel](projected, packed, direction, dropout)
-    return attention(query, key, value, packed, direction=direction, dropout=dropout, kernel=kernel)
+    return KERNELS[choose_kernel(projected)](projected, packed, direction, dropout)
 
 
 def has_flash() -> bool:
@@ -130,13 +95,8 @@ HAS_FLASH = has_flash()
 """Determined at import, because compiled layers cannot read an operator's schema."""
 
 
-def choose_kernel(query: Heads, dropout: float) -> str:
-    """Return the name of the fastest kernel that supports the device and dtype of `query`.
-
-    Args:
-        query: (tokens, heads, head width) queries.
-        dropout: the probability of dropping an attention weight; every kernel supports it.
-    """
+def choose_kernel(query: Tensor) -> str:
+    """Return the name of the fastest kernel for tensors like this one, (..., head width)."""
     if query.device.type == "cpu":
         return "compiled" if has_compiled_attention(query) else "grouped"
     if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
@@ -148,23 +108,19 @@ def choose_kernel(query: Heads, dropout: float) -> str:
     return "flash" if flash else "padded"
 
 
-def grouped(
-    query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
-) -> Heads:
+def grouped(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
     """Compute attention with one call of torch for each run of sequences of one length.
 
     The tensors are split, not sliced: the gradient of `split` is one concatenation, whereas every
     slice would have a full-size tensor of zeros as its gradient.
     """
     runs = packed.equal_lengths
-    sizes = [run.sequences * run.length for run in runs]
+    parts = torch.split(projected, [run.sequences * run.length for run in runs])
     outputs = []
-    for run, *parts in zip(
-        runs, *(torch.split(tensor, sizes) for tensor in (query, key, value)), strict=True
-    ):
-        q, k, v = (part.unflatten(0, (run.sequences, run.length)).transpose(1, 2) for part in parts)
+    for run, part in zip(runs, parts, strict=True):
+        q, k, v = part.view(*run, *part.shape[1:]).permute(2, 0, 3, 1, 4).unbind()
         if direction == "right_to_left":  # the same as left_to_right on the reversed sequence
-            q, k, v = (part.flip(2) for part in (q, k, v))
+            q, k, v = (one.flip(2) for one in (q, k, v))
         causal = direction != "bidirectional"
         output = scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
         output = output.flip(2) if direction == "right_to_left" else output
@@ -180,16 +136,14 @@ def visible_positions(length: int, direction: str, device: torch.device) -> Tens
     return every.tril() if direction == "left_to_right" else every.triu()
 
 
-def flash(
-    query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
-) -> Heads:
+def flash(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
     """Compute flash attention on packed tokens (CUDA, fp16 or bf16).
 
     The state of dropout's random numbers stays on the device and follows `torch.manual_seed`.
     """
     left, right = WINDOWS[direction]
     output: Tensor = torch.ops.aten._flash_attention_forward(
-        *(query, key, value),
+        *projected.unbind(1),
         *(packed.cu_seqlens, packed.cu_seqlens, packed.max_seqlen, packed.max_seqlen),
         *(dropout, direction == "left_to_right", False),
         scale=None,
@@ -199,64 +153,49 @@ def flash(
     return output
 
 
-def triton(
-    query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
-) -> Heads:
-    """Put queries, keys and values into one tensor, as `self_attention` has them already."""
-    return by_triton(torch.stack([query, key, value], dim=1), packed, direction, dropout)
-
-
-def by_triton(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
-    """Call the Triton kernels with (tokens, 3, heads, head width) queries, keys and values."""
-    output: Tensor = packed_attention(
-        projected, packed.cu_seqlens, packed.max_seqlen, direction, dropout
-    )[0]
+def triton(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
+    """Compute attention by bertkit's own kernels (CUDA on Hopper, fp16 or bf16)."""
+    boundaries, longest = packed.cu_seqlens, packed.max_seqlen
+    output: Tensor = packed_attention(projected, boundaries, longest, direction, dropout)[0]
     return output
 
 
-def compiled_kernel(
-    query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
-) -> Heads:
-    """Put queries, keys and values into one tensor, as `self_attention` has them already."""
-    return by_compiled_code(torch.stack([query, key, value], dim=1), packed, direction, dropout)
-
-
-def by_compiled_code(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
-    """Call native.c with (tokens, 3, heads, head width) queries, keys and values."""
-    output: Tensor = CompiledAttention.apply(projected, packed, direction, dropout)  # type: ignore[no-untyped-call]
-    return output
-
-
-FROM_ONE_TENSOR = {"compiled": by_compiled_code, "triton": by_triton}
-"""The kernels that read queries, keys and values from one tensor."""
-
-
-def padded(
-    query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
-) -> Heads:
-    """Pad to (sequences, heads, max length, width), attend, and remove the padding again.
+def padding(packed: Packed) -> tuple[Tensor | None, Tensor | None]:
+    """Return where tokens lie in a padded batch, and which of its keys are real; cached.
 
     Nothing here waits for the device: shapes come from `max_seqlen` and the sizes of tensors.
+
+    Returns:
+        (tokens,) indices and a (sequences, 1, 1, length) mask; None for both without padding.
     """
+    # compiled code would be compiled again for a cache that is filled
+    kept = {} if torch.compiler.is_compiling() else packed.kept
+    if "padding" in kept:
+        return kept["padding"]
+    count, longest, tokens = len(packed.cu_seqlens) - 1, packed.max_seqlen, len(packed.ids)
+    kept["padding"] = None, None
+    if count * longest > tokens:
+        device, lengths = packed.cu_seqlens.device, packed.cu_seqlens.diff()
+        rows = torch.arange(count, device=device).repeat_interleave(lengths, output_size=tokens)
+        real = torch.arange(longest, device=device) < lengths[:, None]
+        kept["padding"] = rows * longest + packed.position_ids, real[:, None, None, :]
+    return kept["padding"]
+
+
+def padded(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
+    """Pad to (sequences, heads, max length, width), attend, and remove the padding again."""
     sequences, max_length = len(packed.cu_seqlens) - 1, packed.max_seqlen
-    full = sequences * max_length == len(query)  # then all sequences have the same length
-    if full:
-        inside, mask = None, None
-    else:
-        lengths = packed.cu_seqlens.diff()
-        rows = torch.arange(sequences, device=query.device)
-        rows = rows.repeat_interleave(lengths, output_size=len(query))
-        inside = rows * max_length + packed.position_ids
-        real = torch.arange(max_length, device=query.device) < lengths[:, None]
-        mask = real[:, None, None, :].expand(-1, 1, max_length, -1)
+    inside, mask = padding(packed)
+    if mask is not None:
+        mask = mask.expand(-1, 1, max_length, -1)
     if direction == "left_to_right":
         mask = None  # is_causal suffices: all padded keys come after a real query
     elif direction == "right_to_left":
-        after = visible_positions(max_length, direction, query.device)
+        after = visible_positions(max_length, direction, projected.device)
         # A padded query sees itself: a row without keys would give NaN in the backward pass.
         mask = after if mask is None else after & (mask | after.T)
 
-    q, k, v = (pad_rows(rows, inside, sequences, max_length) for rows in (query, key, value))
+    q, k, v = (pad_rows(rows, inside, sequences, max_length) for rows in projected.unbind(1))
     output = scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=direction == "left_to_right"
     )
@@ -264,10 +203,9 @@ def padded(
     return rows_out if inside is None else rows_out.index_select(0, inside)
 
 
-def reference(
-    query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
-) -> Heads:
+def reference(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
     """Compute attention by its definition, with a block-diagonal mask over all token pairs."""
+    query, key, value = projected.unbind(1)
     tokens = torch.arange(len(query), device=query.device)
     sequence = torch.searchsorted(packed.cu_seqlens, tokens, right=True)
     allowed = sequence[:, None] == sequence[None, :]
@@ -278,8 +216,8 @@ def reference(
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 
-KERNELS = {
-    "compiled": compiled_kernel,
+KERNELS: dict[str, Callable[[Tensor, Packed, str, float], Heads]] = {
+    "compiled": CompiledAttention.apply,
     "grouped": grouped,
     "triton": triton,
     "flash": flash,

@@ -15,7 +15,7 @@ from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden
 
 BILSTM_LAYERS = 2
-MOST_PLACES, NARROW = 2, 512
+MAX_PADDING_RATIO, MAX_PADDED_WIDTH = 2, 512
 """Limits for padding a batch on a CPU: padded positions per token, and input width or units."""
 BLOCK_STEP = 8
 """Lengths are rounded up to a multiple of this, because oneDNN compiles code for each new one."""
@@ -86,8 +86,8 @@ class BiLSTM(nn.Module):
         padded = (
             hidden.device.type == "cpu"
             and has_products(asked or torch.float32)
-            and places <= MOST_PLACES * len(hidden)
-            and max(self.lstm.input_size, self.lstm.hidden_size) <= NARROW
+            and places <= MAX_PADDING_RATIO * len(hidden)
+            and max(self.lstm.input_size, self.lstm.hidden_size) <= MAX_PADDED_WIDTH
         )
         return (self.padded if padded else self.packed)(hidden.float(), packed.lengths)
 

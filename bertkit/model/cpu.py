@@ -259,12 +259,17 @@ def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tens
     words.random_(-(1 << 63), None)  # None: all 64 bits; the default never sets the sign bit
     uniform = words.view(torch.int16)[:count].view(shape)
     ones = torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.ge(uniform, round(probability * UNIFORM_STEPS) - UNIFORM_STEPS // 2, out=ones)
+    return torch.ge(uniform, dropped_steps(probability) - UNIFORM_STEPS // 2, out=ones)
 
 
 def keep_scale(probability: float) -> float:
     """Return the factor for kept elements: one over their exact probability of being kept."""
-    return UNIFORM_STEPS / (UNIFORM_STEPS - round(probability * UNIFORM_STEPS))
+    return UNIFORM_STEPS / (UNIFORM_STEPS - dropped_steps(probability))
+
+
+def dropped_steps(probability: float) -> int:
+    """Return how many of the 65,536 values of a draw drop an element; one at least keeps it."""
+    return min(round(probability * UNIFORM_STEPS), UNIFORM_STEPS - 1)
 
 
 def pad_rows(rows: Tensor, inside: Tensor | None, sequences: int, max_length: int) -> Tensor:

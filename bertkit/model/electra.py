@@ -130,7 +130,8 @@ class ReplacedTokenModel(nn.Module):
 
     def whole_generator(self) -> tuple[Encoder, LanguageHead]:
         """Return the generator as a separate encoder that shares its weights, and its head."""
-        whole, shared = Encoder(self.generator.config), self.encoder
+        with torch.device("meta"):  # every tensor but the pooler, which is unused, is replaced
+            whole, shared = Encoder(self.generator.config), self.encoder
         whole.word_embeddings = shared.word_embeddings
         whole.position_embeddings = shared.position_embeddings
         whole.segment_embeddings = shared.segment_embeddings
@@ -147,7 +148,8 @@ def save_generator(
     card: Card | None = None,
 ) -> None:
     """Write the generator as a separate masked language model; see `save_model`."""
-    generator = PretrainingModel(model.generator.config, pairs=False)
+    with torch.device("meta"):
+        generator = PretrainingModel(model.generator.config, pairs=False)
     generator.encoder, generator.mlm = model.whole_generator()
     save_model(directory, generator, tokenizer, details, card=card)
 

@@ -169,17 +169,17 @@ class Layer(nn.Module):
         return self_attention(projected, packed, direction=direction, dropout=dropout).flatten(1)
 
 
-TO_COME: ContextVar[bool] = ContextVar("weights to come", default=False)
+SKIP_INIT: ContextVar[bool] = ContextVar("skip weight initialisation", default=False)
 
 
 @contextmanager
 def skip_weight_init() -> Iterator[None]:
     """Initialise only the pooler of encoders built inside; the rest is loaded from a file later."""
-    token = TO_COME.set(True)
+    token = SKIP_INIT.set(True)
     try:
         yield
     finally:
-        TO_COME.reset(token)
+        SKIP_INIT.reset(token)
 
 
 RESIDUAL_DTYPE: ContextVar[torch.dtype | None] = ContextVar("residual dtype", default=None)
@@ -212,7 +212,7 @@ class Encoder(nn.Module):
         self.config = config
         narrow, width = config.embedding_width, config.hidden_size
         distinct = 1 if config.share_layers else config.num_hidden_layers
-        with torch.device("meta") if TO_COME.get() else nullcontext():
+        with torch.device("meta") if SKIP_INIT.get() else nullcontext():
             self.word_embeddings = embedding(config.vocab_size, narrow)
             self.position_embeddings = embedding(config.max_position_embeddings, narrow)
             self.segment_embeddings = embedding(config.type_vocab_size, narrow)

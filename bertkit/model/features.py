@@ -148,7 +148,7 @@ class FeatureModel(nn.Module):
         layers: str = "last",
         head: str = "linear",
         beside: Encoder | None = None,
-        units: int = UNITS,
+        units: int = 0,
     ) -> None:
         super().__init__()
         check_layers(layers, config)

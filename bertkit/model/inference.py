@@ -70,13 +70,14 @@ def prepare_encoder(encoder: Encoder, mode: str) -> None:
         BertkitError: the mode is unknown, or the processor does not support it.
     """
     check_mode(mode, encoder.config)
+    assert not isinstance(encoder.layers, PreparedLayers), "the encoder is prepared already"
     native = is_supported(encoder.config, mode)
     made: dict[int, PreparedLayer] = {}  # a shared layer is prepared once, and again as the last
     layers, remaining = [], encoder.stack
     encoder.layers = nn.ModuleList()  # so that each layer is freed once its replacement is made
     while remaining:
         layer = remaining.pop(0)
-        assert isinstance(layer, Layer), "the encoder is prepared already"
+        assert isinstance(layer, Layer)
         last = not remaining
         if id(layer) not in made and native:
             made[id(layer)] = NativeLayer(layer, mode)

@@ -35,15 +35,15 @@ ELEMENT_TYPES = {
 }
 """The types that native.c multiplies, by mode and bytes."""
 NEEDED = {torch.bfloat16: "avx512_bf16", torch.int8: "avx512_vnni"}
-"""What the processor needs for products of a type, too."""
+"""The CPU feature that products of a type need, beyond those of the library."""
 LARGEST_WEIGHTS = {torch.int8: 127, torch.int16: 511}
 """The largest integer of a weight, by the type in which native.c multiplies integers."""
 MOST_INPUTS = 4096
 """For more inputs, sums of products of 16-bit integers might exceed 32 bits."""
 ZERO, GELU_ZERO = 128, 16
 """The zero points of 8-bit integers, which native.c has, too."""
-MULTIPLE, MOST = 16, 256
-"""The width of a head must be a multiple of the one and at most the other."""
+HEAD_WIDTH_STEP, MAX_HEAD_WIDTH = 16, 256
+"""The width of a head must be a multiple of the first and at most the second."""
 ROWS_PER_THREAD = 8
 """The minimum number of rows for which another thread pays off."""
 
@@ -109,9 +109,9 @@ def is_supported(config: ModelConfig, precision: str) -> bool:
     return (
         kind is not None
         and not (kind == torch.bfloat16 and only_torch_has_amx)
-        and width % MULTIPLE == 0
-        and width <= MOST
-        and config.intermediate_size % MULTIPLE == 0
+        and width % HEAD_WIDTH_STEP == 0
+        and width <= MAX_HEAD_WIDTH
+        and config.intermediate_size % HEAD_WIDTH_STEP == 0
         and (kind != torch.int16 or inputs <= MOST_INPUTS)
     )
 

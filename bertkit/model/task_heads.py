@@ -109,10 +109,11 @@ class SpanModel(nn.Module):
 
 
 class ScaledLinear(nn.Linear):
-    """A linear layer with the same outputs as a plain one, whose weights count in another unit.
+    """A linear layer with the outputs of a plain one, whose parameters are divided by `unit`.
 
-    Its state dict has the weights of the plain layer. This is exact for units that are powers of
-    two.
+    This multiplies the learning rate of the layer by `unit`, because Adam's updates do not depend
+    on the scale of the gradients. The state dict has the weights of the plain layer, exactly for
+    units that are powers of two, so `load_state_dict(state_dict())` is not the identity.
     """
 
     def __init__(self, plain: nn.Linear, unit: float) -> None:

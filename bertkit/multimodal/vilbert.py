@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertkit.errors import BertkitError
-from bertkit.model.attention import HAS_FLASH, choose_kernel
+from bertkit.model.attention import HAS_FLASH, choose_kernel, padding
 from bertkit.model.cpu import Dropout, pad_rows
 from bertkit.model.encoder import Layer, ModelConfig, activation, as_residual, initialize
 from bertkit.model.features import in_fp32
@@ -47,7 +47,7 @@ def cross_attention(
         keys: the boundaries of as many sequences that are attended to, in the same order.
         dropout: the probability of setting an attention weight to 0; pass 0 for evaluation.
     """
-    if HAS_FLASH and choose_kernel(query, dropout) in ("flash", "triton"):
+    if HAS_FLASH and choose_kernel(query) in ("flash", "triton"):
         found: Tensor = torch.ops.aten._flash_attention_forward(
             *(query, key, value, queries.cu_seqlens, keys.cu_seqlens),
             *(queries.max_seqlen, keys.max_seqlen, dropout, False, False),
@@ -63,25 +63,6 @@ def cross_attention(
     output = scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
     rows = output.transpose(1, 2).flatten(0, 1)
     return rows if own is None else rows.index_select(0, own)
-
-
-def padding(packed: Packed) -> tuple[Tensor | None, Tensor | None]:
-    """Return where tokens lie in a padded batch, and which of its keys are real; cached.
-
-    Returns:
-        (tokens,) indices and a (sequences, 1, 1, length) mask; None for both without padding.
-    """
-    kept: dict[str, tuple[Tensor | None, Tensor | None]] = packed.kept
-    if "padding" in kept:
-        return kept["padding"]
-    count, longest, tokens = len(packed.cu_seqlens) - 1, packed.max_seqlen, len(packed.ids)
-    kept["padding"] = None, None
-    if count * longest > tokens:
-        device, lengths = packed.cu_seqlens.device, packed.cu_seqlens.diff()
-        rows = torch.arange(count, device=device).repeat_interleave(lengths, output_size=tokens)
-        real = torch.arange(longest, device=device) < lengths[:, None]
-        kept["padding"] = rows * longest + packed.position_ids, real[:, None, None, :]
-    return kept["padding"]
 
 
 class CrossLayer(nn.Module):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,7 +23,6 @@ from bertkit.shapes import Boundaries, TokenIndices
 class EqualLengths(NamedTuple):
     """Consecutive sequences of equal length, which one attention call can take without padding."""
 
-    first_token: int
     sequences: int
     length: int
 
@@ -106,15 +106,8 @@ class Packed(TensorFields):
 
         A batch sorted by length has one run for each distinct length.
         """
-        runs: list[EqualLengths] = []
-        start = 0
-        for length in self.lengths:
-            if runs and runs[-1].length == length:
-                runs[-1] = runs[-1]._replace(sequences=runs[-1].sequences + 1)
-            else:
-                runs.append(EqualLengths(start, 1, length))
-            start += length
-        return runs
+        runs = groupby(self.lengths)
+        return [EqualLengths(len(list(run)), length) for length, run in runs]
 
     @cached_property
     def kept(self) -> dict[Any, Any]:

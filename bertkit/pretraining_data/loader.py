@@ -208,7 +208,7 @@ def check_batch_sizes(sizes: Sequence[int], micro_batches: int, world: int) -> N
 
 
 def stream_steps(
-    table: ExampleSource,
+    examples: ExampleSource,
     builder: BatchBuilder,
     *,
     batch_size: int,
@@ -222,7 +222,7 @@ def stream_steps(
     """Yield `steps` global batches, starting from a position.
 
     Args:
-        table: the examples in their order of use.
+        examples: the examples in their order of use.
         builder: builds a batch from rows.
         batch_size: the number of sequences in a global batch, over all ranks and micro-batches.
         steps: the number of batches.
@@ -243,20 +243,20 @@ def stream_steps(
     assert micro_batches % world == 0, "every rank gets the same number of micro-batches"
 
     build = StepBuilder(builder, micro_batches, rank, world)
-    requests = take_rows(table, batch_size, steps, position)
+    requests = take_rows(examples, batch_size, steps, position)
     return build_steps(build, requests, workers)
 
 
 def take_rows(
-    table: ExampleSource, batch_size: int, steps: int, position: AnyPosition
+    examples: ExampleSource, batch_size: int, steps: int, position: AnyPosition
 ) -> Iterator[Request]:
     """Yield the rows of each global batch, starting from a position."""
     try:
         for _ in range(steps):
-            rows, position = table.take(position, batch_size)
+            rows, position = examples.take(position, batch_size)
             yield rows, position
     finally:
-        table.close()
+        examples.close()
 
 
 def build_steps(

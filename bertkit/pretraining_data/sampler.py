@@ -38,7 +38,7 @@ AnyPosition = tuple[Any, ...]
 """A `DataPosition`, or a `mixture.MixedPosition`; `START` is the first position of both."""
 
 
-@runtime_checkable
+@runtime_checkable  # for the checks of shapes in the tests
 class ExampleSource(Protocol):
     """Examples in their order of use: an `ExampleSampler` or a `mixture.MixtureSampler`."""
 
@@ -148,11 +148,11 @@ class ExampleSampler:
 class Prefetch:
     """A window that another thread is planning; one thread serves all samplers of the process."""
 
-    def __init__(self, table: ExampleSampler, name: tuple[int, int]) -> None:
+    def __init__(self, examples: ExampleSampler, name: tuple[int, int]) -> None:
         self.name = name
         self.stop = threading.Event()
         self.rows: Future[np.ndarray | None] = start_planner().submit(
-            table._plan_ahead, name, self.stop
+            examples._plan_ahead, name, self.stop
         )
 
     def result(self, name: tuple[int, int]) -> np.ndarray | None:

@@ -90,13 +90,14 @@ def learn_tokenizer(
         )
     with console_or_new(console) as shown:
         tokenizer, made = learn_from_files(paths, size, options, shown)
-        measured = documents(paths, options.format, options.column, TextCounts())
+        counts = TextCounts()
+        measured = documents(paths, options.format, options.column, counts)
         report = measure_vocabulary(tokenizer, islice(measured, MEASURED_DOCUMENTS)).as_dict()
         tokenizer.save(out)
         write_json(out / "vocabulary.json", report | made)
         shown.say(
             f"{out}: {tokenizer.size:,} tokens in the vocabulary; on the first "
-            f"{MEASURED_DOCUMENTS:,} documents {report['fertility']:.3f} tokens per word, "
+            f"{counts.documents:,} documents {report['fertility']:.3f} tokens per word, "
             f"{report['unknown_share']:.4%} of words are [UNK]"
         )
     return tokenizer
@@ -153,11 +154,10 @@ def count_sources(
     strip_accents: bool | None = None,
 ) -> tuple[Counter[str], list[dict[str, Any]]]:
     """Count the words of all paths together, weighted by path if smoothing is not 1."""
-    smoothing_weights([1, 1], options.smoothing)  # refuses an invalid exponent before any reading
+    smoothing_weights([1] * len(paths), options.smoothing)  # refuses settings before any reading
     if options.smoothing == 1:
         counts = count_paths(paths, console, options, skipped, strip_accents)
         return counts, [{"paths": list(paths), "words": counts.total(), "weight": 1.0}]
-    smoothing_weights([1] * len(paths), options.smoothing)
     tables = [count_paths([path], console, options, skipped, strip_accents) for path in paths]
     for path, table in zip(paths, tables, strict=True):
         if not table:

@@ -20,6 +20,7 @@ from bertkit.checkpoints.card import (
 )
 from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
+from bertkit.training.data import HeldOut
 from bertkit.training.journal import JOURNAL, read_journal
 from bertkit.training.recipe import mixed_stores
 from bertkit.training.state import TrainState
@@ -65,15 +66,15 @@ def card_of_run(run: Run, state: TrainState) -> Card:
         "fine-tuned for most uses, such as the classification of texts."
         f"{unfinished if steps < planned else ''} {network}"
     )
-    scores = held_out_scores(evaluation)
+    scores, held_out = held_out_scores(evaluation), HeldOut(recipe, store).store
     index = model_index(title, pipeline, [Scored("held-out documents", "held_out", scores)])
     settings = {k: v for k, v in as_json(recipe).items() if k != "logging"}
     settings["training"] = {**settings["training"], "precision": run.precision}
     members = mixed_stores(store)
     metadata = {**corpus_metadata([one for one, _ in members]), **run.inherited}
     sections = {
-        "Data": "\n\n".join(corpus_text(one, share) for one, share in members),
-        "Scores": held_out_text(scores, int(evaluation.get("step", 0))),
+        "Data": "\n\n".join(corpus_text(one, share, bool(scores)) for one, share in members),
+        "Scores": held_out_text(scores, int(evaluation.get("step", 0)), held_out is None),
         "Settings": settings_table(settings),
         "Initial weights": run.start or "The weights were initialised at random.",
     }
@@ -96,7 +97,7 @@ def corpus_metadata(stores: Sequence[TokenStore]) -> dict[str, Any]:
     return {name: values for name, values in found.items() if values}
 
 
-def corpus_text(store: TokenStore, share: float) -> str:
+def corpus_text(store: TokenStore, share: float, scored: bool) -> str:
     """Return Markdown about one token store: sources, sizes and what was skipped."""
     manifest = store.manifest
     sources = [source_name(str(one.get("path"))) for one in manifest.get("sources") or []]
@@ -110,7 +111,7 @@ def corpus_text(store: TokenStore, share: float) -> str:
     )
     held_out = TokenStore(store.folder, "held_out").documents
     if held_out:
-        said += f" {held_out:,} more documents were held out for the scores below."
+        said += f" {held_out:,} more documents were held out{' for the scores below' * scored}."
     skipped = (manifest.get("text") or {}).get("skipped") or {}
     return f"{said}\n\n{skipped_table(skipped)}"
 
@@ -125,10 +126,12 @@ def held_out_scores(evaluation: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def held_out_text(scores: Mapping[str, float], step: int) -> str:
+def held_out_text(scores: Mapping[str, float], step: int, too_few: bool) -> str:
     """Return Markdown about the scores on the held-out documents."""
+    if not scores and too_few:
+        return "The model was not evaluated: fewer than two documents were held out."
     if not scores:
-        return "The model was not evaluated: no documents were held out."
+        return "The model was saved before its first evaluation."
     rows = [
         (name.replace("_", " "), f"{value:,.4g}" if "perplexity" in name else f"{value:.1%}")
         for name, value in scores.items()

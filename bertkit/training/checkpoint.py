@@ -34,7 +34,14 @@ from torch import Tensor, nn
 
 from bertkit.checkpoints.weights import read_tensors, write_tensors
 from bertkit.errors import BertkitError
-from bertkit.files import disk_errors, new_folder, read_json, sha256_file, write_json
+from bertkit.files import (
+    disk_errors,
+    new_folder,
+    read_json,
+    sha256_file,
+    temporary_name,
+    write_json,
+)
 from bertkit.training.distributed import Ranks
 from bertkit.training.optimizer import AdamW
 from bertkit.training.state import (
@@ -158,7 +165,7 @@ def prune(folder: Path, step: int, keep: int) -> None:
     with disk_errors(folder):
         for _, path in known:
             if path not in kept:  # rename first, so that a kill leaves no incomplete checkpoint
-                path.rename(path.with_name(f".{path.name}.tmp-removed"))
+                path.rename(temporary_name(path))
     remove_unfinished(folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ Examples = tuple[ExampleSource, BatchBuilder]
 """The examples in their order of use, and the builder that makes batches of them."""
 
 HELD_OUT_BATCH = 64
-"""The number of sequences in an evaluation batch."""
+"""The number of sequences in an evaluation batch, if the device has enough memory for them."""
 
 
 def phase_seed(seed: int, phase: int) -> int:
@@ -34,14 +35,14 @@ def phase_examples(
     """Return the examples of a phase in order, and the builder that makes batches of them."""
     phases, seed, wanted = recipe.phases, phase_seed(seed, phase), recipe.objectives
     options = PairOptions(max_length=phases.lengths[phase], pair=wanted.pair)
-    table: ExampleSource
+    examples: ExampleSource
     if mixture := mixture_record(store):
         from bertkit.pretraining_data.mixture import MixtureSampler
 
-        table = MixtureSampler(mixture, options, seed)
+        examples = MixtureSampler(mixture, options, seed)
     else:
-        table = ExampleSampler(store, options, seed)
-    return table, BatchBuilder(store, masking, phases.max_predictions[phase], seed, wanted.token)
+        examples = ExampleSampler(store, options, seed)
+    return examples, BatchBuilder(store, masking, phases.max_predictions[phase], seed, wanted.token)
 
 
 def training_examples(recipe: PretrainRecipe, store: TokenStore, phase: int) -> Examples:
@@ -112,6 +113,8 @@ class HeldOut:
         else:
             held_out = TokenStore(store.folder, "held_out")
             self.store = held_out if held_out.documents > 1 else None
+        self.batch_size = HELD_OUT_BATCH
+        """The number of sequences in a batch; lower it if the device has too little memory."""
         self._rows: dict[int, np.ndarray] = {}
 
     def _examples(self, phase: int) -> Examples:
@@ -121,15 +124,16 @@ class HeldOut:
     def rows(self, phase: int) -> np.ndarray:
         """Return the examples that a phase is evaluated on."""
         if phase not in self._rows:
-            rows = self._examples(phase)[0].first(self.recipe.logging.held_out_sequences)
+            with closing(self._examples(phase)[0]) as examples:
+                rows = examples.first(self.recipe.logging.held_out_sequences)
             self._rows[phase] = rows.copy()  # a view would keep the whole window in memory
         return self._rows[phase]
 
     def batches(self, phase: int) -> Iterator[PretrainingBatch]:
         """Yield the batches of a phase, with the same masks at every evaluation."""
         rows, builder = self.rows(phase), self._examples(phase)[1]
-        for start in range(0, len(rows), HELD_OUT_BATCH):
-            yield builder[rows[start : start + HELD_OUT_BATCH]]
+        for start in range(0, len(rows), self.batch_size):
+            yield builder[rows[start : start + self.batch_size]]
 
     def majority(self, phase: int) -> float:
         """Return the share of the more frequent pair label: the accuracy of a constant answer."""
@@ -171,21 +175,23 @@ def special_shares(recipe: PretrainRecipe, pairs: PairStatistics) -> list[float]
 
 
 def start_record(
-    recipe: PretrainRecipe, store: TokenStore, table: ExampleSource | None = None
+    recipe: PretrainRecipe, store: TokenStore, examples: ExampleSource | None = None
 ) -> dict[str, Any]:
     """Return the journal's first record, from the data alone: baselines and the label balance.
 
     Args:
         recipe: the recipe of the run.
         store: the training split.
-        table: the examples of the first phase, if they are open already.
+        examples: those of the first phase, if they are open already.
 
     Returns:
         The record of kind "start", without the fields that only the run knows.
     """
+    if examples is None:
+        with closing(training_examples(recipe, store, 0)[0]) as opened:
+            return start_record(recipe, store, opened)
     phases = recipe.phases
-    table = table or training_examples(recipe, store, 0)[0]
-    pairs = measure_pairs(table.first(), phases.lengths[0])
+    pairs = measure_pairs(examples.first(), phases.lengths[0])
     mixture = mixture_record(store)
     return {
         "kind": "start",

@@ -180,7 +180,7 @@ def slow_attention(device: torch.device, precision: str, config: ModelConfig) ->
     width = config.hidden_size // config.num_attention_heads
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     query = torch.empty(0, config.num_attention_heads, width, dtype=dtype, device=device)
-    if choose_kernel(query, config.attention_probs_dropout_prob) != "padded":
+    if choose_kernel(query) != "padded":
         return ""
     slower = "attention pads its sequences, which is slower than flash attention"
     major, minor = torch.cuda.get_device_capability(device)

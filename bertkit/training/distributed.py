@@ -273,7 +273,10 @@ class GracefulStop:
 
     @contextmanager
     def install(self) -> Iterator[GracefulStop]:
-        """Catch SIGINT and SIGTERM inside the block; a second signal acts as usual."""
+        """Catch SIGINT and SIGTERM inside the block.
+
+        A second signal acts as usual, unless this is `patient`.
+        """
         before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
 
         def remember(number: int, frame: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -119,6 +120,11 @@ class Journal:
                 self.write({"kind": "note", "step": record.get("step", 0), "message": message})
         if self.on_record is not None:
             self.on_record(dict(stamped))
+
+    def sync(self) -> None:
+        """Flush the file to disk, so that a power cut leaves no checkpoint without its records."""
+        with disk_errors(self.path):
+            os.fsync(self.file.fileno())
 
     def close(self) -> None:
         """Close the files; calling this again does nothing."""

@@ -27,17 +27,17 @@ def lacks_memory(error: BaseException) -> bool:
     )
 
 
-def batch_too_large(packed: Packed, smaller: Callable[[Sequence[int]], str]) -> BertkitError:
+def batch_too_large(packed: Packed, advice: Callable[[Sequence[int]], str]) -> BertkitError:
     """Return the error that names a batch which does not fit.
 
     Args:
         packed: the batch on the host.
-        smaller: (lengths of the batch's sequences) → what to try instead.
+        advice: (lengths of the batch's sequences) → what to try instead.
     """
     sizes = packed.lengths
     return BertkitError(
         f"the device has too little free memory for a batch of {len(sizes):,} sequences with "
-        f"{sum(sizes):,} tokens, the longest of {max(sizes):,}; {smaller(sizes)}",
+        f"{sum(sizes):,} tokens, the longest of {max(sizes):,}; {advice(sizes)}",
         code=OUT_OF_MEMORY,
     )
 

@@ -27,7 +27,7 @@ from bertkit.config import as_json, read_recipe
 from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.files import exclusive_lock, read_json
+from bertkit.files import exclusive_lock, read_object
 from bertkit.pretraining_data.loader import check_batch_sizes
 from bertkit.pretraining_data.sampler import START
 from bertkit.processes import KeptHeap, busy_note, usable_cores
@@ -65,6 +65,7 @@ from bertkit.training.step import LoopSettings, PretrainMetrics, evaluate_batche
 
 GPU_WORKERS = 4
 """The default number of loader processes of a rank that trains on a GPU."""
+SMALLER_INPUT = "try shorter sequences, a smaller network, or more GPUs with --strategy fsdp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ class Run:
     def smaller_micro_batches(self, lengths: Sequence[int]) -> str:
         """Return advice for a micro-batch, of these lengths, that does not fit into memory."""
         if len(lengths) == 1:
-            return "try shorter sequences, a smaller network, or more GPUs with --strategy fsdp"
+            return SMALLER_INPUT
         return (
             f"try training.accumulate = {2 * self.micro_batches} in a new --out (micro-batches of "
             f"{-(-len(lengths) // 2)} sequences)"
@@ -163,7 +164,8 @@ def pretrain(
     Raises:
         BertkitError: the folder holds a run of another recipe or store, or something else; another
             process is using it; the ranks disagree; training diverged; a shard is damaged; a
-            tracker is not installed; or the disk is full.
+            tracker is not installed; `save_models_at` has an update that the recipe does not make;
+            or the disk is full.
     """
     if track:
         from bertkit.training.trackers import check_trackers
@@ -171,6 +173,12 @@ def pretrain(
         check_trackers(track)
     if not isinstance(recipe, PretrainRecipe):
         recipe_name, recipe = str(recipe), read_recipe(PretrainRecipe, str(recipe))
+    total = recipe.phases.total_steps
+    if never := [step for step in save_models_at if not 1 <= step <= total]:
+        raise BertkitError(
+            f"save_models_at has {never[0]:,}, and the recipe makes updates 1 to {total:,}; remove "
+            "it or train longer"
+        )
     on = choose_device(local_device(device))
     check_strategy(strategy)
     with init_distributed(on, timeout) as ranks, ExitStack() as stack:
@@ -296,7 +304,7 @@ def is_finished(run: Run, state: TrainState) -> bool:
     names = ("model.safetensors", "bertkit.json")
     if not all((model / name).is_file() for name in names):
         return False
-    made = read_json(model / "bertkit.json").get("steps")
+    made = read_object(model / "bertkit.json").get("steps")
     if isinstance(made, int) and made and not state.step:  # the checkpoints were removed
         if made == total:
             return True
@@ -400,7 +408,7 @@ def train_phases(
         learning_rate=run.recipe.learning_rate,
         ranks=ranks,
         asked_to_stop=lambda: stop.asked,
-        smaller=run.smaller_micro_batches,
+        advice_if_too_large=run.smaller_micro_batches,
     )
     heap = KeptHeap() if run.device.type == "cpu" else None
     model = state.model
@@ -471,13 +479,7 @@ def evaluate_held_out(
     """Measure the model on the held-out examples of a phase, if there are any."""
     if held_out.store is None:
         return
-    torch.manual_seed(0)  # so that ELECTRA's generator, too, samples the same every time
-    settings = replace(
-        settings, smaller=lambda sizes: f"try logging.held_out_sequences = {len(sizes) // 2}"
-    )
-    means, counts = evaluate_batches(
-        state.model, state.eval_loss_fn, held_out.batches(phase), settings
-    )
+    means, counts = held_out_means(run, state, held_out, phase, settings)
     token = "mlm" if "mlm_loss" in means else "lm"
     perplexity = math.exp(min(means[f"{token}_loss"], 700.0))
     record = {"kind": "evaluation", "step": state.step, "phase": phase, **means}
@@ -487,11 +489,30 @@ def evaluate_held_out(
     log.write(record, show=True)
 
 
+def held_out_means(
+    run: Run, state: TrainState, held_out: HeldOut, phase: int, settings: LoopSettings
+) -> tuple[dict[str, float], dict[str, int]]:
+    """Return `evaluate_batches` of the held-out examples, in smaller batches if memory is short."""
+    settings = replace(settings, advice_if_too_large=lambda lengths: SMALLER_INPUT)
+    while True:
+        torch.manual_seed(0)  # so that ELECTRA's generator, too, samples the same every time
+        try:
+            batches = held_out.batches(phase)
+            return evaluate_batches(state.model, state.eval_loss_fn, batches, settings)
+        except BertkitError as error:
+            # with FSDP2 the ranks compute together, and only some of them may lack memory
+            if error.code != "out-of-memory" or held_out.batch_size == 1 or run.sharded:
+                raise
+        held_out.batch_size //= 2
+
+
 def begin_checkpoint(
     run: Run, state: TrainState, checkpoints: CheckpointWriter, log: RunLog
 ) -> None:
     """Start to save the current state, after the previous save has finished."""
     log_checkpoint(checkpoints, log, wait=True)
+    if log.journal is not None:
+        log.journal.sync()
     checkpoints.save_async(state.step, {"position": list(state.position), **run.arithmetic})
     log_checkpoint(checkpoints, log, wait=False)
 

@@ -219,7 +219,10 @@ class Training:
         limits = {
             "optimizer": (self.optimizer in OPTIMIZERS, " or ".join(OPTIMIZERS)),
             "learning_rate": (0 < self.learning_rate < math.inf, "above 0"),
-            "max_gradient_norm": (self.max_gradient_norm > 0, "above 0"),
+            "max_gradient_norm": (
+                0 < self.max_gradient_norm < math.inf,
+                "above 0 and finite (1e9 clips nothing)",
+            ),
             "weight_decay": (0 <= self.weight_decay < 1, "from 0 to below 1"),
             "accumulate": (self.accumulate >= 1, "at least 1"),
             "seed": (0 <= self.seed < 1 << 31, "from 0 to below 2^31"),

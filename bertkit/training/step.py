@@ -82,7 +82,7 @@ class LoopSettings:
     """The processes that share each global batch."""
     asked_to_stop: Callable[[], bool] = lambda: False
     """Whether this rank was asked to stop; all ranks learn of it before the next update."""
-    smaller: Callable[[Sequence[int]], str] = lambda lengths: "try smaller batches"
+    advice_if_too_large: Callable[[Sequence[int]], str] = lambda lengths: "try smaller batches"
     """(lengths of a batch's sequences) → advice, for a batch that does not fit into memory."""
 
 
@@ -193,7 +193,7 @@ def named_if_too_large(packed: Packed, settings: LoopSettings) -> Iterator[None]
 
         if not lacks_memory(error):
             raise
-        raise batch_too_large(packed, settings.smaller) from error
+        raise batch_too_large(packed, settings.advice_if_too_large) from error
 
 
 def synchronized(
@@ -230,11 +230,13 @@ def evaluate_batches(
     model.eval()
     kept: Sums | None = None
     counts: Counter[str] = Counter()
-    for batch in batches:
-        with named_if_too_large(batch.packed, settings):
-            kept = merge_sums(kept, run_objective(objective, model, batch, settings))
-        counts.update(batch.counts)
-    model.train(was_training)
+    try:
+        for batch in batches:
+            with named_if_too_large(batch.packed, settings):
+                kept = merge_sums(kept, run_objective(objective, model, batch, settings))
+            counts.update(batch.counts)
+    finally:
+        model.train(was_training)
     if kept is None:
         raise BertkitError("there is nothing to evaluate on: no batch was given")
     return mean_losses(kept, counts), dict(counts)

@@ -203,6 +203,7 @@ def test_damage_at_the_address_is_named(served: Served, tmp_path: Path) -> None:
 
 
 def test_a_broken_connection_is_tried_again(served: Served, tmp_path: Path) -> None:
+    served.broken["manifest.json"] = served.broken["vocab.txt"] = 2
     store = TokenStore(served.url, cache=tmp_path / "cache")
     name = f"{store.shards[4].name}.tokens.npy"
     served.broken[name] = 2

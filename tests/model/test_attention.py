@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.errors import BertkitError
-from bertkit.model.attention import DIRECTIONS, attention, choose_kernel
+from bertkit.model.attention import DIRECTIONS, KERNELS, choose_kernel, self_attention
 from bertkit.model.cpu import Dropout, keep_mask, keep_scale, step_types
 from bertkit.pretraining_data.batch import Packed, pack
 from tests.conftest import python
@@ -27,11 +26,11 @@ def lengths_batch(lengths: list[int]) -> Packed:
     return pack([[0] * length for length in lengths])
 
 
-def projections(tokens: int, heads: int, width: int, **options: object) -> list[torch.Tensor]:
-    """Query, key, value as the encoder makes them: three strided views of one tensor."""
+def projections(tokens: int, heads: int, width: int, **options: object) -> torch.Tensor:
+    """Queries, keys and values as the encoder makes them: in one tensor."""
     generator = torch.Generator().manual_seed(tokens)
     together = torch.randn(tokens, 3, heads, width, generator=generator)
-    return list((2 * together.to(**options)).requires_grad_().unbind(1))  # type: ignore[call-overload]
+    return (2 * together.to(**options)).requires_grad_()  # type: ignore[call-overload]
 
 
 @given(
@@ -46,9 +45,9 @@ def test_kernels_agree_with_the_definition(
     kernel: str, lengths: list[int], heads: int, width: int, direction: str
 ) -> None:
     packed = lengths_batch(lengths)
-    qkv = projections(sum(lengths), heads, width)
-    wanted = attention(*qkv, packed, direction=direction, kernel="reference")
-    got = attention(*qkv, packed, direction=direction, kernel=kernel)
+    projected = projections(sum(lengths), heads, width)
+    wanted = KERNELS["reference"](projected, packed, direction, 0.0)
+    got = KERNELS[kernel](projected, packed, direction, 0.0)
     assert got.shape == wanted.shape
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
 
@@ -63,20 +62,18 @@ def test_gradients_agree_with_the_definition(
     weights = torch.randn(sum(lengths), 2, 4, generator=torch.Generator().manual_seed(3))
     gradients = []
     for name in (kernel, "reference"):
-        qkv = projections(sum(lengths), 2, 4)
-        loss = (attention(*qkv, packed, direction=direction, kernel=name) * weights).sum()
-        gradients.append(torch.autograd.grad(loss, qkv))
-    for got, wanted in zip(*gradients, strict=True):
-        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+        projected = projections(sum(lengths), 2, 4)
+        loss = (KERNELS[name](projected, packed, direction, 0.0) * weights).sum()
+        gradients += torch.autograd.grad(loss, projected)
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-5)
 
 
 def test_a_causal_token_does_not_see_later_ones() -> None:
     packed = lengths_batch([4, 6])
-    query, key, value = (part.detach().clone() for part in projections(10, 2, 4))
-    before = attention(query, key, value, packed, direction="left_to_right")
-    key[7:10] += 1
-    value[7:10] += 1
-    after = attention(query, key, value, packed, direction="left_to_right")
+    projected = projections(10, 2, 4).detach()
+    before = self_attention(projected, packed, direction="left_to_right")
+    projected[7:10, 1:] += 1  # keys and values
+    after = self_attention(projected, packed, direction="left_to_right")
     assert torch.equal(before[:7], after[:7])
     assert not torch.equal(before[7:], after[7:])
 
@@ -93,7 +90,8 @@ def test_dropout_removes_a_tenth_of_the_weights_and_keeps_the_mean(
     flat = torch.zeros(tokens, 64, 16)
     position = packed.position_ids[:, None].expand(-1, 64)
     value = torch.nn.functional.one_hot(position, 16).float()
-    weights = attention(flat, flat, value, packed, dropout=0.1, kernel=kernel)
+    projected = torch.stack([flat, flat, value], dim=1)
+    weights = KERNELS[kernel](projected, packed, "bidirectional", 0.1)
     length = torch.tensor(packed.lengths).repeat_interleave(torch.tensor(packed.lengths))
     scaled = weights * length[:, None, None]
     real = (torch.arange(16) < length[:, None])[:, None].expand_as(scaled)
@@ -109,23 +107,29 @@ def test_dropout_removes_a_tenth_of_the_weights_and_keeps_the_mean(
 def test_gradients_pass_through_the_weights_that_dropout_kept() -> None:
     packed = lengths_batch([3, 3])
     for kernel in ("grouped", "padded"):
-        qkv = projections(6, 2, 3, dtype=torch.float64)
+        projected = projections(6, 2, 3, dtype=torch.float64)
 
-        def attend(*parts: torch.Tensor, name: str = kernel) -> torch.Tensor:
+        def attend(projected: torch.Tensor, name: str = kernel) -> torch.Tensor:
             torch.manual_seed(4)  # the same mask every time
-            return attention(*parts, packed, dropout=0.3, kernel=name)
+            return KERNELS[name](projected, packed, "bidirectional", 0.3)
 
-        assert torch.autograd.gradcheck(attend, [part.detach().requires_grad_() for part in qkv])
+        assert torch.autograd.gradcheck(attend, projected)
 
 
-def test_unknown_kernels_are_refused() -> None:
-    packed = lengths_batch([3])
-    qkv = projections(3, 1, 8)
-    with pytest.raises(BertkitError, match="attention kernel 'paded'; did you mean 'padded'"):
-        attention(*qkv, packed, kernel="paded")
-    assert choose_kernel(qkv[0], 0.1) == ("compiled" if step_types() else "grouped")
-    assert choose_kernel(qkv[0].double(), 0.1) == "grouped"
-    assert choose_kernel(torch.empty(3, 1, 8, device="meta"), 0.0) == "padded"
+def test_the_kernel_fits_the_device_and_the_dtype() -> None:
+    projected = projections(3, 1, 8)
+    assert choose_kernel(projected) == ("compiled" if step_types() else "grouped")
+    assert choose_kernel(projected.double()) == "grouped"
+    assert choose_kernel(torch.empty(3, 1, 8, device="meta")) == "padded"
+
+
+def test_padding_is_computed_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, arange = lengths_batch([2, 5, 1]), torch.arange
+    first = KERNELS["padded"](projections(8, 2, 4), packed, "bidirectional", 0.0)
+    monkeypatch.setattr(torch, "arange", None)
+    again = KERNELS["padded"](projections(8, 2, 4), packed, "bidirectional", 0.0)
+    monkeypatch.setattr(torch, "arange", arange)
+    assert torch.equal(first, again)
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5])
@@ -157,6 +161,9 @@ def test_mask_probability_is_exact_to_sixteen_bits() -> None:
     assert keep_mask(torch.Size([3, 0]), 0.1, torch.float32).shape == (3, 0)
     assert keep_scale(0.5) == 2.0
     assert abs(keep_scale(0.1) - 1 / 0.9) < 1e-5
+    assert keep_scale(0.999999) == 1 << 16, "one element of 65,536 is kept"
+    kept = keep_mask(torch.Size([1 << 20]), 0.999999, torch.float32).sum()
+    assert 1 <= float(kept) <= 64
     for probability in (0.01, 0.9):
         masks = []
         for dtype in (torch.float32, torch.bfloat16):
@@ -174,12 +181,10 @@ def test_mask_probability_is_exact_to_sixteen_bits() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_flash_agrees_with_the_definition_on_a_gpu(dtype: torch.dtype, direction: str) -> None:
     packed = lengths_batch([3, 64, 17, 64]).to("cuda")
-    qkv = projections(148, 4, 32, device="cuda", dtype=dtype)
-    assert choose_kernel(qkv[0], 0.1) in ("triton", "flash")
-    got = attention(*qkv, packed, direction=direction)
-    wanted = attention(
-        *(part.float() for part in qkv), packed, direction=direction, kernel="reference"
-    )
+    projected = projections(148, 4, 32, device="cuda", dtype=dtype)
+    assert choose_kernel(projected) in ("triton", "flash")
+    got = self_attention(projected, packed, direction=direction)
+    wanted = KERNELS["reference"](projected.float(), packed, direction, 0.0)
     torch.testing.assert_close(got.float(), wanted, atol=3e-2, rtol=3e-2)
 
 
@@ -188,11 +193,12 @@ def test_flash_agrees_with_the_definition_on_a_gpu(dtype: torch.dtype, direction
 @pytest.mark.parametrize("lengths", [[16, 16], [5, 16, 11]])
 def test_padded_agrees_with_the_definition_on_a_gpu(lengths: list[int]) -> None:
     packed = lengths_batch(lengths).to("cuda")
-    qkv = projections(sum(lengths), 4, 32, device="cuda")
-    wanted = attention(*qkv, packed, kernel="reference")
-    torch.testing.assert_close(attention(*qkv, packed), wanted, atol=1e-4, rtol=1e-4)
-    half = [part.bfloat16() for part in qkv]
-    assert attention(*half, packed, dropout=0.1).isfinite().all()
+    projected = projections(sum(lengths), 4, 32, device="cuda")
+    wanted = KERNELS["reference"](projected, packed, "bidirectional", 0.0)
+    got = self_attention(projected, packed, direction="bidirectional")
+    torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+    half = self_attention(projected.bfloat16(), packed, direction="bidirectional", dropout=0.1)
+    assert half.isfinite().all()
 
 
 INTERPRETED = """
@@ -214,10 +220,7 @@ projected, upward = torch.randn(sum(lengths), 3, 2, 32), torch.randn(sum(lengths
 for direction in DIRECTIONS:
     place = packed.cu_seqlens, packed.max_seqlen, direction, 0.0
     got = learn(lambda own: packed_attention(own, *place)[0], projected, upward)
-    wanted = learn(
-        lambda own: reference(*own.unbind(1), packed, direction=direction, dropout=0.0),
-        projected, upward,
-    )
+    wanted = learn(lambda own: reference(own, packed, direction, 0.0), projected, upward)
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
 
 packed = pack([[0] * 100])  # one-hot values show the weights

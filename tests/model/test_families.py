@@ -351,7 +351,9 @@ def test_both_parts_of_electra_are_directories(
 ) -> None:
     model = with_large_weights(ReplacedTokenModel(make("factorised", "encoder").config, 2 / 3))
     model.eval()
+    before = torch.get_rng_state()
     save_generator(tmp_path / "generator", model, tokenizer, {})
+    assert torch.equal(torch.get_rng_state(), before)
     other, report = transformers.AutoModelForMaskedLM.from_pretrained(
         tmp_path / "generator", output_loading_info=True, attn_implementation="eager"
     )

@@ -102,6 +102,13 @@ def test_without_onednn_products_are_plain_ones(
         prepare_encoder(encoder, "int8")
 
 
+def test_an_encoder_is_not_prepared_twice(config: ModelConfig) -> None:
+    encoder = prepared(Encoder(config), "fp32")
+    with pytest.raises(AssertionError, match="prepared already"):
+        prepare_encoder(encoder, "fp32")
+    assert len(encoder.layers) == config.num_hidden_layers, "it can still be used"
+
+
 def test_an_unknown_mode_is_named(config: ModelConfig) -> None:
     with pytest.raises(BertkitError, match=r"no precision is called 'int4'.*int8"):
         prepare_encoder(Encoder(config), "int4")

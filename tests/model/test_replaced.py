@@ -87,9 +87,11 @@ def test_sizes_of_the_generator(sizes: ModelConfig) -> None:
 def test_the_embeddings_are_shared(model: ReplacedTokenModel, example: PretrainingBatch) -> None:
     words = [n for n, p in model.named_parameters() if p.shape == (50, 12)]
     assert words == ["encoder.word_embeddings.weight"]
+    before = torch.get_rng_state()
     whole, head = model.whole_generator()
     assert whole.word_embeddings is model.encoder.word_embeddings
     assert head is model.generator.mlm
+    assert torch.equal(torch.get_rng_state(), before), "no weight is drawn and then replaced"
     # each loss alone has gradients in them
     for name in ("mlm_loss", "rtd_loss"):
         model.zero_grad()

@@ -23,6 +23,7 @@ from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
+from bertkit.pretraining_data import sampler
 from bertkit.pretraining_data.loader import BatchBuilder
 from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.mixture import (
@@ -39,7 +40,7 @@ from bertkit.pretraining_data.sampler import START, ExampleSampler
 from bertkit.tokenizer.learn import LearnOptions, learn_from_files
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training import pretrain as module
-from bertkit.training.data import HeldOut, training_examples
+from bertkit.training.data import HeldOut, start_record, training_examples
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
@@ -422,6 +423,28 @@ def test_held_out_examples_have_the_shares(
     assert isinstance(table, MixtureSampler)
     assert len(table.first()) == sum(len(member.window_rows(0, 0)) for member in table.tables)
     assert np.array_equal(table.first(9), table.first()[:9])
+
+
+def test_statistics_leave_no_window_to_be_planned(
+    mixture: MixedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[sampler.Prefetch] = []
+
+    class Noted(sampler.Prefetch):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            begun.append(self)
+
+    monkeypatch.setattr(sampler, "Prefetch", Noted)
+    start_record(TOY, mixture)
+    HeldOut(TOY, mixture).rows(0)
+    assert begun
+    assert all(one.stop.is_set() for one in begun)
+    begun.clear()
+    examples, _ = training_examples(TOY, mixture, 0)
+    start_record(TOY, mixture, examples)
+    assert not all(one.stop.is_set() for one in begun), "the caller goes on with them"
+    examples.close()
 
 
 @pytest.mark.slow

@@ -182,7 +182,7 @@ def test_pack_refuses_empty_sequences() -> None:
 
 def test_equal_lengths_are_runs() -> None:
     packed = pack([[1, 2], [3, 4], [5], [6, 7]])
-    assert [tuple(run) for run in packed.equal_lengths] == [(0, 2, 2), (4, 1, 1), (5, 1, 2)]
+    assert [tuple(run) for run in packed.equal_lengths] == [(2, 2), (1, 1), (1, 2)]
     assert packed.lengths == [2, 2, 1, 2]
     assert packed.max_seqlen == 2
     assert isinstance(packed.to("cpu"), Packed)

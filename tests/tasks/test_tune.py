@@ -119,3 +119,5 @@ def test_settings_that_are_no_numbers_are_refused(field: str) -> None:
     """They would turn every weight to NaN, and the learning rate would be blamed."""
     with pytest.raises(BertkitError, match=field):
         TrainingSettings(**{field: math.nan})  # type: ignore[arg-type]
+    with pytest.raises(BertkitError, match=field):  # JSON has no infinity
+        TrainingSettings(**{field: math.inf})  # type: ignore[arg-type]

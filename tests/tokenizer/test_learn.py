@@ -389,6 +389,7 @@ def test_the_record_of_learning(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert record["unknown_share"] == 0
     shown = capsys.readouterr().err
     assert "small.txt: 18 words, 9.09% of all words, weighted by" in shown
+    assert "; on the first 2 documents " in shown
     again = tmp_path / "again"
     learn_command(*paths, out=again, size=80, options=options)
     assert (again / "vocab.txt").read_text() == (tmp_path / "out" / "vocab.txt").read_text()

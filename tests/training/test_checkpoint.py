@@ -315,6 +315,15 @@ def test_leftovers_of_a_killed_save_are_ignored_and_then_removed(tmp_path: Path)
     assert names == ["notes.txt", "step-00000001", "step-00000002"]
 
 
+def test_what_an_earlier_removal_left_stops_no_other(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    left = tmp_path / ".step-00000001.tmp-removed"
+    left.mkdir()
+    (left / "model.safetensors").touch()
+    save(tmp_path, 2, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
 def test_going_back_behind_a_damaged_checkpoint_removes_it_and_keeps_the_new(
     tmp_path: Path,
 ) -> None:

@@ -24,7 +24,7 @@ from bertkit import objectives
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.model import attention as attention_module
-from bertkit.model.attention import HAS_FLASH, WINDOWS, attention
+from bertkit.model.attention import HAS_FLASH, WINDOWS, flash
 from bertkit.model.electra import ReplacedTokenModel, sample_rows
 from bertkit.model.encoder import Encoder, Layer, ModelConfig, select_row
 from bertkit.model.heads import LanguageHead, PretrainingModel, aligned_linear
@@ -90,7 +90,7 @@ def count_graphs(kernel: str, electra: bool) -> dict[str, Any]:
     from torch._dynamo.utils import counters
 
     counters.clear()
-    attention_module.choose_kernel = lambda query, dropout: kernel
+    attention_module.choose_kernel = lambda query: kernel
     counter, rng = CompileCounter(), np.random.default_rng(0)
     with torch.device("meta"):
         model: Any = ReplacedTokenModel(CONFIG, 0.5) if electra else PretrainingModel(CONFIG)
@@ -113,7 +113,7 @@ def count_graphs(kernel: str, electra: bool) -> dict[str, Any]:
 
 def compare_compiled() -> dict[str, float]:
     """Return how far losses and gradients of compiled code are from those of uncompiled code."""
-    attention_module.choose_kernel = lambda query, dropout: "padded"
+    attention_module.choose_kernel = lambda query: "padded"
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
     model = PretrainingModel(NO_DROPOUT).train()
@@ -183,9 +183,8 @@ def test_flash_attention_is_callable_and_differentiable(direction: str) -> None:
     assert torch.Tag.nondeterministic_seeded in torch.ops.aten._flash_attention_forward.default.tags
     packed = pack([[1] * 5, [1] * 3]).to("meta")
     together = torch.randn(8, 3, 2, 64, device="meta", dtype=torch.bfloat16, requires_grad=True)
-    query, key, value = together.unbind(1)
-    output = attention(query, key, value, packed, direction=direction, dropout=0.1, kernel="flash")
-    assert (output.shape, output.dtype) == (query.shape, torch.bfloat16)
+    output = flash(together, packed, direction, 0.1)
+    assert (output.shape, output.dtype) == ((8, 2, 64), torch.bfloat16)
     output.float().sum().backward()
     assert together.grad is not None
     assert together.grad.shape == together.shape

@@ -38,6 +38,7 @@ from bertkit.pretraining_data import sampler as table_module
 from bertkit.report.pretraining import write_report
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training import pretrain as module
+from bertkit.training.checkpoint import CheckpointWriter
 from bertkit.training.distributed import Ranks
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
@@ -374,6 +375,9 @@ def test_a_model_without_its_checkpoints_is_never_overwritten(
         pretrain(TOY, store, run)
     assert weights(run) == weights(finished)
     assert (run / "journal.jsonl").read_bytes() == journal
+    (run / "model" / "bertkit.json").write_text("[]")
+    with pytest.raises(BertkitError, match=r"bertkit\.json does not hold a JSON object"):
+        pretrain(TOY, store, run)
 
 
 def test_a_batch_of_a_later_phase_that_is_too_small_is_refused_at_once(
@@ -655,6 +659,44 @@ def test_mistake_does_not_claim_the_folder(store: TokenStore, tmp_path: Path) ->
     assert not (tmp_path / "recipe.json").exists()
 
 
+@pytest.mark.parametrize("step", [0, 41])
+def test_a_model_of_an_update_that_is_never_made_is_refused(
+    store: TokenStore, tmp_path: Path, step: int
+) -> None:
+    with pytest.raises(BertkitError, match=f"save_models_at has {step}, .* updates 1 to 40"):
+        pretrain(TOY, store, tmp_path / "run", save_models_at=[20, step])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_before_the_first_evaluation_says_so_and_checkpoints_follow_the_journal(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[object] = []
+    fsync, save = os.fsync, CheckpointWriter.save_async
+
+    def noted_fsync(descriptor: int) -> None:
+        events.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def noted_save(*arguments: Any) -> None:
+        events.append("save")
+        save(*arguments)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(CheckpointWriter, "save_async", noted_save)
+    recipe = replace(TOY, training=replace(TOY.training, warmup_steps=1))
+    recipe = replace(recipe, phases=replace(TOY.phases, steps=(2, 1)))
+    assert pretrain(recipe, store, tmp_path, save_models_at=[1]) is None
+    journal = (tmp_path / "journal.jsonl").stat().st_ino
+    assert events[events.index("save") - 1] == journal, "on the disk before the checkpoint"
+    early, late = (
+        (tmp_path / name / CARD).read_text() for name in ("models/step-00000001", "model")
+    )
+    assert "saved before its first evaluation" in early
+    assert "documents were held out.\n" in early
+    assert "held out for the scores below" in late
+
+
 @pytest.mark.parametrize("workers", [-1])
 def test_negative_workers_are_refused(store: TokenStore, tmp_path: Path, workers: int) -> None:
     with pytest.raises(BertkitError, match="workers must be 0 or more"):
@@ -667,6 +709,7 @@ def test_negative_workers_are_refused(store: TokenStore, tmp_path: Path, workers
         ("learning_rate", -1.0),
         ("learning_rate", float("nan")),
         ("max_gradient_norm", -1.0),
+        ("max_gradient_norm", float("inf")),
         ("weight_decay", -0.1),
         ("accumulate", 0),
         ("seed", -1),
