@@ -90,16 +90,15 @@ def spelt(task: GlueTask, prediction: str | float) -> str:
     return f"{min(max(float(prediction), 0.0), 5.0):.3f}"
 
 
-def write_glue_zip(files: Mapping[str, Path], out: Path, *, fill_wnli: bool = True) -> list[str]:
+def write_glue_zip(files: Mapping[str, Path], out: Path) -> list[str]:
     """Check the eleven files of a submission and pack them into one archive.
 
-    The same files give the same bytes.
+    The same files give the same bytes. A missing WNLI.tsv is filled with 0 (no entailment), the
+    majority class: the paper leaves WNLI out, since its dev labels contradict the training set's.
 
     Args:
         files: official name ("CoLA.tsv") -> file, as `write_submission` wrote it.
         out: the archive to write, `glue.zip`.
-        fill_wnli: whether to fill a missing WNLI.tsv with 0 (no entailment), the majority class.
-            The paper leaves WNLI out, since its dev set's labels contradict the training set's.
 
     Returns:
         Notes for the user on what was filled in.
@@ -112,7 +111,7 @@ def write_glue_zip(files: Mapping[str, Path], out: Path, *, fill_wnli: bool = Tr
             raise BertkitError(f"glue.zip has no file '{name}'{nearest(name, ZIPPED)}")
     texts = {name: submission_text(path) for name, path in files.items()}
     remarks = []
-    if fill_wnli and "WNLI.tsv" not in texts:
+    if "WNLI.tsv" not in texts:
         rows = ZIPPED["WNLI.tsv"][1]
         texts["WNLI.tsv"] = HEADER + "\n" + "".join(f"{number}\t0\n" for number in range(rows))
         remarks.append("WNLI.tsv was filled with 0, the majority class, as no file was given")

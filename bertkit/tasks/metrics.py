@@ -136,7 +136,7 @@ def is_version2(inputs: Sequence[QuestionExample]) -> bool:
 def raw_scores(
     inputs: Sequence[QuestionExample], predictions: Mapping[str, str]
 ) -> dict[str, tuple[float, float]]:
-    """Return id -> (exact, F1), each the best over the gold answers, for predicted questions.
+    """Return id -> (exact, F1), each the best over the gold answers.
 
     Raises:
         BertkitError: there is no question, or one has no gold answers.
@@ -150,8 +150,6 @@ def raw_scores(
             raise BertkitError(
                 f"{question.place}: no gold answers to score against; use a dev file"
             )
-        if question.id not in predictions:
-            continue
         golds = [answer.text for answer in question.answers]
         if version2:
             golds = [gold for gold in golds if normalize_answer(gold)] or [""]
@@ -164,37 +162,23 @@ def raw_scores(
 
 
 def squad_scores(
-    inputs: Sequence[QuestionExample],
-    predictions: Mapping[str, str],
-    null_odds: Mapping[str, float] | None = None,
-    threshold: float = 0.0,
+    inputs: Sequence[QuestionExample], predictions: Mapping[str, str]
 ) -> dict[str, float]:
     """Compute exact match and F1 in percent, as the official programs do.
 
     Args:
         inputs: questions with gold answers, read with `scoring=True`.
-        predictions: id -> text; "" means that there is no answer.
-        null_odds: id -> score of no answer relative to the answer (2.0); a question with odds above
-            `threshold` counts as answered with "".
-        threshold: the threshold for `null_odds`.
+        predictions: the text for the id of each question; "" means that there is no answer.
 
     Returns:
-        `exact`, `f1`, `total`, `missing` (questions without a prediction, which score 0) and
-        `unknown` (predictions without a question); for 2.0 also `HasAns_exact`, `HasAns_f1`,
-        `HasAns_total`, and the same with `NoAns_` for the unanswerable questions.
+        `exact`, `f1` and `total`; for 2.0 also `HasAns_exact`, `HasAns_f1`, `HasAns_total`, and the
+        same with `NoAns_` for the unanswerable questions.
 
     Raises:
-        BertkitError: gold answers are missing, or a prediction has no odds.
+        BertkitError: see `raw_scores`.
     """
     scores = raw_scores(inputs, predictions)
-    missing = len(inputs) - len(scores)
-    if null_odds is not None:
-        check_odds(scores, null_odds)
-        for question in inputs:
-            if question.id in scores and null_odds[question.id] > threshold:
-                scores[question.id] = (float(not question.answers),) * 2
     result = squad_averages(scores, inputs)
-    result |= {"missing": missing, "unknown": len(predictions) - len(scores)}
     if is_version2(inputs):
         for name, wanted in (("HasAns", True), ("NoAns", False)):
             part = [question for question in inputs if bool(question.answers) == wanted]
@@ -206,17 +190,10 @@ def squad_scores(
 def squad_averages(
     scores: Mapping[str, tuple[float, float]], inputs: Sequence[QuestionExample]
 ) -> dict[str, float]:
-    """Return mean scores in percent; a missing score counts as 0."""
-    pairs = [scores.get(question.id, (0.0, 0.0)) for question in inputs]
+    """Return mean scores in percent."""
+    pairs = [scores[question.id] for question in inputs]
     exact, overlap = (100.0 * sum(values) / len(pairs) for values in zip(*pairs, strict=True))
     return {"exact": exact, "f1": overlap, "total": len(pairs)}
-
-
-def check_odds(ids: Mapping[str, object], null_odds: Mapping[str, float]) -> None:
-    """Check that every prediction has finite odds."""
-    for question_id in ids:
-        if not math.isfinite(null_odds.get(question_id, math.nan)):
-            raise BertkitError(f"question {question_id} has a prediction but no finite null odds")
 
 
 def best_threshold(
@@ -224,7 +201,9 @@ def best_threshold(
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float],
 ) -> dict[str, float]:
-    """Find the thresholds for `squad_scores` with the highest exact match and F1 (2.0).
+    """Find the thresholds for the null odds with the highest exact match and F1 (2.0).
+
+    A question whose odds are above the threshold counts as answered with "".
 
     This differs from evaluate-v2.0.py in two cases where its threshold does not give the score that
     it reports: questions with equal odds are decided together, and if never answering is best and
@@ -233,22 +212,21 @@ def best_threshold(
     Args:
         inputs: see `squad_scores`.
         predictions: id -> the best text that is not empty, whatever its odds.
-        null_odds: see `squad_scores`.
+        null_odds: id -> the finite score of no answer relative to the answer.
 
     Returns:
         `best_exact`, `best_exact_threshold`, `best_f1`, `best_f1_threshold`; scores in percent.
 
     Raises:
-        BertkitError: see `squad_scores`.
+        BertkitError: see `raw_scores`.
     """
     scores = raw_scores(inputs, predictions)
-    check_odds(scores, null_odds)
     answerable = {question.id for question in inputs if question.answers}
     ordered = sorted(scores, key=lambda question_id: null_odds[question_id])
     result: dict[str, float] = {}
     for column, name in enumerate(("exact", "f1")):
         best = current = float(sum(question_id not in answerable for question_id in scores))
-        threshold = min(0.0, math.nextafter(null_odds[ordered[0]], -math.inf)) if ordered else 0.0
+        threshold = min(0.0, math.nextafter(null_odds[ordered[0]], -math.inf))
         for odds, group in groupby(ordered, key=lambda question_id: null_odds[question_id]):
             for question_id in group:
                 if question_id in answerable:

@@ -31,7 +31,7 @@ from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import Task
 from bertkit.tokenizer.wordpiece import Tokenizer
 
-MAX_LABELS = 1 << 20
+MAX_UNNAMED = 1 << 20
 """The largest number of labels of a model that does not name them."""
 MAX_SETTING = 1 << 30
 """The largest value of an integer in a task's settings."""
@@ -177,9 +177,9 @@ def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
     if not labels:
         count = config.get("num_labels", 2)
         count = count if isinstance(count, int) else 2
-        if count > MAX_LABELS:
+        if count > MAX_UNNAMED:
             raise BertkitError(
-                f"{folder / 'config.json'}: num_labels is {count}; at most {MAX_LABELS:,} labels "
+                f"{folder / 'config.json'}: num_labels is {count}; at most {MAX_UNNAMED:,} labels "
                 "can have no names"
             )
         labels = {str(one): f"LABEL_{one}" for one in range(count)}

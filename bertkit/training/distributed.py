@@ -273,11 +273,14 @@ class GracefulStop:
 
     @contextmanager
     def install(self) -> Iterator[GracefulStop]:
-        """Catch SIGINT and SIGTERM inside the block.
+        """Catch SIGINT, SIGTERM and, unless it is ignored, SIGHUP inside the block.
 
         A second signal acts as usual, unless this is `patient`.
         """
-        before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
+        names = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            names.append(signal.SIGHUP)  # a closed terminal sends it; nohup ignores it
+        before = {name: signal.getsignal(name) for name in names}
 
         def remember(number: int, frame: Any) -> None:
             self.received = number

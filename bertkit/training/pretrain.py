@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from bertkit.config import as_json, read_recipe
-from bertkit.console import Console
+from bertkit.console import Console, console_or_new
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import exclusive_lock, read_object
@@ -193,7 +193,7 @@ def pretrain(
             strategy=strategy,
             workers=default_workers(on) if workers is None else workers,
             save_models_at=frozenset(save_models_at),
-            console=console or Console(),
+            console=stack.enter_context(console_or_new(console)),
         )
         torch.manual_seed(recipe.training.seed)
         network = build_network(run, init_from)
@@ -313,7 +313,18 @@ def is_finished(run: Run, state: TrainState) -> bool:
             "from; restore checkpoints/, choose another --out, or remove the model"
         )
     has_card = (model / "README.md").is_file()  # it is deleted to get a new one
-    return bool(made == state.step == total) and has_card
+    return bool(made == state.step == total) and has_card and is_readable(model)
+
+
+def is_readable(model: Path) -> bool:
+    """Whether no file of a model directory is missing or damaged."""
+    from bertkit.checkpoints.pretrained import read_pretrained
+
+    try:
+        read_pretrained(model)
+    except BertkitError:
+        return False
+    return True
 
 
 def train(

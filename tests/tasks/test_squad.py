@@ -222,7 +222,7 @@ def test_empty_texts_count_in_the_score(
     ]
     [found] = task.decode([kept], items, outputs)
     scores = squad_scores([kept], {"q": task.text_of(found)})
-    assert (scores["total"], scores["missing"], scores["exact"]) == (1, 0, 0.0)
+    assert (scores["total"], scores["exact"]) == (1, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -317,13 +317,11 @@ def test_f1_by_hand() -> None:
 
 def test_scores_of_version_1_by_hand() -> None:
     inputs = [question("a", "black cat", "dog"), question("b", "cat"), question("c", "the")]
-    scores = squad_scores(inputs, {"a": "a black dog", "c": "an", "z": "x"})
+    scores = squad_scores(inputs, {"a": "a black dog", "b": "dog", "c": "an"})
     assert scores == {
         "exact": pytest.approx(100 / 3),  # c: both are empty, which 1.1 gives no F1
         "f1": pytest.approx(100 * (2 / 3) / 3),
         "total": 3,
-        "missing": 1,
-        "unknown": 1,
     }
 
 
@@ -337,20 +335,12 @@ def test_scores_of_version_2_by_hand() -> None:
     assert (scores["HasAns_exact"], scores["NoAns_exact"]) == (50.0, 50.0)
     assert scores["HasAns_f1"] == pytest.approx(100 * (2 / 3 + 1) / 2)
 
-    odds = {"a": 3.0, "b": -2.0, "c": -3.0, "d": 2.5}
-    assert squad_scores(inputs, predictions, odds, 2.5)["f1"] == 50.0  # a is now answered with ""
-    assert squad_scores(inputs, predictions, odds, 2.0)["NoAns_f1"] == 100.0
-    assert squad_scores(inputs, {"a": "cat"}, {"a": 0.0})["missing"] == 3
 
-
-def test_scoring_needs_questions_gold_answers_and_odds() -> None:
+def test_scoring_needs_questions_and_gold_answers() -> None:
     with pytest.raises(BertkitError, match="no question to score"):
         squad_scores([], {})
     with pytest.raises(BertkitError, match="place, question a: no gold answers"):
         squad_scores([QuestionExample("a", "?", "x", None, "place, question a")], {})
-    for odds in ({}, {"a": float("nan")}):
-        with pytest.raises(BertkitError, match="question a has a prediction but no finite"):
-            squad_scores([question("a")], {"a": "x"}, odds)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +360,7 @@ def test_published_predictions_get_their_published_scores(
     predictions = json.loads((data / "squad" / "published-predictions" / file).read_text())
     scores = squad_scores(inputs, predictions)
     assert (round(scores["exact"], 3), round(scores["f1"], 3)) == (exact, overlap)
-    assert (scores["missing"], scores["unknown"]) == (0, 0)
+    assert {given.id for given in inputs} == set(predictions)
     assert not counts.skipped
 
 
@@ -426,6 +416,13 @@ ROWS = st.lists(
 )
 
 
+def answered(
+    predictions: dict[str, str], odds: dict[str, float], threshold: float
+) -> dict[str, str]:
+    """The predictions by a threshold for the odds of no answer."""
+    return {name: "" if odds[name] > threshold else text for name, text in predictions.items()}
+
+
 @settings(max_examples=200, deadline=None)
 @given(rows=ROWS)
 def test_best_threshold_is_the_best_of_all_thresholds(rows: list[tuple[bool, str, int]]) -> None:
@@ -437,11 +434,12 @@ def test_best_threshold_is_the_best_of_all_thresholds(rows: list[tuple[bool, str
     best = best_threshold(inputs, predictions, odds)
     for name in ("exact", "f1"):
         scores = [
-            squad_scores(inputs, predictions, odds, threshold)[name]
+            squad_scores(inputs, answered(predictions, odds, threshold))[name]
             for threshold in [-9.0, *sorted(odds.values())]
         ]
         assert best[f"best_{name}"] == pytest.approx(max(scores))
-        reached = squad_scores(inputs, predictions, odds, best[f"best_{name}_threshold"])
+        texts = answered(predictions, odds, best[f"best_{name}_threshold"])
+        reached = squad_scores(inputs, texts)
         assert reached[name] == pytest.approx(best[f"best_{name}"])
 
 
@@ -453,8 +451,6 @@ def test_best_threshold_by_hand() -> None:
     assert (best["best_exact"], best["best_exact_threshold"]) == (50.0, -5.0)
     assert best["best_f1"] == pytest.approx(100 * (1 + 2 / 3 + 1) / 4)
     assert best["best_f1_threshold"] == -1.0
-    missing = best_threshold([*inputs, question("e", "y")], predictions, odds)
-    assert missing["best_exact"] == 40.0
     nothing = best_threshold([question("a"), question("b")], {"a": "x", "b": "y"}, {"a": 1, "b": 2})
     assert nothing["best_exact"] == 100.0
     assert nothing["best_exact_threshold"] == 0.0

@@ -170,7 +170,7 @@ def test_finished_run_is_left_alone(finished: Path, store: TokenStore) -> None:
     assert (finished / "journal.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_signal_saves_and_the_run_resumes_exactly(
     finished: Path, store: TokenStore, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -614,6 +614,18 @@ def test_death_between_checkpoint_and_model_is_mended(
         (tmp_path / "model" / "model.safetensors").write_bytes(b"stale")
     assert pretrain(TOY, store, tmp_path) is None
     assert weights(tmp_path) == weights(finished)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_damaged_model_of_a_finished_run_is_written_again(
+    finished: Path, store: TokenStore, tmp_path: Path, name: str
+) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model" / name
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100])
+    assert pretrain(TOY, store, tmp_path) is None
+    assert file.read_bytes() == whole
 
 
 def test_signal_during_evaluation_still_saves(
