@@ -97,9 +97,8 @@ class KeptHeap:
     def after_update(self) -> None:
         """Return the free memory to the system if there is too much of it."""
         resident = resident_bytes() or 0.0
-        if not self.needed:
-            self.needed = resident
-        elif resident > MAX_GROWTH * self.needed and hasattr(self.library, "malloc_trim"):
+        self.needed = self.needed or resident
+        if resident > MAX_GROWTH * self.needed and hasattr(self.library, "malloc_trim"):
             self.library.malloc_trim(0)
             self.needed = 0.0
 

@@ -187,6 +187,25 @@ class TokenStore:
         return self.remote.url if self.remote else str(self.folder)
 
     @property
+    def members(self) -> list[tuple[TokenStore, float]]:
+        """The stores of a mixture with their shares of the examples; for one store, itself."""
+        return [(self, 1.0)]
+
+    @property
+    def held_out(self) -> TokenStore | None:
+        """The held-out split, or None if it lacks the two documents that an evaluation needs."""
+        held_out = TokenStore(self.folder, "held_out")
+        return held_out if held_out.documents > 1 else None
+
+    def origin(self) -> dict[str, Any]:
+        """Return the record by which a run recognises its corpus."""
+        return {"store": self.place}
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return what is known about each store of a mixture; [] for one store."""
+        return []
+
+    @property
     def documents(self) -> int:
         """The number of documents of this split."""
         return self._total("documents")

@@ -9,6 +9,8 @@ Several folders make an ensemble, which averages the outputs of its models.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -30,7 +32,7 @@ from bertkit.datasets.examples import (
 from bertkit.datasets.fields import count_choices, from_json, row_words
 from bertkit.datasets.glue import GLUE
 from bertkit.datasets.records import Records, as_source
-from bertkit.errors import BertkitError, InputTypeError, is_ordered, short_repr, warn_caller
+from bertkit.errors import BertkitError, InputTypeError, is_ordered, short_repr
 from bertkit.model.task_heads import extra_head
 from bertkit.predict.engine import Engine, choose_mode
 from bertkit.predict.word_splitter import words_example
@@ -505,3 +507,11 @@ PREDICTORS: dict[Any, type[TaskPredictor]] = {
     QuestionExample: AnswerPredictor,
 }
 """Example type of a task type -> the class of predictor that `load` returns."""
+
+
+def warn_caller(message: str) -> None:
+    """Warn, and name the line of the user's code that called bertkit."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("bertkit."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

@@ -79,17 +79,20 @@ class MixedStore(TokenStore):
     def unigrams(self) -> np.ndarray:
         """(vocabulary,) float64 share of each id, with the stores weighted by their shares."""
         parts = [
-            share * store.unigrams / max(1, store.unigrams.sum())
-            for share, store in zip(self.shares, self.stores, strict=True)
+            share * store.unigrams / max(1, store.unigrams.sum()) for store, share in self.members
         ]
         return np.sum(parts, axis=0)
 
-    @cached_property
+    @property
+    def members(self) -> list[tuple[TokenStore, float]]:
+        """The stores with their shares of the examples."""
+        return list(zip(self.stores, self.shares, strict=True))
+
+    @property
     def held_out(self) -> MixedStore | None:
         """The held-out splits with at least two documents, in the same proportions, or None."""
-        opened = [TokenStore(store.folder, "held_out") for store in self.stores]
-        pairs = zip(opened, self.shares, strict=True)
-        found = [(store, share) for store, share in pairs if store.documents > 1]
+        opened = [(store.held_out, share) for store, share in self.members]
+        found = [(store, share) for store, share in opened if store]
         return MixedStore(*zip(*found, strict=True)) if found else None
 
     def _total(self, field: str) -> int:
@@ -123,7 +126,7 @@ class MixedStore(TokenStore):
                 "share": share,
                 "held_out_documents": TokenStore(store.folder, "held_out").documents,
             }
-            for store, share in zip(self.stores, self.shares, strict=True)
+            for store, share in self.members
         ]
 
 

@@ -11,12 +11,12 @@ from typing import Any, TypeVar, cast
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import check_free
 from bertkit.console import Console
-from bertkit.errors import warn_caller
 from bertkit.files import new_folder
 from bertkit.finetuning.evaluation import RunEvaluation, Scorer
 from bertkit.finetuning.heads import reordered_labels, same_task, save_tuned, tuned_details
 from bertkit.finetuning.run import train_task
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
+from bertkit.predict.predictors import warn_caller
 from bertkit.tasks.data import TaskData, describe_cut, describe_items, encode
 from bertkit.tasks.task import NOTHING_READ, Items, Task, check_segments
 from bertkit.training.device import choose_device, choose_precision

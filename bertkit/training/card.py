@@ -20,9 +20,7 @@ from bertkit.checkpoints.card import (
 )
 from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
-from bertkit.training.data import HeldOut
 from bertkit.training.journal import JOURNAL, read_journal
-from bertkit.training.recipe import mixed_stores
 from bertkit.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -66,14 +64,13 @@ def card_of_run(run: Run, state: TrainState) -> Card:
         "fine-tuned for most uses, such as the classification of texts."
         f"{unfinished if steps < planned else ''} {network}"
     )
-    scores, held_out = held_out_scores(evaluation), HeldOut(recipe, store).store
+    scores, held_out = held_out_scores(evaluation), store.held_out
     index = model_index(title, pipeline, [Scored("held-out documents", "held_out", scores)])
     settings = {k: v for k, v in as_json(recipe).items() if k != "logging"}
     settings["training"] = {**settings["training"], "precision": run.precision}
-    members = mixed_stores(store)
-    metadata = {**corpus_metadata([one for one, _ in members]), **run.inherited}
+    metadata = {**corpus_metadata([one for one, _ in store.members]), **run.inherited}
     sections = {
-        "Data": "\n\n".join(corpus_text(one, share, bool(scores)) for one, share in members),
+        "Data": "\n\n".join(corpus_text(one, share, bool(scores)) for one, share in store.members),
         "Scores": held_out_text(scores, int(evaluation.get("step", 0)), held_out is None),
         "Settings": settings_table(settings),
         "Initial weights": run.start or "The weights were initialised at random.",

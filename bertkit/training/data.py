@@ -15,7 +15,7 @@ from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.pairs import PairOptions, PairStatistics, measure_pairs
 from bertkit.pretraining_data.sampler import AnyPosition, ExampleSampler, ExampleSource
 from bertkit.training.distributed import Ranks
-from bertkit.training.recipe import PretrainRecipe, mixture_record
+from bertkit.training.recipe import PretrainRecipe
 
 Examples = tuple[ExampleSource, BatchBuilder]
 """The examples in their order of use, and the builder that makes batches of them."""
@@ -36,12 +36,13 @@ def phase_examples(
     phases, seed, wanted = recipe.phases, phase_seed(seed, phase), recipe.objectives
     options = PairOptions(max_length=phases.lengths[phase], pair=wanted.pair)
     examples: ExampleSource
-    if mixture := mixture_record(store):
-        from bertkit.pretraining_data.mixture import MixtureSampler
-
-        examples = MixtureSampler(mixture, options, seed)
-    else:
+    if store.members[0][0] is store:
         examples = ExampleSampler(store, options, seed)
+    else:
+        from bertkit.pretraining_data.mixture import MixedStore, MixtureSampler
+
+        assert isinstance(store, MixedStore)
+        examples = MixtureSampler(store, options, seed)
     return examples, BatchBuilder(store, masking, phases.max_predictions[phase], seed, wanted.token)
 
 
@@ -106,13 +107,8 @@ class HeldOut:
 
     def __init__(self, recipe: PretrainRecipe, store: TokenStore) -> None:
         self.recipe = recipe
-        self.store: TokenStore | None
+        self.store = store.held_out
         """The held-out split, or None if it lacks the two documents that an evaluation needs."""
-        if mixture := mixture_record(store):
-            self.store = mixture.held_out
-        else:
-            held_out = TokenStore(store.folder, "held_out")
-            self.store = held_out if held_out.documents > 1 else None
         self.batch_size = HELD_OUT_BATCH
         """The number of sequences in a batch; lower it if the device has too little memory."""
         self._rows: dict[int, np.ndarray] = {}
@@ -192,7 +188,7 @@ def start_record(
             return start_record(recipe, store, opened)
     phases = recipe.phases
     pairs = measure_pairs(examples.first(), phases.lengths[0])
-    mixture = mixture_record(store)
+    mixture = store.describe()
     return {
         "kind": "start",
         "baselines": baselines(store, pairs.random_share, special_shares(recipe, pairs)),
@@ -205,7 +201,7 @@ def start_record(
                 phases.lengths, phases.steps, phases.batch_sizes, strict=True
             )
         ],
-        **({"mixture": mixture.describe()} if mixture else {}),
+        **({"mixture": mixture} if mixture else {}),
     }
 
 

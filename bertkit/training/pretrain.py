@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -312,19 +312,13 @@ def is_finished(run: Run, state: TrainState) -> bool:
             f"{model} holds the model of {made:,} updates, and there is no checkpoint to resume "
             "from; restore checkpoints/, choose another --out, or remove the model"
         )
-    has_card = (model / "README.md").is_file()  # it is deleted to get a new one
-    return bool(made == state.step == total) and has_card and is_readable(model)
-
-
-def is_readable(model: Path) -> bool:
-    """Whether no file of a model directory is missing or damaged."""
+    if made != state.step or made != total or not (model / "README.md").is_file():
+        return False  # a card is deleted to get a new one
     from bertkit.checkpoints.pretrained import read_pretrained
 
-    try:
-        read_pretrained(model)
-    except BertkitError:
-        return False
-    return True
+    with suppress(BertkitError):  # a file is damaged
+        return bool(read_pretrained(model))
+    return False
 
 
 def train(

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from bertkit.model.encoder import ModelConfig
     from bertkit.objectives import Sums
-    from bertkit.pretraining_data.mixture import MixedStore
 
 
 OPTIMIZERS = ("adamw", "muon")
@@ -338,27 +337,6 @@ def learning_rate(
     return peak * remaining / (total_steps - (0 if schedule == "original" else warmup_steps))
 
 
-def mixture_record(store: TokenStore) -> MixedStore | None:
-    """Return the store if it is a mixture of several, else None."""
-    if type(store) is TokenStore:
-        return None
-    from bertkit.pretraining_data.mixture import MixedStore
-
-    return store if isinstance(store, MixedStore) else None
-
-
-def origin(store: TokenStore) -> dict[str, Any]:
-    """Return the run's record of its corpus: the folder, or a mixture's stores and shares."""
-    mixture = mixture_record(store)
-    return mixture.origin() if mixture else {"store": store.place}
-
-
-def mixed_stores(store: TokenStore) -> list[tuple[TokenStore, float]]:
-    """Return the stores of a mixture with their shares of the examples; a store has share 1."""
-    mixture = mixture_record(store)
-    return list(zip(mixture.stores, mixture.shares, strict=True)) if mixture else [(store, 1.0)]
-
-
 def corpora(store: TokenStore) -> list[dict[str, Any]]:
     """Return the name, content hash and share of examples of each store, for the model's record."""
     return [
@@ -367,7 +345,7 @@ def corpora(store: TokenStore) -> list[dict[str, Any]]:
             "content_hash": one.content_hash,
             "share": share,
         }
-        for one, share in mixed_stores(store)
+        for one, share in store.members
     ]
 
 
@@ -392,7 +370,7 @@ def claim_run_folder(
     settings = {
         "recipe": recipe,
         "recipe_name": name,
-        **origin(store),
+        **store.origin(),
         "tokenizer_hash": store.tokenizer_hash,
         "corpus": store.content_hash,
     }
