@@ -87,7 +87,7 @@ class KeptHeap:
     """
 
     def __init__(self) -> None:
-        self.library = ctypes.CDLL(None) if sys.platform == "linux" else None
+        self.library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
         self.needed = 0.0
         """The resident bytes after the first update since free memory was returned."""
         if hasattr(self.library, "mallopt"):  # musl has none
