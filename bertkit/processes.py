@@ -84,10 +84,14 @@ class KeptHeap:
     computing their contents. But tensors whose sizes differ from update to update do not fit the
     gaps that others left, so the heap would grow for hours. All of its free memory is returned
     when the process has come to hold `MAX_GROWTH` times what an update needs.
+
+    Args:
+        active: whether to do so; without it, and with other C libraries, nothing happens.
     """
 
-    def __init__(self) -> None:
-        self.library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    def __init__(self, *, active: bool = True) -> None:
+        known = active and sys.platform == "linux"
+        self.library: Any = ctypes.CDLL(None) if known else None
         self.needed = 0.0
         """The resident bytes after the first update since free memory was returned."""
         if hasattr(self.library, "mallopt"):  # musl has none

@@ -276,6 +276,12 @@ class Encoder(nn.Module):
         segments = self.embed_segments(packed.segment_ids)
         return self.dropout(self.embedding_norm(words + positions + segments))
 
+    @torch.no_grad()
+    def copy_positions(self, trained: int, count: int) -> None:
+        """Give each position from `trained` to `count` the vector of itself modulo `trained`."""
+        weight = self.position_embeddings.weight
+        weight[trained:count] = weight[torch.arange(trained, count, device=weight.device) % trained]
+
     def embed_segments(self, segment_ids: TokenIndices) -> Hidden:
         """Look up segment embeddings, (tokens, embedding width).
 

@@ -174,6 +174,10 @@ def pretrain(
     if not isinstance(recipe, PretrainRecipe):
         recipe_name, recipe = str(recipe), read_recipe(PretrainRecipe, str(recipe))
     total = recipe.phases.total_steps
+    if recipe.phases.copy_positions and strategy == "fsdp":
+        raise BertkitError(
+            "phases.copy_positions does not work with --strategy fsdp; set it to false"
+        )
     if never := [step for step in save_models_at if not 1 <= step <= total]:
         raise BertkitError(
             f"save_models_at has {never[0]:,}, and the recipe makes updates 1 to {total:,}; remove "
@@ -415,7 +419,7 @@ def train_phases(
         asked_to_stop=lambda: stop.asked,
         advice_if_too_large=run.smaller_micro_batches,
     )
-    heap = KeptHeap() if run.device.type == "cpu" else None
+    heap = KeptHeap(active=run.device.type == "cpu")
     model = state.model
     if ranks.world > 1 and not run.sharded:
         from bertkit.training.parallel import apply_ddp
@@ -430,6 +434,9 @@ def train_phases(
     for phase in range(phases.locate(state.step)[0], len(phases.steps)):
         made = phases.locate(state.step)[1]
         state.position = state.position if made else START
+        if phases.copy_positions and phase and not made:
+            longest = max(phases.lengths[:phase])
+            state.model.encoder.copy_positions(longest, phases.lengths[phase])
         with closing(data.stream(phase, made, state.position, ranks, run.workers)) as steps:
             window = PretrainMetrics(state.model, run.matmul_peak, phase, ranks)
             for update in train_steps(
@@ -437,8 +444,7 @@ def train_phases(
             ):
                 state.step, state.position = update.step, update.after
                 window.add(update)
-                if heap:
-                    heap.after_update()
+                heap.after_update()
 
                 phase_ends = phases.locate(state.step)[0] != phase
                 evaluating, saving = due(every.evaluate_every), due(every.checkpoint_every)

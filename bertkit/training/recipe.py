@@ -85,6 +85,8 @@ class Phases:
     """Sequences per update in each phase."""
     max_predictions: tuple[int, ...] = (20, 77)
     """Maximum number of masked tokens per sequence in each phase."""
+    copy_positions: bool = False
+    """Whether positions that a phase is the first to use begin as copies of the earlier ones."""
 
     def __post_init__(self) -> None:
         lists = (self.lengths, self.steps, self.batch_sizes, self.max_predictions)

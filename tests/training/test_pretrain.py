@@ -195,6 +195,28 @@ def test_signal_saves_and_the_run_resumes_exactly(
     assert weights(tmp_path) == weights(finished)
 
 
+def test_new_positions_of_a_phase_begin_as_copies(store: TokenStore, tmp_path: Path) -> None:
+    """Also if the run is stopped between the phases, before they are copied."""
+    recipe = replace(TOY, phases=replace(TOY.phases, copy_positions=True))
+    found: dict[int, torch.Tensor] = {}
+
+    def stop_between(record: dict[str, Any]) -> None:
+        if record["kind"] == "step" and record["step"] == 30:
+            signal.raise_signal(signal.SIGTERM)
+
+    assert pretrain(recipe, store, tmp_path / "a", save_models_at=(30, 31)) is None
+    for step in (30, 31):
+        folder = tmp_path / "a" / "models" / f"step-{step:08d}"
+        found[step] = load_pretraining_model(folder).encoder.position_embeddings.weight
+    assert not torch.allclose(found[30][32:64], found[30][:32], atol=0.01)
+    assert torch.allclose(found[31][32:64], found[31][:32], atol=0.01)  # after one update
+    assert pretrain(recipe, store, tmp_path / "b", on_record=stop_between) == signal.SIGTERM
+    assert pretrain(recipe, store, tmp_path / "b") is None
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    with pytest.raises(BertkitError, match="does not work with --strategy fsdp"):
+        pretrain(recipe, store, tmp_path / "c", strategy="fsdp")
+
+
 OTHER_OBJECTIVES = {
     "no-nsp": (Objectives(pair="none"), {}),
     "albert": (Objectives(pair="sop"), {"embedding_size": 16, "share_layers": True}),
