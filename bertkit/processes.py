@@ -90,20 +90,21 @@ class KeptHeap:
     """
 
     def __init__(self, *, active: bool = True) -> None:
-        known = active and sys.platform == "linux"
-        self.library: Any = ctypes.CDLL(None) if known else None
+        library = ctypes.CDLL(None) if active and sys.platform == "linux" else None
+        set_option = getattr(library, "mallopt", None)  # musl has none
+        self.trim = getattr(library, "malloc_trim", None)
         self.needed = 0.0
         """The resident bytes after the first update since free memory was returned."""
-        if hasattr(self.library, "mallopt"):  # musl has none
-            self.library.mallopt(M_MMAP_MAX, 0)
-            self.library.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+        if set_option is not None:
+            set_option(M_MMAP_MAX, 0)
+            set_option(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
     def after_update(self) -> None:
         """Return the free memory to the system if there is too much of it."""
         resident = resident_bytes() or 0.0
         self.needed = self.needed or resident
-        if resident > MAX_GROWTH * self.needed and hasattr(self.library, "malloc_trim"):
-            self.library.malloc_trim(0)
+        if self.trim is not None and resident > MAX_GROWTH * self.needed:
+            self.trim(0)
             self.needed = 0.0
 
 
