@@ -118,8 +118,8 @@ def test_imports_stay_light(module: str, heavy: list[str]) -> None:
 @pytest.mark.parametrize(
     ("module", "most_files", "most_lines"),
     [
-        ("bertkit.training.pretrain", 33, 7_340),
-        ("bertkit.finetuning.finetune", 80, 17_110),
+        ("bertkit.training.pretrain", 33, 7_350),
+        ("bertkit.finetuning.finetune", 80, 17_120),
         ("bertkit.predict.load", 67, 14_130),
     ],
 )
@@ -154,4 +154,4 @@ def test_the_package_does_not_grow() -> None:
     names = Counter(name for path in SOURCES for name in public_names(path))
     assert {name for name, count in names.items() if count > 1} == set()
     assert len(SOURCES) <= 235
-    assert sum(len(path.read_text().splitlines()) for path in SOURCES) <= 49_340
+    assert sum(len(path.read_text().splitlines()) for path in SOURCES) <= 49_360
