@@ -71,7 +71,7 @@ def test_results_of_fewer_runs_than_there_are(tmp_path: Path) -> None:
         ("finetune.json", "[1]", r"finetune\.json does not hold a JSON object"),
         ("finetune.json", "{", r"finetune\.json is not valid JSON"),
         ("results.json", '{"runs": [{"name": "x"}]}', r"results\.json is damaged"),
-        (f"runs/{BEST}/run.json", "{}", r"run\.json is damaged; delete it and finetune again"),
+        (f"runs/{BEST}/run.json", "{}", r"run\.json is damaged; delete it to repeat the run"),
         ("grid.json", '{"sides": 3}', r"grid\.json is damaged"),
     ],
 )

@@ -119,8 +119,8 @@ def test_a_model_that_cannot_be_read_leaves_the_old_one(
     assert probabilities(client) == before
     assert client.get("/ready").status_code == 200
     threads = [one.name for one in threading.enumerate() if one.name == "model live"]
-    lanes = len(client.app.state.serving.models["live"].worker.lanes)  # type: ignore[attr-defined]
-    assert len(threads) == lanes, "nothing is left of those that failed"
+    count = len(client.app.state.serving.models["live"].worker.threads)  # type: ignore[attr-defined]
+    assert len(threads) == count, "nothing is left of those that failed"
 
 
 def raise_an_error(work: Any, many: Any) -> None:
@@ -202,7 +202,7 @@ def test_the_old_model_answers_until_the_new_one_is_there(
     end = time.monotonic() + 30
     while old.worker.alive and time.monotonic() < end:
         time.sleep(0.01)
-    assert not any(lane.is_alive() for lane in old.worker.lanes)
+    assert not any(thread.is_alive() for thread in old.worker.threads)
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def test_files_that_are_not_read_are_refused(write: Write) -> None:
         ("classification", DataFiles(train=own, dev=own, dev_share=0.5)),
         ("mrpc", DataFiles(data=Path(), dev_share=0.5)),
     ):
-        with pytest.raises(BertkitError, match=r"--dev-share sets training data apart .*; leave"):
+        with pytest.raises(BertkitError, match=r"--dev-share has no effect, .*; leave"):
             load_dataset(name, files)
 
 
