@@ -101,9 +101,11 @@ class KeptHeap:
 
     def after_update(self) -> None:
         """Return the free memory to the system if there is too much of it."""
+        if self.trim is None:
+            return
         resident = resident_bytes() or 0.0
         self.needed = self.needed or resident
-        if self.trim is not None and resident > MAX_GROWTH * self.needed:
+        if resident > MAX_GROWTH * self.needed:
             self.trim(0)
             self.needed = 0.0
 

@@ -96,9 +96,14 @@ def grid_state(tuned: FinetuningResults) -> str:
     return f"Fine-tuning, {done:,} of {tuned.planned:,} runs done: {state}; {best}."
 
 
+def score_kind(metric: str) -> str:
+    """Return the kind of a metric's values for `format_number`."""
+    return "share" if is_fraction(metric) else "number"
+
+
 def shown_value(metric: str, value: float | None) -> str:
     """Format a score: fractions in percent, other values as numbers."""
-    return format_number(value, "share" if is_fraction(metric) else "number")
+    return format_number(value, score_kind(metric))
 
 
 def shown_difference(metric: str, value: float | None) -> str:
@@ -390,8 +395,8 @@ def drawings(tuned: FinetuningResults) -> list[tuple[str, str]]:
             values, flags = [run.metric for run in own], [bool(run.degenerate) for run in own]
             rows.append(DotRow(names[row["setting"]], values, flags, tuned.median(row)))
     metric, split = field_title(tuned.metric), tuned.splits[0]
-    kind = "share" if is_fraction(tuned.metric) else "number"
-    dots = draw_dots(metric, rows, tuned.baseline(split, tuned.metric), kind)
+    baseline = tuned.baseline(split, tuned.metric)
+    dots = draw_dots(metric, rows, baseline, score_kind(tuned.metric))
     drawn = [(f"{metric} on {split}: every run", dots)]
     setting = tuned.settings[0]["setting"]
     if lines := losses(tuned, tuned.best, setting):

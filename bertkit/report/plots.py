@@ -210,9 +210,7 @@ class DotRow(NamedTuple):
     median: float
 
 
-def draw_dots(
-    metric: str, rows: Sequence[DotRow], baseline: float | None, kind: str = "share"
-) -> str:
+def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None, kind: str) -> str:
     """Draw an SVG element with a row for each setting, a dot for each run and a bar at the median.
 
     Runs that did not learn may have very different scores. They are drawn at the edge, labelled

@@ -135,8 +135,7 @@ def task_details(folder: Path) -> dict[str, Any]:
     if not isinstance(names, list):
         raise BertkitError(f"{folder / 'config.json'}: architectures is {names!r:.40}, not a list")
     problem = str(config.get("problem_type") or "").removeprefix("single_label_classification")
-    numbered = numbered_labels(config, folder)
-    labels = [numbered[number] for number in sorted(numbered)]
+    labels = ordered_names(config, folder)
     found = [
         name for name, (head, problems) in SAVED_HEADS.items()
         if head in weight_head_names(names[0]) and problems in ("", problem)
@@ -167,8 +166,8 @@ def task_details(folder: Path) -> dict[str, Any]:
     return {"task": name, "labels": names, "settings": settings}
 
 
-def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
-    """Return `id2label` with integer keys; if it is absent, `num_labels` or two, as transformers.
+def ordered_names(config: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the names of `id2label` in order; without it, `num_labels` or two, as transformers.
 
     Raises:
         BertkitError: `id2label` does not name the outputs from 0, or `num_labels` is absurd.
@@ -192,7 +191,7 @@ def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
             f"{folder / 'config.json'}: id2label is {labels!r:.40}; it must map each number from 0 "
             "to a name"
         )
-    return found
+    return [found[number] for number in range(len(found))]
 
 
 def saved_task(details: Mapping[str, Any], source: Path) -> Task:
