@@ -23,7 +23,7 @@ import torch
 from bertkit.console import Console
 from bertkit.errors import NOT_FINITE, BertkitError
 from bertkit.model.encoder import Encoder
-from bertkit.model.inference import check_mode, prepare_encoder
+from bertkit.model.inference import PreparedLayers, check_mode, prepare_encoder
 from bertkit.model.task_heads import TaskModel
 from bertkit.tasks.task import Items, run_model
 from bertkit.training.device import choose_precision
@@ -98,11 +98,13 @@ def prepare_for(device: torch.device, encoder: Encoder, mode: str) -> int:
 
     On a CPU its layers are replaced (`bertkit.model.inference`); on a GPU its weights are converted
     to bf16 once in that mode, and hidden states are bf16, too. It can then no longer be trained.
+    An encoder that has been prepared already is left as it is.
     """
     if device.type != "cpu":
         encoder.to(torch.bfloat16 if mode == "bf16" else torch.float32)
         return 1
-    prepare_encoder(encoder, mode)
+    if not isinstance(encoder.layers, PreparedLayers):
+        prepare_encoder(encoder, mode)
     survive_forks()
     return torch.get_num_threads()
 

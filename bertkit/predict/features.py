@@ -23,12 +23,12 @@ from bertkit.predict.engine import check_outputs
 from bertkit.tasks.data import with_unknown
 from bertkit.tasks.task import (
     NOTHING_UNKNOWN,
-    PREDICTION_TOKENS,
     Item,
     ItemPart,
     Items,
     Unknown,
     make_batch,
+    prediction_tokens,
     split_outputs,
     split_parts,
 )
@@ -155,10 +155,11 @@ def extract(
         return list(split_outputs(rows, batch, parts, pooled=False))
 
     def states_that_fit(parts: Sequence[ItemPart]) -> list[np.ndarray]:
-        return [rows for piece in in_halves(states, parts) for rows in piece]
+        groups = split_parts(parts, prediction_tokens(device))
+        return [rows for group in groups for piece in in_halves(states, group) for rows in piece]
 
     windowed = (split_text(text, tokenizer, max_length, extraction.stride) for text in texts)
-    groups = split_parts(windowed, PREDICTION_TOKENS)
+    groups = split_parts(windowed, prediction_tokens(device))
     return chain.from_iterable(compute(group, states_that_fit, extraction) for group in groups)
 
 
@@ -188,9 +189,7 @@ def compute(
 ) -> Iterator[TextFeatures]:
     """Yield the features of a group of texts, in order."""
     parts = [part for text in texts for part in text.parts]
-    outputs = iter(
-        [rows for group in split_parts(parts, PREDICTION_TOKENS) for rows in states(group)]
-    )
+    outputs = iter(states(parts))
     for text in texts:
         vectors = join_windows(text, [next(outputs) for _ in text.parts])
         if extraction.pooling == "tokens":

@@ -22,14 +22,14 @@ from bertkit.predict.embeddings import text_chunks
 from bertkit.predict.engine import check_outputs, choose_mode
 from bertkit.predict.likelihood import SentenceScore, SentenceScorer, choose_method
 from bertkit.pretraining_data.batch import pack
-from bertkit.tasks.task import PREDICTION_TOKENS
+from bertkit.tasks.task import prediction_tokens
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast, choose_device
 from bertkit.training.memory import in_halves
 
 MASK = "[MASK]"
-MAX_SEQUENCES = 128
-"""The maximum number of sequences in a batch: each mask needs a row as wide as the vocabulary."""
+MIN_TOKENS = 64
+"""A shorter sequence counts as this many tokens: a mask needs a row as wide as the vocabulary."""
 
 
 class MaskCandidate(NamedTuple):
@@ -192,7 +192,7 @@ class Predictor:
             sequences, places, _ = zip(*[asked[i] for i in group], strict=True)
             return self._compute(sequences, places=places).mlm_logits
 
-        for group in batches([ids for ids, _, _ in asked]):
+        for group in batches([ids for ids, _, _ in asked], self.device):
             logits = torch.cat(in_halves(compute, group, lambda one: len(asked[one][0])))
             named = logits.softmax(-1)[:, : len(vocabulary)]  # embeddings may be padded with rows
             for row, number in zip(named, group, strict=True):
@@ -228,7 +228,7 @@ class Predictor:
             assert made.nsp_logits is not None
             return made.nsp_logits
 
-        for group in batches([pair.ids for pair in pairs]):
+        for group in batches([pair.ids for pair in pairs], self.device):
             for logits in in_halves(compute, group, lambda one: len(pairs[one].ids)):
                 found += logits.softmax(-1)[:, 0].tolist()
         return found
@@ -271,7 +271,7 @@ class Predictor:
         found: list[torch.Tensor] = []
         for chunk in text_chunks(texts):
             ids = [self._surround(one) for one in self.tokenizer.encode_batch(chunk)]
-            for group in batches(ids):
+            for group in batches(ids, self.device):
                 sequences = [ids[i] for i in group]
                 for states in in_halves(self._last_states, sequences, len):
                     found += states
@@ -329,16 +329,17 @@ def window_around(ids: Sequence[int], place: int, size: int) -> tuple[Sequence[i
     return ids[start : start + size], place - start
 
 
-def batches(sequences: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yield the indices of neighbouring sequences that form a batch."""
+def batches(sequences: Sequence[Sequence[int]], device: torch.device) -> Iterator[list[int]]:
+    """Yield the indices of neighbouring sequences that form a batch of the device's size."""
     batch: list[int] = []
     tokens = 0
     for number, ids in enumerate(sequences):
-        if batch and (tokens + len(ids) > PREDICTION_TOKENS or len(batch) == MAX_SEQUENCES):
+        size = max(len(ids), MIN_TOKENS)
+        if batch and tokens + size > prediction_tokens(device):
             yield batch
             batch, tokens = [], 0
         batch.append(number)
-        tokens += len(ids)
+        tokens += size
     if batch:
         yield batch
 

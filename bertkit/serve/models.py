@@ -23,11 +23,11 @@ from bertkit.checkpoints.pretrained import (
 from bertkit.errors import BertkitError
 from bertkit.files import from_home
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.pooling import is_embedder, read_pooling
-from bertkit.predict.embeddings import load_embedder
+from bertkit.model.pooling import TextPooling, is_embedder, read_pooling
+from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.predict.load import is_tuned, load
 from bertkit.predict.predictors import TaskPredictor
-from bertkit.predict.pretrained import load_pretrained
+from bertkit.predict.pretrained import Predictor, load_pretrained
 from bertkit.serve.attention import AttentionOperation
 from bertkit.serve.batching import Worker, compute_thread
 from bertkit.serve.limits import Limits
@@ -185,6 +185,7 @@ def load_served_model(
     vectors = is_embedder(path)
     home = read_pooling(path)[0] if vectors else model_folder(path)
     start = read_pretrained(home)
+    works: dict[str, Any]
     if not vectors and is_tuned(home):
         predictor = load(home, device=device, precision=precision)
         assert isinstance(predictor, TaskPredictor)
@@ -192,16 +193,19 @@ def load_served_model(
         task_type = predictor.task.task_type
         labels = predictor.task.labels if SPECS[task_type].has_labels else ()
         max_length = getattr(predictor.task, "max_length", config.max_position_embeddings)
-        works: dict[str, Any] = {ROUTES[task_type]: TaskOperation(predictor)}
+        works = {ROUTES[task_type]: TaskOperation(predictor)}
         mode = predictor.precision
     else:
-        embedder = load_embedder(path, device=device, precision=precision)
-        works = {"embeddings": EmbeddingOperation(embedder)}
-        config, tokenizer, labels = embedder.encoder.config, embedder.tokenizer, ()
-        task_type, max_length, mode = "encoder", embedder.max_length, embedder.mode
         if not vectors and has_masks(start):
-            task_type = "pretrained"
-            works |= pretrained_operations(home, limits, precision, device)
+            pretrained = load_pretrained(home, device=device, precision=precision)
+            task_type, works = "pretrained", pretrained_operations(pretrained, limits)
+            embedder = shared_embedder(pretrained)
+        else:
+            task_type, works = "encoder", {}
+            embedder = load_embedder(path, device=device, precision=precision)
+        works["embeddings"] = EmbeddingOperation(embedder)
+        config, tokenizer, labels = embedder.encoder.config, embedder.tokenizer, ()
+        max_length, mode = embedder.max_length, embedder.mode
     works["attention-maps"] = AttentionOperation(start)
     threads = 2 if choose_device(device).type == "cpu" and torch.get_num_threads() > 1 else 1
     worker = Worker(name, limits, metrics, threads)
@@ -241,11 +245,14 @@ def has_masks(start: PretrainedWeights) -> bool:
     return masked and start.config.direction == "bidirectional"
 
 
-def pretrained_operations(
-    folder: Path, limits: Limits, precision: str, device: str
-) -> dict[str, Any]:
+def shared_embedder(predictor: Predictor) -> Embedder:
+    """Return an embedder that computes with the encoder of a pre-trained model, not with a copy."""
+    encoder, tokenizer = predictor.model.encoder, predictor.tokenizer
+    return Embedder(encoder, tokenizer, TextPooling(), predictor.device, predictor.precision)
+
+
+def pretrained_operations(predictor: Predictor, limits: Limits) -> dict[str, Any]:
     """Return route -> operation for the heads of a pre-trained model."""
-    predictor = load_pretrained(folder, device=device, precision=precision)
     works: dict[str, Any] = {"fill-mask": FillMask(predictor, limits.max_queue_tokens)}
     if predictor.model.nsp is not None and not predictor.order:
         works["next-sentence"] = NextSentence(predictor)

@@ -145,6 +145,15 @@ def test_next_sentences(client: TestClient, models: Path) -> None:
     assert found["usage"]["cut"] == {"pairs cut to the tokens around their joint": 2}
 
 
+def test_a_pretrained_model_is_in_memory_once(client: TestClient, models: Path) -> None:
+    operations = client.app.state.serving.models["pretrained"].operations  # type: ignore[attr-defined]
+    embedder, masks = operations["embeddings"].embedder, operations["fill-mask"].predictor
+    assert embedder.encoder is masks.model.encoder
+    wanted = load_embedder(models / "pretrained", device="cpu", precision="fp32").encode(TEXTS)
+    found = post(client, "embeddings", model="pretrained", input=TEXTS)["data"]
+    np.testing.assert_allclose([one["embedding"] for one in found], wanted, atol=1e-5)
+
+
 def test_embeddings(client: TestClient, models: Path, tokenizer: Tokenizer) -> None:
     wanted = load_embedder(models / "encoder", device="cpu", precision="fp32").encode(TEXTS)
     found = post(client, "embeddings", model="encoder", input=TEXTS)
