@@ -168,7 +168,7 @@ def read_labels(given: Any, name: str) -> tuple[Any, list[str], list[Any]]:
         sets = [tuple(names[i] for i in np.flatnonzero(row)) for row in rows]
         return [np.array([0, 1]) for _ in names], names, sets
     check_classification_targets(given)
-    labels = column_or_1d(given, warn=True)
+    labels = column_or_1d(np.asarray(given), warn=True)  # else pandas' Int64 becomes float
     classes = np.unique(labels)
     if len(classes) < 2:
         raise InputValueError(

@@ -169,7 +169,7 @@ def check_encoding(head: bytes, path: str) -> None:
     encoding = "CP1252"  # Latin-1 with the additions of Windows
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         problem, encoding = "it begins with a UTF-16 byte order mark", "UTF-16"
-    elif head.count(0) > NUL_SHARE * len(head):
+    elif head.count(0) > max(1, NUL_SHARE * len(head)):
         problem = f"{head.count(0) / len(head):.0%} of its first bytes are NUL, as in UTF-16"
         encoding = "UTF-16"
     elif undecodable > UNDECODABLE_SHARE * len(text):

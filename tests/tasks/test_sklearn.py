@@ -12,6 +12,7 @@ from typing import Any
 
 import joblib
 import numpy as np
+import pandas
 import pytest
 import torch
 from scipy.sparse import csr_matrix
@@ -166,6 +167,13 @@ def test_labels_keep_their_type(labels: list[Any], classes: list[Any], pretraine
         assert ((decision > 0) == found).all()
     else:
         assert (model.classes_[decision.argmax(axis=1)] == found).all()
+
+
+def test_nullable_integers_of_pandas_stay_integers(pretrained: Path) -> None:
+    labels = pandas.Series([i % 2 for i in range(24)], dtype="Int64")
+    model = BertClassifier(pretrained, **QUICK).fit(TEXTS, labels)
+    assert model.classes_.tolist() == [0, 1]
+    assert model.predict(TEXTS).dtype == np.int64
 
 
 def test_containers_of_texts(fitted: BertClassifier) -> None:

@@ -123,6 +123,11 @@ def test_a_replacement_character_in_the_text_is_no_error(file: File) -> None:
     assert not counts.skipped
 
 
+def test_one_stray_nul_in_a_short_text_is_no_error(file: File) -> None:
+    documents, _ = read(file("a.txt", b"One\0 two.\n"))
+    assert documents == ["One\0 two."]
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
