@@ -321,6 +321,9 @@ def run_layers(
 ) -> Rows:
     """Run hidden states through layers, and return the chosen rows of the last one's output."""
     *lower, last = stack
+    if hasattr(last, "run_stack"):  # compiled layers, which prepare a batch once for all of them
+        compiled: Rows = last.run_stack(stack, hidden, packed, rows)  # type: ignore[operator]
+        return compiled
     for layer in lower:
         hidden = layer(hidden, packed)
     return last(hidden, packed, rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -202,33 +203,20 @@ class NativeLayer(nn.Module):
 
     def forward(self, hidden: Hidden, packed: Packed, rows: TargetIndices | None = None) -> Rows:
         """Map (tokens, width) to (tokens, width), or to (rows, width) for the chosen tokens."""
-        return self.attend(None, hidden, packed, rows)
+        return compute_layers([self], hidden, packed, rows)
+
+    @staticmethod
+    def run_stack(
+        stack: Sequence[NativeLayer], hidden: Hidden, packed: Packed, rows: TargetIndices | None
+    ) -> Rows:
+        """Run hidden states through several layers; see `encoder.run_layers`."""
+        return compute_layers(stack, hidden, packed, rows)
 
     def attend(
-        self, projected: Tensor | None, hidden: Hidden, packed: Packed, rows: TargetIndices | None
+        self, projected: Tensor, hidden: Hidden, packed: Packed, rows: TargetIndices | None
     ) -> Rows:
-        """Return the layer's output, given its input and, perhaps, what `project` returned."""
-        code = compiled()
-        hidden, count = hidden.float().contiguous(), len(hidden) if rows is None else len(rows)
-        out = hidden.new_empty(count, self.width)
-        if not count:
-            return out
-        boundaries = packed.cu_seqlens.to(torch.int32).contiguous()
-        rows = None if rows is None else rows.long().contiguous()
-        batch = BatchStruct(
-            hidden=hidden.data_ptr(),
-            boundaries=boundaries.data_ptr(),
-            rows=None if rows is None else rows.data_ptr(),
-            projected=None if projected is None else projected.data_ptr(),
-            out=out.data_ptr(),
-            sequences=len(boundaries) - 1,
-            count=count,
-        )
-        threads = ctypes.c_int64(threads_for(len(hidden), ROWS_PER_THREAD))
-        arguments = ctypes.byref(self.struct), ctypes.byref(batch), threads
-        memory = workspace(code.bertkit_layer_bytes(*arguments))
-        code.bertkit_layer(*arguments, ctypes.c_void_p(memory.data_ptr()))
-        return out
+        """Return the layer's output, given its input and what `project` returned."""
+        return compute_layers([self], hidden, packed, rows, projected)
 
     def project(self, hidden: Hidden) -> Tensor:
         """Return (tokens, 3 width): the queries, keys and values of tokens."""
@@ -249,3 +237,43 @@ class NativeLayer(nn.Module):
         layer = ctypes.byref(self.struct)
         memory = workspace(compiled().bertkit_parts_bytes(layer))
         call_compiled(name, layer, *arguments, memory)
+
+
+def compute_layers(
+    layers: Sequence[NativeLayer],
+    hidden: Hidden,
+    packed: Packed,
+    rows: TargetIndices | None,
+    projected: Tensor | None = None,
+) -> Rows:
+    """Run hidden states through layers, and return the chosen rows of the last one's output.
+
+    For one short text, preparing a call takes as long as a part of a layer, so most of it is done
+    once for all layers.
+
+    Args:
+        layers: the layers in the order of use.
+        hidden: (tokens, width) the first layer's input.
+        packed: the batch.
+        rows: (rows,) indices of the tokens to return; None for all.
+        projected: what `project` returned for the only layer, or None.
+    """
+    code, hidden = compiled(), hidden.float().contiguous()
+    tokens, boundaries = len(hidden), packed.cu_seqlens.to(torch.int32).contiguous()
+    rows = None if rows is None else rows.long().contiguous()
+    batch = BatchStruct(boundaries=boundaries.data_ptr(), sequences=len(boundaries) - 1)
+    batch.projected = None if projected is None else projected.data_ptr()
+    batch.count = tokens
+    threads = ctypes.c_int64(threads_for(tokens, ROWS_PER_THREAD))
+    for number, layer in enumerate(layers, 1):
+        if rows is not None and number == len(layers):
+            batch.rows, batch.count = rows.data_ptr(), len(rows)
+        out = hidden.new_empty(batch.count, layer.width)
+        if not batch.count:
+            return out
+        batch.hidden, batch.out = hidden.data_ptr(), out.data_ptr()
+        arguments = ctypes.byref(layer.struct), ctypes.byref(batch), threads
+        memory = workspace(code.bertkit_layer_bytes(*arguments))
+        code.bertkit_layer(*arguments, ctypes.c_void_p(memory.data_ptr()))
+        hidden = out
+    return hidden

@@ -136,7 +136,9 @@ class TextTask(Task):
         """See `Task`; each input is one item, whose windows share its target."""
         targets = [self.target_of(given) for given in inputs]
         texts = tokenizer.encode_batch([given.text for given in inputs])
-        pairs = tokenizer.encode_batch([given.pair or "" for given in inputs])
+        pairs: list[list[int]] = [[]] * len(inputs)
+        if any(given.pair for given in inputs):
+            pairs = tokenizer.encode_batch([given.pair or "" for given in inputs])
         items = []
         for i, given in enumerate(inputs):
             pair = None if given.pair is None else pairs[i]

@@ -426,7 +426,8 @@ def run_model(
         BertkitError: an output is NaN or infinite, which gives no answer and no valid JSON; or the
             device has too little memory for a part by itself (code "out-of-memory").
     """
-    model.eval()
+    if model.training:  # visiting every module takes as long as a layer for a short text
+        model.eval()
     places = [(i, j) for i, item in enumerate(items.items) for j in range(len(item.parts))]
     flat = [items.items[i].parts[j] for i, j in places]
     order = sorted(range(len(flat)), key=lambda n: -len(flat[n].sequences[0].ids))
