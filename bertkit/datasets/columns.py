@@ -23,7 +23,7 @@ from bertkit.datasets.fields import (
 from bertkit.datasets.image_columns import ALIGNED, LABELS_GIVEN, ImageColumns
 from bertkit.datasets.readers import Columns, Reading, RowReader, row_texts
 from bertkit.datasets.records import Records
-from bertkit.datasets.squad import has_json_lines, make_question, read_squad
+from bertkit.datasets.squad import has_json_lines, make_question
 from bertkit.datasets.tabular import Fields, read_rows
 from bertkit.errors import BertkitError
 from bertkit.files import from_home
@@ -275,7 +275,7 @@ class QuestionColumns(Columns):
     target_option = "answers"
 
     def in_rows(self, path: str | Path) -> bool:
-        """See `Columns`; a file without rows is SQuAD's JSON."""
+        """See `Columns`; a file without rows is the JSON of SQuAD or TriviaQA."""
         path = from_home(path)
         if self.format != "auto":
             return self.format in {*ROW_FORMATS, "tsv"}
@@ -285,8 +285,10 @@ class QuestionColumns(Columns):
         return holds_rows(path, {*ROW_FORMATS, "tsv"})
 
     def read_own_format(self, reading: Reading) -> Iterator[Any]:
-        """See `Columns`; SQuAD's JSON is one value, so the whole file is held in memory."""
-        return iter(read_squad(reading.file, reading.counts, scoring=reading.scoring))
+        """See `Columns`; a file's JSON is one value, so the whole file is held in memory."""
+        from bertkit.datasets.triviaqa import read_questions
+
+        return iter(read_questions(reading.file, reading.counts, scoring=reading.scoring))
 
     def row_reader(self, reading: Reading) -> RowReader:
         """See `Columns`; answers are corrected or left out as in `read_squad`."""

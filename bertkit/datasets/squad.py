@@ -63,10 +63,17 @@ def read_squad(
             type, a question has no id or that of another, or there is no usable question.
     """
     path = one_source(path).path
+    content = parse_json(path)
+    return squad_examples(content, path, counts, scoring=scoring, version=version)
+
+
+def squad_examples(
+    content: Any, path: str, counts: TextCounts, *, scoring: bool = False, version: str = ""
+) -> list[QuestionExample]:
+    """Return the questions of a file's JSON; see `read_squad`."""
     found = TextCounts(files=1)
     inputs: list[QuestionExample] = []
     seen: dict[str, str] = {}
-    content = parse_squad(path)
     version2 = version == "2.0" or (not version and says_version2(content))
     for place, paragraph in paragraphs(content, path):
         context = require_field(paragraph, "context", str, place)
@@ -87,11 +94,16 @@ def read_squad(
             )
             if made is not None:
                 inputs.append(made)
-    if not inputs:
-        why = first_left_out(found) or "; is it the right file?"
-        raise BertkitError(f"{path} holds no usable question{why}")
+    refuse_no_question(inputs, path, found)
     counts += found
     return [question._replace(version2=version2) for question in inputs]
+
+
+def refuse_no_question(inputs: Sequence[QuestionExample], path: str, counts: TextCounts) -> None:
+    """Raise an error that says what was left out first if a file holds no usable question."""
+    if not inputs:
+        why = first_left_out(counts) or "; is it the right file?"
+        raise BertkitError(f"{path} holds no usable question{why}")
 
 
 def says_version2(content: Any) -> bool:
@@ -101,7 +113,10 @@ def says_version2(content: Any) -> bool:
 
 
 def has_json_lines(path: str) -> bool:
-    """Return whether the first line with text is one JSON object and not a whole SQuAD-JSON."""
+    """Return whether the first line with text is one JSON object and not a whole file's JSON.
+
+    `data` is the main field of SQuAD's files, and `Data` that of TriviaQA's.
+    """
     try:
         with open_binary(path) as stream:
             line = b"\n"
@@ -110,10 +125,10 @@ def has_json_lines(path: str) -> bool:
             row = json.loads(line)
     except (BertkitError, *DAMAGE, ValueError, RecursionError):  # reading the file will report it
         return False
-    return isinstance(row, dict) and "data" not in row
+    return isinstance(row, dict) and row.keys().isdisjoint({"data", "Data"})
 
 
-def parse_squad(path: str) -> Any:
+def parse_json(path: str) -> Any:
     """Parse the JSON of a local file or URL, compressed or not."""
     try:
         with open_binary(path) as stream:
