@@ -275,6 +275,15 @@ def test_an_output_that_is_a_link_is_written_where_the_link_points(
     assert not (tmp_path / "other.txt").exists()
 
 
+def test_a_link_to_itself_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", str(tmp_path / "loop")])
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "loop") in line
+
+
 def test_a_folder_that_is_a_link_is_filled_where_the_link_points(
     corpus_text: str, tmp_path: Path
 ) -> None:

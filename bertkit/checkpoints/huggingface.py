@@ -102,8 +102,10 @@ def no_language_head(tensors: Iterable[str], source: Path) -> str:
             f"holds the head of a fine-tuned model ({shown_names(tuned)}), whose class config.json "
             "must name in architectures to predict with that head"
         )
-    else:
+    elif "bert.embeddings.word_embeddings.weight" in names:
         what = "is an encoder alone"
+    else:
+        what = f"its tensors have names that bertkit does not know ({shown_names(names)})"
     return (
         f"{source} lacks cls.predictions, the head that predicts tokens, and {what}; choose a "
         "pre-trained masked language model"

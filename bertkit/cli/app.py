@@ -264,6 +264,9 @@ def explain_error(error: Exception) -> str | None:
         return NO_DEVICE_MEMORY
     if isinstance(error, RuntimeError | ImportError) and ALLOCATION.search(text):
         return NO_MEMORY
+    if isinstance(error, RuntimeError) and text.startswith("Symlink loop from "):
+        path = text.removeprefix("Symlink loop from ").strip("'\"")  # as pathlib shows it
+        error = OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
     if isinstance(error, ModuleNotFoundError):
         missing = (error.name or "bertkit").partition(".")[0]
         needs = f"this command needs {missing}, which is not installed; install it"

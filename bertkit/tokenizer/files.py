@@ -125,6 +125,8 @@ def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
         settings |= {"compat": "hf", **read_tokenizer_config(config_path)}
         if json_path.exists() and is_literal(tokenizer_class(read_object(config_path))):
             check_post_processor(json_path)
+    if (special_path := directory / "special_tokens_map.json").exists():
+        refuse_renamed(read_object(special_path), special_path)
     if (added_path := directory / "added_tokens.json").exists():
         refuse_added(read_object(added_path), added_path)
     if text_path.exists():
@@ -151,6 +153,20 @@ def refuse_added(tokens: Iterable[str], path: Path) -> None:
                 f" {', '.join(SPECIAL_TOKENS)} (make it an ordinary entry of vocab.txt, and remove"
                 " it here)"
             )
+
+
+def refuse_renamed(config: Mapping[str, Any], path: Path) -> None:
+    """Refuse other tokens in the place of [CLS], [SEP] and the like, which transformers would use.
+
+    Raises:
+        BertkitError: a field such as `cls_token` names another token.
+    """
+    for token in SPECIAL_TOKENS:
+        field = f"{token.strip('[]').lower()}_token"
+        given = config.get(field)
+        content = given.get("content") if isinstance(given, dict) else given
+        if content not in (None, token):
+            raise BertkitError(f"{path}: {field} is {content!r}; bertkit reads only {token!r}")
 
 
 def tokenizer_class(config: Mapping[str, Any]) -> str:
@@ -210,6 +226,7 @@ def read_tokenizer_config(path: Path) -> dict[str, Any]:
         settings.setdefault("strip_accents", None)  # transformers forgets that of tokenizer.json
     if "compat" in settings:
         check_compat(settings["compat"], str(path))
+    refuse_renamed(config, path)
     added = config.get("added_tokens_decoder") or {}
     if not isinstance(added, dict) or not all(isinstance(one, dict) for one in added.values()):
         raise BertkitError(f"{path}: added_tokens_decoder is not an object of tokens; restore it")

@@ -26,7 +26,7 @@ from torch import Tensor
 from bertkit.config import as_json, read_recipe
 from bertkit.console import Console, console_or_new
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError, DivergedError
+from bertkit.errors import BertkitError, DivergedError, HeldError
 from bertkit.files import exclusive_lock, read_object
 from bertkit.pretraining_data.loader import check_batch_sizes
 from bertkit.pretraining_data.sampler import START
@@ -185,6 +185,8 @@ def pretrain(
         )
     on = choose_device(local_device(device))
     check_strategy(strategy)
+    if workers is not None and workers < 0:
+        raise BertkitError(f"--workers must be 0 or more, got {workers}")
     with init_distributed(on, timeout) as ranks, ExitStack() as stack:
         run = Run(
             recipe=recipe,
@@ -250,6 +252,21 @@ def build_network(run: Run, init_from: Path | str | None) -> InitialNetwork:
     return network
 
 
+def lock_folder(run: Run, held: ExitStack) -> None:
+    """Lock the run directory until `held` is closed; one of several ranks may wait for it.
+
+    An earlier rank 0 may have lost its connection and been replaced while it still saves.
+    """
+    try:
+        held.enter_context(exclusive_lock(run.folder))
+    except HeldError:
+        if run.ranks.world == 1:
+            raise
+        wait = run.ranks.timeout / 2
+        run.console.say(f"another process is working in {run.folder}; waiting {wait:g} seconds")
+        held.enter_context(exclusive_lock(run.folder, wait))
+
+
 def claim_folder(run: Run, digest: str, held: ExitStack) -> list[str]:
     """Lock the run directory, check that all ranks agree, and write the recipe down.
 
@@ -257,9 +274,7 @@ def claim_folder(run: Run, digest: str, held: ExitStack) -> list[str]:
         The changes since the run was started; [] on ranks other than rank 0.
     """
     ranks, recipe = run.ranks, as_json(run.recipe)
-    # an earlier rank 0 may have lost its connection and been replaced while it still saves
-    wait = ranks.timeout / 2 if ranks.world > 1 else 0.0
-    ranks.on_rank0(lambda: held.enter_context(exclusive_lock(run.folder, wait)))
+    ranks.on_rank0(lambda: lock_folder(run, held))
     if ranks.world > 1:
         ranks.assert_same_on_all_ranks(
             {

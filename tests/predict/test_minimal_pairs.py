@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import bertkit
 from benchmarks import minimal_pairs as benchmark
@@ -216,6 +217,10 @@ def test_models_without_a_language_head_are_refused(
         with pytest.raises(BertkitError) as caught:
             evaluate(folder, PAIRS)
         assert caught.value.code == "no-language-head", folder
+    path = tmp_path / "encoder" / "model.safetensors"
+    save_file({f"module.{name}": one for name, one in load_file(path).items()}, path)
+    with pytest.raises(BertkitError, match=r"names that bertkit does not know \(module\."):
+        evaluate(tmp_path / "encoder", PAIRS)
 
 
 def test_dev_is_a_tenth_of_every_field(data: Path, blimp: Path) -> None:

@@ -92,7 +92,10 @@ def test_documents_without_labels_are_whole(tmp_path: Path) -> None:
         ({"EntityPages": [{"Filename": "/etc/passwd"}]}, "is not a file of evidence/wikipedia"),
         ({"EntityPages": [{}]}, "EntityPages 1: field 'Filename' is missing"),
         ({"Answer": {"Aliases": []}}, "field 'Value' is missing"),
-        ({"Answer": {"Value": "Po"}}, "holds no usable question; the first: document without an answer"),
+        (
+            {"Answer": {"Value": "Po"}},
+            "no usable question; the first: document without",
+        ),
         ({"Question": 3}, "field 'Question' is 3; it must be text"),
     ],
 )

@@ -219,6 +219,9 @@ def test_missing_files(tmp_path: Path) -> None:
         ("tokenizer_config.json", {"max_word_characters": 0}, "max_word_characters is 0"),
         ("tokenizer_config.json", {"tokenizer_class": "T5Tokenizer"}, "T5Tokenizer"),
         ("tokenizer_config.json", {"tokenize_chinese_chars": False}, "tokenize_chinese_chars"),
+        ("tokenizer_config.json", {"cls_token": "<s>"}, "cls_token is '<s>'"),
+        ("tokenizer_config.json", {"unk_token": {"content": "the"}}, "unk_token is 'the'"),
+        ("special_tokens_map.json", {"sep_token": "[CLS]"}, r"sep_token is '\[CLS\]'"),
         ("tokenizer.json", {"normalizer": {"type": "NFC"}}, "normalizer.type is 'NFC'"),
         ("tokenizer.json", {"pre_tokenizer": None}, "pre_tokenizer.type is None"),
         ("tokenizer.json", {"model": {"type": "Unigram"}}, "model.type is 'Unigram'"),
@@ -232,6 +235,8 @@ def test_missing_files(tmp_path: Path) -> None:
 )
 def test_bad_directories(tmp_path: Path, file: str, change: dict[str, Any], message: str) -> None:
     small().save(tmp_path)
+    (tmp_path / "special_tokens_map.json").write_text('{"cls_token": "[CLS]"}')
+    Tokenizer.load(tmp_path)
     edit(tmp_path / file, lambda content: content.update(change))
     with pytest.raises(BertkitError, match=message):
         Tokenizer.load(tmp_path)

@@ -736,7 +736,8 @@ def test_a_model_before_the_first_evaluation_says_so_and_checkpoints_follow_the_
 @pytest.mark.parametrize("workers", [-1])
 def test_negative_workers_are_refused(store: TokenStore, tmp_path: Path, workers: int) -> None:
     with pytest.raises(BertkitError, match="workers must be 0 or more"):
-        pretrain(TOY, store, tmp_path, workers=workers)
+        pretrain(TOY, store, tmp_path / "run", workers=workers)
+    assert not (tmp_path / "run").exists(), "the folder is not claimed"
 
 
 @pytest.mark.parametrize(
