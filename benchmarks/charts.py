@@ -1,4 +1,4 @@
-"""The charts of the README: results files drawn as docs/images/speed.svg and quality.svg.
+"""The charts of the documents: results files drawn as docs/images/*.svg.
 
 `python -m benchmarks.tables` writes them together with the tables. Equal results give equal bytes
 with the matplotlib of constraints.txt: a drawing holds neither a date nor a version.
@@ -112,7 +112,11 @@ METRICS = {
 def charts(results: Path) -> dict[str, str]:
     """Every chart as SVG by the name of its file."""
     with mpl.rc_context(STYLE):
-        return {"speed.svg": speed(results), "quality.svg": quality(results)}
+        drawings = {"speed.svg": speed(results), "quality.svg": quality(results)}
+        for path in sorted(results.glob("inference-*.json")):
+            if path.stem != "inference-scores":
+                drawings[f"{path.stem}.svg"] = inference(rows_of(results, path.stem))
+        return drawings
 
 
 def speed(results: Path) -> str:
@@ -177,6 +181,42 @@ def quality(results: Path) -> str:
     for x, text in ((0, explained), (1.02, "bertkit | Trainer")):
         axes.text(x, -0.7, text, transform=axes.get_yaxis_transform())
     return drawn(figure)
+
+
+def inference(rows: dict[str, Any]) -> str:
+    """Every contestant of a comparison, the fastest first: sequences per second, or p50 and p99."""
+    by_time = "p50_milliseconds" in next(iter(rows.values()))
+    found = [
+        (name, *times_of(row)) if by_time else (name, *rates_of(row)) for name, row in rows.items()
+    ]
+    found.sort(key=lambda one: one[2] if by_time else -one[2])
+    figure, axes = canvas(len(found), row=0.26, left=0.3, right=0.1)
+    axes.set_xlabel(
+        "milliseconds for one text: median, with a line to the 99th percentile; shorter is better"
+        if by_time
+        else "sequences per second: median, with a line for the range of the runs"
+    )
+    for place, (name, low, middle, high) in enumerate(found):
+        same = not rows[name].get("remark")
+        color = BERTKIT if name.startswith("bertkit") else BAND
+        axes.barh(place, middle, height=0.6, color=color if same else "white", edgecolor=color)
+        axes.plot([low, high], [place, place], color=TEXT, linewidth=1)
+        shown = f"{middle:.3g}" if same else f"{middle:.3g}, other outputs"
+        beside = {"xytext": (4, 0), "textcoords": "offset points"}
+        axes.annotate(shown, (high, place), **beside, va="center_baseline", fontsize=9)
+    axes.set_yticks(range(len(found)), [name for name, *_ in found], fontsize=9)
+    return drawn(figure)
+
+
+def times_of(row: dict[str, Any]) -> tuple[float, float, float]:
+    """Median, median and 99th percentile of a row's times."""
+    return row["p50_milliseconds"], row["p50_milliseconds"], row["p99_milliseconds"]
+
+
+def rates_of(row: dict[str, Any]) -> tuple[float, float, float]:
+    """Lowest, median and highest rate of a row."""
+    rate = row["sequences_per_second"]
+    return rate["lowest"], rate["median"], rate["highest"]
 
 
 def title_of(row: str) -> str:
