@@ -48,7 +48,10 @@ def steps_of(page: str) -> list[Step]:
     Raises:
         ValueError: a block of commands holds a line that is none.
     """
-    small = [(prefix, flags) for flags, prefix in REHEARSAL.findall(page)]
+    small = [
+        (" ".join(prefix.split()), " ".join(flags.split()))  # a line may end within them
+        for flags, prefix in REHEARSAL.findall(page)
+    ]
     steps: list[Step] = []
     for block in BLOCK.finditer(page):
         language, content = block.groups()
