@@ -261,8 +261,7 @@ def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: fl
 class MetricWindow:
     """The updates since the last record in the journal, averaged over all ranks.
 
-    Args:
-        ranks: the processes of the run, which have to close the window together.
+    All ranks have to close the window together.
     """
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
