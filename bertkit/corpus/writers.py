@@ -105,7 +105,7 @@ PART_BYTES = 64_000_000
 COMPRESSORS: dict[str, Callable[[Any], Any]] = {
     ".gz": lambda file: gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0),
     ".bz2": lambda file: bz2.BZ2File(file, "wb"),
-    ".xz": lambda file: lzma.LZMAFile(file, "wb", preset=1),  # noqa: SIM115 (closed by json_lines)
+    ".xz": lambda file: lzma.LZMAFile(file, "wb", preset=1),  # noqa: SIM115 (closed below)
     ".zst": lambda file: zstandard.ZstdCompressor(level=3).stream_writer(file, closefd=False),
 }
 
@@ -125,7 +125,7 @@ def open_writer(out: Path) -> Iterator[Callable[[str], int]]:
     if names[0] == ".jsonl":
         refuse_existing(out)  # it may be one of the inputs
         remove_leftovers(out)
-        with new_file(out) as temporary, json_lines(temporary, out) as write:
+        with new_file(out) as temporary, json_lines_writer(temporary, out) as write:
             yield write
             refuse_existing(out)
     elif "." in out.name:
@@ -135,7 +135,7 @@ def open_writer(out: Path) -> Iterator[Callable[[str], int]]:
         )
     else:
         refuse_existing(out, fill=True)
-        with new_folder(out) as folder, part_files(folder, out) as write:
+        with new_folder(out) as folder, part_files_writer(folder, out) as write:
             yield write
             refuse_existing(out, fill=True)
 
@@ -149,7 +149,7 @@ def refuse_existing(out: Path, *, fill: bool = False) -> None:
 
 
 @contextmanager
-def json_lines(path: Path, name: Path) -> Iterator[Callable[[str], int]]:
+def json_lines_writer(path: Path, name: Path) -> Iterator[Callable[[str], int]]:
     """Yield a function that writes a document as an object {"text": document} and returns its size.
 
     The size is in bytes of UTF-8. The file is compressed according to `name`, which errors name.
@@ -174,8 +174,8 @@ def json_lines(path: Path, name: Path) -> Iterator[Callable[[str], int]]:
 
 
 @contextmanager
-def part_files(folder: Path, name: Path) -> Iterator[Callable[[str], int]]:
-    """Yield a function as `json_lines` does, for files with about PART_BYTES of text each."""
+def part_files_writer(folder: Path, name: Path) -> Iterator[Callable[[str], int]]:
+    """Yield a function as `json_lines_writer` does, for files with about PART_BYTES each."""
     write_line, number, filled = None, 0, 0
     with ExitStack() as opened:
 
@@ -184,7 +184,7 @@ def part_files(folder: Path, name: Path) -> Iterator[Callable[[str], int]]:
             if write_line is None or filled >= PART_BYTES:
                 opened.close()
                 part = f"part-{number:05d}.jsonl.zst"
-                write_line = opened.enter_context(json_lines(folder / part, name / part))
+                write_line = opened.enter_context(json_lines_writer(folder / part, name / part))
                 number, filled = number + 1, 0
             size = write_line(document)
             filled += size
