@@ -207,11 +207,7 @@ def load_checkpoint(path: Path, step: int, *, verify: bool = True) -> Checkpoint
 
 
 def read_progress(path: Path, step: int) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Return the records of a checkpoint's files, and its progress, after checking their form.
-
-    Raises:
-        BertkitError: see `load_checkpoint`.
-    """
+    """Return the records of a checkpoint's files, and its progress, after checking their form."""
     content = read_json(path / PROGRESS)
     if not isinstance(content, dict):
         raise BertkitError(f"{PROGRESS} is damaged (it is not an object)")

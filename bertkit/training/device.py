@@ -319,11 +319,7 @@ def memory_gib(device: torch.device | None = None) -> float | None:
 
 
 def check_memory(parameters: int, device: torch.device) -> None:
-    """Check that the weights, gradients and optimizer state of a network fit into memory.
-
-    Raises:
-        BertkitError: they do not fit; the message gives both sizes.
-    """
+    """Raise a BertkitError if weights, gradients and optimizer state do not fit into memory."""
     needed = 4 * 4 * parameters / 2**30  # fp32 weights, gradients and two moments
     available = memory_gib(device)
     if available is not None and needed > available:
