@@ -117,14 +117,8 @@ def pretraining_objective(
 ) -> Sums:
     """Sum the losses and correct predictions of tokens and, if the model has a pair head, of pairs.
 
-    Losses are computed in fp32, whatever the type of the logits.
-
-    Args:
-        model: the network with its heads.
-        batch: the examples; pair label 0 = B follows A, 1 = it does not.
-        token: the name of the token sums: "mlm" or "lm".
-        pair: the name of the pair sums: "nsp" or "sop".
-        cross_entropy: computes the sums of logits.
+    The sums are named by the objectives: "mlm" or "lm", and "nsp" or "sop". Losses are computed in
+    fp32, whatever the type of the logits.
     """
     output = model(batch.packed, batch.target_positions)
     found = cross_entropy(token, output.mlm_logits, batch.target_ids, "targets")
@@ -143,11 +137,6 @@ def replaced_objective(
 
     The generator is a masked language model, and the discriminator predicts for every token whether
     it was replaced. The discriminator's loss has a weight of 50.
-
-    Args:
-        model: the generator and the discriminator.
-        batch: the masked examples.
-        cross_entropy: computes the sums of the generator's logits.
     """
     output = model(batch.packed, batch.target_positions, batch.target_ids)
     logits, labels = output.replaced_logits.float(), output.replaced

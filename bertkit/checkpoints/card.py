@@ -95,27 +95,24 @@ def metadata_yaml(values: Mapping[str, Any]) -> str:
 
 
 def model_index(name: str, pipeline: str, found: Sequence[Scored]) -> list[dict[str, Any]] | None:
-    """Return the `model-index` of the hub, or None if there is no score.
+    """Return the `model-index` of the hub for a model's name and task; None if there is no score.
 
-    Args:
-        name: the name of the model.
-        pipeline: the hub's name of the task.
-        found: the scores; those of single entity types are left out.
+    The scores of single entity types are left out.
     """
     results = []
     for one in found:
-        shown = {name: value for name, value in one.scores.items() if "/" not in name}
+        metrics = [
+            {"type": METRIC_IDS.get(name, name), "value": value, "name": name.replace("_", " ")}
+            for name, value in one.scores.items()
+            if "/" not in name and not name.endswith("threshold")
+        ]
         kinds = {
             "name": one.dataset or "own data",
             "type": one.hub_id or "private",
             "config": one.config,
+            "split": one.split,
         }
-        metrics = [
-            {"type": METRIC_IDS.get(name, name), "value": value, "name": name.replace("_", " ")}
-            for name, value in shown.items()
-            if not name.endswith("threshold")
-        ]
-        dataset = {key: value for key, value in {**kinds, "split": one.split}.items() if value}
+        dataset = {key: value for key, value in kinds.items() if value}
         if metrics:
             task = {"type": pipeline, "name": pipeline.replace("-", " ")}
             results.append({"task": task, "dataset": dataset, "metrics": metrics})
@@ -134,11 +131,9 @@ def is_edited(path: Path) -> bool:
 def write_card(folder: Path, card: Card, *, replaced: Path, form: SavedForm | None = None) -> None:
     """Write the card of a model whose other files are complete, or keep the one of its user.
 
-    Args:
-        folder: the folder with the model's files, possibly a temporary one.
-        card: the card; tags and the section about the model's use are added.
-        replaced: the folder that will be replaced; an edited card in it is kept.
-        form: how the model is used; None to read it from a model directory.
+    Tags and the section about the model's use are added. An edited card is kept in `replaced`, the
+    folder that a temporary `folder` will replace. Without `form`, how the model is used is read
+    from a model directory.
     """
     if is_edited(replaced / CARD):
         if folder != replaced:
@@ -247,12 +242,7 @@ def origin_text(path: Path) -> str:
 
 
 def start_text(path: Path, digest: str) -> str:
-    """Return Markdown about the model from which the weights were initialised.
-
-    Args:
-        path: its folder; in the hub's cache the name and the commit are known.
-        digest: the SHA-256 of its weights, vocabulary and config.
-    """
+    """Return Markdown about the model from which the weights were initialised."""
     said = f"The weights were initialised from {origin_text(path)}"
     return f"{said}. The SHA-256 of its weights, vocabulary and config is `{digest}`."
 
@@ -260,11 +250,8 @@ def start_text(path: Path, digest: str) -> str:
 def derived_card(path: Path, folder: Path, config: ModelConfig, tokenizer: Any) -> Card:
     """Return the card to begin with for a model that is another one in another form.
 
-    Args:
-        path: the other model, as its user named it.
-        folder: its model directory, whose card, if bertkit wrote it, is taken over.
-        config: its config.
-        tokenizer: its tokenizer.
+    `path` is the other model, as its user named it, and `folder` its model directory, whose card is
+    taken over if bertkit wrote it.
     """
     card = read_card(folder)
     metadata = {**(card.metadata if card else {}), **inherited_metadata(folder)}

@@ -69,15 +69,10 @@ def extend_tokenizer(
 ) -> Extension:
     """Return a vocabulary in which each word is one token.
 
-    Words are normalised by the tokenizer's rules. A word that starts with "##" becomes a
-    continuation token. Words that cannot become tokens, or are tokens already, are skipped and
-    counted.
-
-    Args:
-        tokenizer: the tokenizer to extend.
-        words: the words, each with its location ("file:line"), for the counts.
-        counts: counts of skipped words, which are updated.
-        place: "append", or "unused" to replace [unused] entries, in their order.
+    Words, which are given with their locations ("file:line"), are normalised by the tokenizer's
+    rules. A word that starts with "##" becomes a continuation token. Words that cannot become
+    tokens, or are tokens already, are skipped and added to `counts`. With `place` "unused", the new
+    tokens replace [unused] entries, in their order.
 
     Raises:
         BertkitError: no word is new, or there are fewer [unused] entries than new words.
@@ -120,11 +115,7 @@ def with_vocabulary(tokenizer: Tokenizer, vocabulary: Sequence[str]) -> Tokenize
 
 
 def check_choice(flag: str, value: str, known: Sequence[str]) -> None:
-    """Check that the value of a flag is one of the known ones.
-
-    Raises:
-        BertkitError: it is not.
-    """
+    """Raise a BertkitError unless the value of a flag is one of the known ones."""
     if value not in known:
         raise BertkitError(f"unknown {flag} '{value}'{nearest(value, known)}")
 
@@ -187,13 +178,9 @@ def extend_tensors(
 ) -> dict[str, Tensor]:
     """Return a model's tensors with rows for the new tokens; unchanged tensors are not copied.
 
-    Args:
-        tensors: tensors by BERT's names, as `read_pretrained` returns them; the masked-language
-            head may be absent.
-        extension: the result of `extend_tokenizer`.
-        config: the config of the model before the extension.
-        init: "mean" of the rows of the previous tokens, or "random": a truncated normal
-            distribution with the model's `initializer_range`, seed 0, and biases 0.
+    The tensors have BERT's names, and the masked-language head may be absent. The new rows are the
+    "mean" of those of the previous tokens, or "random": drawn from a truncated normal distribution
+    with the model's `initializer_range` and seed 0, with biases of 0.
 
     Raises:
         BertkitError: `init` is unknown.
@@ -234,12 +221,8 @@ def write_extended(
 ) -> None:
     """Write a model directory with the new tokens; the original one is not changed.
 
-    Args:
-        start: the original model, with any heads.
-        extension: the result of `extend_tokenizer` with the model's tokenizer.
-        out: the directory to create; an existing model directory is replaced.
-        place: the `place` with which the extension was made, recorded in `bertkit.json`.
-        init: see `extend_tensors`.
+    An existing model directory is replaced. The arguments of `extend_tokenizer` and
+    `extend_tensors`, `place` and `init`, are recorded in `bertkit.json`.
 
     Raises:
         BertkitError: `out` holds something other than a model, is the model itself or cannot be
@@ -308,11 +291,7 @@ def copy_modules(source: Path, folder: Path) -> None:
 
 
 def check_out(model: Path, out: Path) -> None:
-    """Check that `out` is not the model itself and holds nothing other than a model.
-
-    Raises:
-        BertkitError: it is the model itself, or holds something else.
-    """
+    """Raise a BertkitError if `out` is the model itself or holds something other than a model."""
     if out.resolve() in (model_folder(model).resolve(), model.resolve()):
         raise BertkitError(f"--out {out} is the model itself; choose another folder")
     check_free(out)

@@ -126,9 +126,7 @@ def has_pooler(family: str, architecture: str) -> bool:
 def choose_class(config: ModelConfig, head: str) -> tuple[str, str]:
     """Return the `model_type` and transformers class that compute the same; "bertkit" if none does.
 
-    Args:
-        config: the model's config.
-        head: a key of `CLASSES`.
+    The head is a key of `CLASSES`.
     """
     causal = config.direction == "left_to_right"
     factorised = config.embedding_size not in (0, config.hidden_size)
@@ -194,11 +192,7 @@ def read_family(values: Mapping[str, Any], source: object) -> dict[str, Any]:
 
 
 def check_summary(values: Mapping[str, Any], source: object) -> None:
-    """Check that an ELECTRA multiple-choice head pools [CLS] with GELU.
-
-    Raises:
-        BertkitError: a summary field has another value; the message names it.
-    """
+    """Raise a BertkitError unless an ELECTRA multiple-choice head pools [CLS] with GELU."""
     if values.get("architectures") != ["ElectraForMultipleChoice"]:
         return
     for name, value in SUMMARY.items():

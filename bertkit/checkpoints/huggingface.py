@@ -126,11 +126,7 @@ def load_model(directory: Path, build: Callable[[ModelConfig], Model]) -> LoadRe
 
 
 def load_parts(directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Read a directory's config and weights, after checking that their sizes agree.
-
-    Raises:
-        BertkitError: see `load_model`.
-    """
+    """Read a directory's config and weights, after checking that their sizes agree."""
     from bertkit.checkpoints.limits import check_parameters
 
     config = load_config(directory)
@@ -214,10 +210,9 @@ def matching_tensors(
 
 
 def check_config_sizes(config: ModelConfig, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Compare the sizes in a config with the tensors' shapes, before a network is built.
+    """Raise a BertkitError if a config and the tensors differ in sizes, before a network is built.
 
-    Raises:
-        BertkitError: they differ, such as in a config that demands a trillion parameters.
+    A damaged config may demand a trillion parameters.
     """
     width, inner = config.embedding_width, config.intermediate_size
     embeddings, first = "bert.embeddings.", "bert.encoder.layer.0.intermediate.dense.weight"
@@ -265,9 +260,6 @@ def read_model_config(path: Path) -> ModelConfig:
     """Read the model config from a `config.json` or Google's `bert_config.json`.
 
     Fields that bertkit does not know are ignored.
-
-    Raises:
-        BertkitError: see `load_config`.
     """
     values = read_object(path)
     for name, value in SUPPORTED.items():

@@ -29,13 +29,8 @@ TIED = 2
 def check_parameters(config: ModelConfig, files: Iterable[Path], source: object) -> None:
     """Check that the weight files are large enough for the parameters that a config demands.
 
-    A floating-point number takes at least one byte, and the pooler may be absent.
-
-    Args:
-        config: the directory's config.
-        files: the weight files; if one is missing, their size is not compared, as reading them will
-            report it.
-        source: the name of the directory, for messages.
+    A floating-point number takes at least one byte, and the pooler may be absent. If a file is
+    missing, the sizes are not compared, as reading the files will report it.
 
     Raises:
         BertkitError: the config demands too many parameters or layers, or the weights are larger
@@ -73,11 +68,8 @@ def readable_count(number: int) -> str:
 def check_archive(file: IO[bytes], path: Path) -> None:
     """Check that a `pytorch_model.bin` does not unpack to more bytes than it has.
 
-    torch stores tensors uncompressed, but its reader also unpacks compressed ones.
-
-    Args:
-        file: the open file, positioned at its start both before and after the call.
-        path: the path of the file, for messages.
+    torch stores tensors uncompressed, but its reader also unpacks compressed ones. The file is open
+    and is positioned at its start, both before and after the call.
 
     Raises:
         BertkitError: an entry is compressed, or the entries overlap.

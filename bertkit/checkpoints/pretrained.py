@@ -75,10 +75,8 @@ class PretrainedWeights:
     ) -> LoadResult[Model]:
         """Build a model with these weights; missing ones are drawn from torch's generator.
 
-        Args:
-            make: a function that builds the network from its config.
-            keep_head: whether to use the weights of the head too; they must fit.
-            copy: False makes the model share the weights, which saves memory if it is not changed.
+        With `keep_head`, the weights of the head are used, too, and must fit. Without `copy`, the
+        model shares the weights, which saves memory if it is not changed.
 
         Raises:
             BertkitError: weights are missing or do not fit; the message names them.

@@ -120,11 +120,7 @@ def published_folder(path: Path) -> Path:
 
 
 def check_name(name: str, revision: str | None) -> None:
-    """Check the name of a repository and its branch.
-
-    Raises:
-        BertkitError: one of them is not valid.
-    """
+    """Raise a BertkitError unless the names of a repository and of its branch are valid."""
     if "/" not in name or not REPOSITORY.fullmatch(name):
         raise BertkitError(
             f"'{name}' is not a name on the hub; give ORG/NAME, where ORG is your user name or an "
@@ -138,11 +134,7 @@ def check_name(name: str, revision: str | None) -> None:
 
 
 def check_license(name: str) -> None:
-    """Check that a license is written as the hub's identifiers are.
-
-    Raises:
-        BertkitError: it is not.
-    """
+    """Raise a BertkitError unless a license is written as the hub's identifiers are."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
         raise BertkitError(
             f"'{name}' is not an identifier of a license; give one as the hub lists them, such as "
@@ -246,26 +238,25 @@ def refused(name: str, error: Exception) -> BertkitError | None:
 
     if isinstance(error, HfHubHTTPError):
         return refused_by_status(name, error)
-    text, code = "", ""
-    offline = isinstance(error, OfflineModeIsEnabled | ConnectionError | TimeoutError)
     if isinstance(error, HFValidationError):
-        text, code = f"'{name}' is not a name on the hub; give ORG/NAME", "hub-name"
-    elif offline or type(error).__module__.startswith(LIBRARIES_OF_REQUESTS):
-        text, code = (
+        return BertkitError(f"'{name}' is not a name on the hub; give ORG/NAME", code="hub-name")
+    offline = isinstance(error, OfflineModeIsEnabled | ConnectionError | TimeoutError)
+    if offline or type(error).__module__.startswith(LIBRARIES_OF_REQUESTS):
+        return BertkitError(
             f"the hub cannot be reached ({type(error).__name__}); check the network, HF_ENDPOINT "
             "and HF_HUB_OFFLINE, and run the same command again",
-            "hub-offline",
+            code="hub-offline",
         )
-    elif isinstance(error, UnicodeError):
-        text, code = (
+    if isinstance(error, UnicodeError):
+        return BertkitError(
             f"a file name or the token has characters that cannot be sent ({error}); rename the "
             "file, or correct HF_TOKEN",
-            "hub-characters",
+            code="hub-characters",
         )
-    elif isinstance(error, ValueError):  # the metadata of an edited card
+    if isinstance(error, ValueError):  # the metadata of an edited card
         said = " ".join(str(error).split())
-        text, code = f"the hub does not accept {CARD}: {said}; edit it", "hub-card"
-    return BertkitError(text, code=code) if text else None
+        return BertkitError(f"the hub does not accept {CARD}: {said}; edit it", code="hub-card")
+    return None
 
 
 def refused_by_status(name: str, error: Any) -> BertkitError:

@@ -90,11 +90,7 @@ def save_model(
 
 
 def check_free(directory: Path) -> None:
-    """Check that a folder may be written: it is absent, empty or a model directory.
-
-    Raises:
-        BertkitError: it holds something other than a model.
-    """
+    """Raise a BertkitError unless a folder is absent, empty or a model directory."""
     signs = ("bertkit.json", "*.safetensors", "*.bin")  # not only models have a config.json
     weights = any(path for sign in signs for path in directory.glob(sign))
     if directory.exists() and not (weights and (directory / "config.json").is_file()):
@@ -141,13 +137,8 @@ def foreign_tensors(
 ) -> dict[str, Tensor]:
     """Return a model's parameters by a family's names, in fp32 on the CPU.
 
-    The tied decoder and ELECTRA's generator are excluded.
-
-    Args:
-        model: a model with a `config`.
-        family: one of `families.FAMILIES`.
-        architecture: transformers' class, which matters if its head has special names.
-        pooler: whether to include the pooler; one that no loss has trained is always excluded.
+    The tied decoder and ELECTRA's generator are excluded, and a pooler that no loss has trained.
+    transformers' class, `architecture`, matters if its head has special names.
     """
     names, tensors = parameter_names(model), {}
     without_pairs = hasattr(model, "rtd") or getattr(model, "nsp", model) is None

@@ -127,16 +127,15 @@ def data_files(prefix: Path) -> list[Path]:
 def read_checkpoint(prefix: Path, *, slots: bool = True) -> dict[str, np.ndarray]:
     """Read all variables of a checkpoint except strings, which are not weights.
 
-    Args:
-        prefix: the path of the index without `.index`.
-        slots: whether to read the optimizer's variables (`adam_m`, `adam_v`, `global_step`) too.
+    `prefix` is the path of the index without `.index`. Without `slots`, the optimizer's variables
+    (`adam_m`, `adam_v`, `global_step`) are left out.
 
     Raises:
         BertkitError: a file is missing, damaged or cut short; the message names file and variable.
     """
     path = prefix.with_name(f"{prefix.name}.index")
     check_file_size(path, MAX_SSTABLE_BYTES)
-    shards, entries = read_bundle_index(read_file(path), path)
+    shards, entries = read_bundle_index(path)
     wanted = sum(entry.size for entry in entries.values())
     held = sum(file.stat().st_size for file in data_files(prefix))
     if held and wanted > TIED * held:
@@ -152,14 +151,6 @@ def read_checkpoint(prefix: Path, *, slots: bool = True) -> dict[str, np.ndarray
         data = prefix.with_name(f"{prefix.name}.data-{entry.shard:05d}-of-{shards:05d}")
         arrays[name] = read_tensor(data, name, entry)
     return arrays
-
-
-def read_file(path: Path) -> bytes:
-    """Read the bytes of a file, or raise BertkitError if that fails."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BertkitError(f"cannot read {path} ({error.strerror}); check the path") from None
 
 
 def read_tensor(path: Path, name: str, entry: Entry) -> np.ndarray:
@@ -183,10 +174,10 @@ def read_tensor(path: Path, name: str, entry: Entry) -> np.ndarray:
     return np.frombuffer(data, dtype=dtype).reshape(entry.shape)
 
 
-def read_bundle_index(data: bytes, path: Path) -> tuple[int, dict[str, Entry]]:
+def read_bundle_index(path: Path) -> tuple[int, dict[str, Entry]]:
     """Return the number of data files, and the entry of each tensor by name."""
     try:
-        table = dict(read_table(data))
+        table = dict(read_table(path.read_bytes()))
         header = decode_fields(table.pop(b""))
         if decode_number(header, 2):
             raise BertkitError("it was written on a big-endian machine")
@@ -195,6 +186,8 @@ def read_bundle_index(data: bytes, path: Path) -> tuple[int, dict[str, Entry]]:
         raise BertkitError(
             f"{path}: {error}; copy the file again, or convert it with transformers"
         ) from None
+    except OSError as error:
+        raise BertkitError(f"cannot read {path} ({error.strerror}); check the path") from None
     except (IndexError, KeyError, ValueError, TypeError, struct.error) as error:
         raise BertkitError(
             f"{path} is not a checkpoint index, or is damaged; copy it again"

@@ -106,10 +106,9 @@ def is_floating_point(tensor: object) -> bool:
 
 
 def untied(state: dict[str, Tensor], source: Path) -> dict[str, Tensor]:
-    """Remove the copies of the tied decoder and its bias that older files contain.
+    """Remove the copies of the tied decoder and its bias, which older files contain.
 
-    Raises:
-        BertkitError: a copy differs from its original.
+    A copy that differs from its original raises a BertkitError.
     """
     for copy, original in (
         ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
@@ -126,11 +125,8 @@ def weight_files(directory: Path) -> dict[Path, list[str]]:
     """Return the files that hold the weights, each with the tensor names that an index lists."""
     for name in WEIGHT_FILES:
         path = directory / name
-        if not path.is_file():
-            continue
-        if path.suffix != ".json":
-            return {path: []}
-        return indexed_files(path)
+        if path.is_file():
+            return indexed_files(path) if path.suffix == ".json" else {path: []}
     raise BertkitError(f"{directory} holds no weights: none of {', '.join(WEIGHT_FILES)}")
 
 
@@ -232,12 +228,9 @@ def read_safetensors(file: BufferedReader) -> dict[str, Tensor]:
 def tensor_locations(header: bytes, size: int) -> list[tuple[str, torch.dtype, list[int], int]]:
     """Return the name, dtype, shape and size in bytes of each tensor in a safetensors header.
 
-    Args:
-        header: the JSON header.
-        size: the number of bytes after the header.
-
     Raises:
-        ValueError: the header is invalid, or the tensors do not fill these bytes exactly.
+        ValueError: the header is invalid, or the tensors do not fill the `size` bytes after it
+            exactly.
     """
     described = json.loads(header.decode())
     if not isinstance(described, dict):

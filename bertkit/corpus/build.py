@@ -77,25 +77,14 @@ def prepare(
         BertkitError: there is no text, the language is unknown, there are fewer than two training
             documents, the store has other settings, or the disk is full.
     """
-    options, paths, folder = options or PrepareOptions(), text_paths(paths), Path(folder)
-    workers = worker_count(processes)
-    sources, tokenizer = check_inputs(paths, folder, options), as_tokenizer(tokenizer)
-    check_folder(folder)
-    with exclusive_lock(folder), console_or_new(console) as shown:
-        claim_store_folder(folder, tokenizer, options, sources, alone=True)
-        tokenizer.save(folder / "tokenizer")
+    plan = plan_store(paths, tokenizer, folder, options, processes)
+    with exclusive_lock(plan.folder), console_or_new(console) as shown:
+        claim_store_folder(plan, alone=True)
         shown.start(None, title="preparing", unit="documents")
-        parts = plan_parts(sources, options.shard_bytes)
-        results = prepare_parts(parts, tokenizer, folder, options, workers, shown)
-        store = finish_store(folder, tokenizer, options, sources, results)
+        store = finish_store(plan, prepare_parts(plan, plan.parts, shown))
         shown.close()
         shown.say(*describe_store(store))
     return store
-
-
-def as_tokenizer(given: Tokenizer | Path | str) -> Tokenizer:
-    """Return the tokenizer that is given, itself or by its path."""
-    return given if isinstance(given, Tokenizer) else Tokenizer.load(given)
 
 
 def prepare_share(
@@ -126,18 +115,15 @@ def prepare_share(
         BertkitError: as for `prepare`, or there is no such share, or a part of another share is
             damaged.
     """
-    options, paths, folder = options or PrepareOptions(), text_paths(paths), Path(folder)
     number, shares = read_share(share)
-    workers = worker_count(processes)
-    sources, tokenizer = check_inputs(paths, folder, options), as_tokenizer(tokenizer)
+    plan = plan_store(paths, tokenizer, folder, options, processes)
+    folder, parts = plan.folder, plan.parts
     with exclusive_lock(folder, WAIT_SECONDS):  # machines may start at the same moment
-        claim_store_folder(folder, tokenizer, options, sources)
-        tokenizer.save(folder / "tokenizer")
-    parts = plan_parts(sources, options.shard_bytes)
+        claim_store_folder(plan, alone=False)
     with console_or_new(console) as shown:
         shown.start(None, title="preparing", unit="documents")
         # Adjacent parts are often similar, so they go to different shares.
-        prepare_parts(parts[number - 1 :: shares], tokenizer, folder, options, workers, shown)
+        prepare_parts(plan, parts[number - 1 :: shares], shown)
         shown.close()
         missing = [one for one in parts if finished_part(one, folder, checksums=False) is None]
         if missing:
@@ -149,12 +135,41 @@ def prepare_share(
             return None
         try:
             with exclusive_lock(folder, WAIT_SECONDS):  # machines may end at the same moment
-                store = merge_parts(parts, tokenizer, folder, options, sources, shares)
+                store = merge_parts(plan, shares)
         except HeldError:
             shown.say(f"{folder}: all parts are complete; another process writes the manifest")
             return None
         shown.say(*describe_store(store))
     return store
+
+
+@dataclass(frozen=True)
+class StorePlan:
+    """What a store is made of, after all arguments of `prepare` were checked."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    options: PrepareOptions
+    sources: list[Source]
+    parts: list[CorpusPart]
+    workers: int
+    """The number of worker processes; 0 if this process does the work."""
+
+
+def plan_store(
+    paths: Sequence[str],
+    tokenizer: Tokenizer | Path | str,
+    folder: Path | str,
+    options: PrepareOptions | None,
+    processes: int,
+) -> StorePlan:
+    """Check the arguments of `prepare`, find the sources and divide them into parts."""
+    options, folder, workers = options or PrepareOptions(), Path(folder), worker_count(processes)
+    sources = check_inputs(text_paths(paths), folder, options)
+    loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
+    check_folder(folder)
+    parts = plan_parts(sources, options.shard_bytes)
+    return StorePlan(folder, loaded, options, sources, parts, workers)
 
 
 def read_share(share: str) -> tuple[int, int]:
@@ -169,35 +184,23 @@ def read_share(share: str) -> tuple[int, int]:
     return int(number), int(shares)
 
 
-def merge_parts(
-    parts: Sequence[CorpusPart],
-    tokenizer: Tokenizer,
-    folder: Path,
-    options: PrepareOptions,
-    sources: Sequence[Source],
-    shares: int,
-) -> TokenStore:
+def merge_parts(plan: StorePlan, shares: int) -> TokenStore:
     """Write the manifest if the checksums of every part are right."""
     results = []
-    for part in parts:
-        result = finished_part(part, folder)
+    for part in plan.parts:
+        result = finished_part(part, plan.folder)
         if result is None:
             raise BertkitError(
-                f"part {part.number + 1} of {len(parts)} of {folder} is damaged; run the same "
-                f"`bertkit prepare` with --share {part.number % shares + 1}/{shares}, which makes "
-                "it again"
+                f"part {part.number + 1} of {len(plan.parts)} of {plan.folder} is damaged; run the "
+                f"same `bertkit prepare` with --share {part.number % shares + 1}/{shares}, which "
+                "makes it again"
             )
         results.append(result)
-    return finish_store(folder, tokenizer, options, sources, results)
+    return finish_store(plan, results)
 
 
 def prepare_parts(
-    parts: Sequence[CorpusPart],
-    tokenizer: Tokenizer,
-    folder: Path,
-    options: PrepareOptions,
-    processes: int,
-    console: Console,
+    plan: StorePlan, parts: Sequence[CorpusPart], console: Console
 ) -> list[PartResult]:
     """Make parts of a store on this machine."""
     done = TextCounts()
@@ -206,14 +209,18 @@ def prepare_parts(
         documents, size = done.documents + counts.documents, done.bytes + counts.bytes
         console.update({"done": documents, "bytes": size})
 
+    options = plan.options
     work = partial(
-        tokenize_block, tokenizer=tokenizer, language=options.language, held_out=options.held_out
+        tokenize_block,
+        tokenizer=plan.tokenizer,
+        language=options.language,
+        held_out=options.held_out,
     )
     results = []
-    with Workers(work, processes, command="prepare", flag="--processes") as workers:
+    with Workers(work, plan.workers, command="prepare", flag="--processes") as workers:
         for part in parts:
             made = prepare_part(
-                *(part, folder, workers),
+                *(part, plan.folder, workers),
                 column=options.column,
                 shard_bytes=options.shard_bytes,
                 progress=show,
@@ -244,13 +251,7 @@ def check_inputs(paths: Sequence[str], folder: Path, options: PrepareOptions) ->
     return find_sources(paths, format=options.format)
 
 
-def finish_store(
-    folder: Path,
-    tokenizer: Tokenizer,
-    options: PrepareOptions,
-    sources: Sequence[Source],
-    results: Iterable[PartResult],
-) -> TokenStore:
+def finish_store(plan: StorePlan, results: Iterable[PartResult]) -> TokenStore:
     """Write the manifest from the results of all parts, in their order."""
     text = TextCounts()
     tokenization: Counter[str] = Counter()
@@ -261,38 +262,32 @@ def finish_store(
         text += result.text
     documents = sum(shard.documents for shard in shards if shard.split == "train")
     if documents < 2:
-        others = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+        others = f" and {len(plan.sources) - 1} more" if len(plan.sources) > 1 else ""
         raise BertkitError(
-            f"{sources[0].path}{others}: {documents} training document(s) found, at least 2 are "
-            "needed. In plain text a blank line ends a document; is there one?"
+            f"{plan.sources[0].path}{others}: {documents} training document(s) found, at least 2 "
+            "are needed. In plain text a blank line ends a document; is there one?"
         )
     details = {
-        "settings": asdict(options),
-        "sources": [asdict(source) for source in sources],
+        "settings": asdict(plan.options),
+        "sources": [asdict(source) for source in plan.sources],
         "text": text.as_dict(),
         "tokenization": dict(tokenization),
     }
-    write_manifest(folder, tokenizer, shards, details)
-    return TokenStore(folder)
+    write_manifest(plan.folder, plan.tokenizer, shards, details)
+    return TokenStore(plan.folder)
 
 
-def claim_store_folder(
-    folder: Path,
-    tokenizer: Tokenizer,
-    options: PrepareOptions,
-    sources: Sequence[Source],
-    *,
-    alone: bool = False,
-) -> None:
+def claim_store_folder(plan: StorePlan, *, alone: bool) -> None:
     """Record in a folder the settings, tokenizer and sources of its store.
 
     If no other process works there (`alone`), settings that made no shard may be replaced.
     """
     settings: dict[str, Any] = {
-        **asdict(options),
-        "tokenizer_hash": tokenizer.content_hash,
-        "sources": source_records(sources),
+        **asdict(plan.options),
+        "tokenizer_hash": plan.tokenizer.content_hash,
+        "sources": source_records(plan.sources),
     }
+    folder = plan.folder
     path = folder / "settings.json"
     check_folder(folder)
     if path.is_file():
@@ -307,6 +302,7 @@ def claim_store_folder(
                 "or remove this one"
             )
     write_json(path, settings)
+    plan.tokenizer.save(folder / "tokenizer")
 
 
 def check_folder(folder: Path) -> None:
@@ -321,6 +317,12 @@ def source_records(sources: Sequence[Source]) -> list[dict[str, Any]]:
     return [{**asdict(source), "modified": modification_time(source)} for source in sources]
 
 
+def modification_time(source: Source) -> int | None:
+    """Return when a local source was last changed, in nanoseconds: an edited file is a new text."""
+    path = Path(source.path)
+    return path.stat().st_mtime_ns if path.is_file() else None
+
+
 def text_changed(paths: Sequence[str], folder: Path, options: PrepareOptions) -> bool:
     """Return whether local text is no longer that of a store; False if some of it is not here."""
     if any(is_remote(path) or path.startswith("hf:") for path in text_paths(paths)):
@@ -330,12 +332,6 @@ def text_changed(paths: Sequence[str], folder: Path, options: PrepareOptions) ->
         return bool(read_json(folder / "settings.json").get("sources") != found)
     except (BertkitError, AttributeError):
         return False
-
-
-def modification_time(source: Source) -> int | None:
-    """Return when a local source was last changed, in nanoseconds: an edited file is a new text."""
-    path = Path(source.path)
-    return path.stat().st_mtime_ns if path.is_file() else None
 
 
 def describe_store(store: TokenStore) -> list[str]:

@@ -61,15 +61,12 @@ def open_remote(
 ) -> RemoteStore | None:
     """Return the remote store at an address or behind a cache folder, or None if it is local.
 
-    Args:
-        folder: an address (`https://...`, `s3://...`, `memory://...`), or its cache folder, which
-            is opened without a request to the address.
-        cache: the folder of all caches; by default in the user's cache folder.
-        gigabytes: the maximum size of all caches together.
+    A cache folder is opened without a request to the address. For the arguments see `TokenStore`.
     """
     note = Path(folder) / "remote.json"
     if is_remote(Path(folder)):
-        root = Path(from_home(cache)).absolute() if cache else default_cache()
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        root = Path(from_home(cache)).absolute() if cache else caches / "bertkit" / "stores"
         remote = RemoteStore(
             address(str(folder)), root, GIGABYTES if gigabytes is None else gigabytes
         )
@@ -87,11 +84,6 @@ def open_remote(
         )
     except (KeyError, TypeError, ValueError):
         raise BertkitError(f"{note} is damaged; give the store's address again") from None
-
-
-def default_cache() -> Path:
-    """Return the folder `bertkit/stores` in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bertkit" / "stores"
 
 
 def address(path: str) -> str:
@@ -147,9 +139,7 @@ class RemoteStore:
     def fetch(self, shards: Sequence[ShardInfo], *, verify: bool) -> None:
         """Bring shards into the cache, several at a time, and mark them as used.
 
-        Args:
-            shards: the shards to fetch.
-            verify: whether to check the cached files' checksums, and to fetch damaged shards again.
+        With `verify`, the checksums of cached files are checked, and damaged shards fetched again.
 
         Raises:
             BertkitError: a shard is missing or damaged at the address, the address cannot be

@@ -158,17 +158,12 @@ def prepare_part(
     *,
     column: str,
     shard_bytes: int,
-    progress: Callable[[TextCounts], None] = lambda counts: None,
+    progress: Callable[[TextCounts], None],
 ) -> PartResult:
     """Write the shards of one part, keeping the complete shards of an earlier run.
 
-    Args:
-        part: the part to make.
-        folder: the folder of the store.
-        workers: the processes that run `tokenize_block`.
-        column: the column of the text, in formats that have columns.
-        shard_bytes: the bytes of text after which a shard ends.
-        progress: called with what has been read so far after every block.
+    The workers run `tokenize_block`. `progress` is called after every block with what has been read
+    so far.
     """
     writer = PartWriter(folder, part, shard_bytes)
     writer.resume()

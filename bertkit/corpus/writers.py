@@ -105,7 +105,7 @@ PART_BYTES = 64_000_000
 COMPRESSORS: dict[str, Callable[[Any], Any]] = {
     ".gz": lambda file: gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0),
     ".bz2": lambda file: bz2.BZ2File(file, "wb"),
-    ".xz": lambda file: lzma.LZMAFile(file, "wb", preset=1),  # noqa: SIM115 (closed by JsonLines)
+    ".xz": lambda file: lzma.LZMAFile(file, "wb", preset=1),  # noqa: SIM115 (closed below)
     ".zst": lambda file: zstandard.ZstdCompressor(level=3).stream_writer(file, closefd=False),
 }
 
@@ -114,9 +114,8 @@ COMPRESSORS: dict[str, Callable[[Any], Any]] = {
 def open_writer(out: Path) -> Iterator[Callable[[str], int]]:
     """Yield a function that writes a document and returns its bytes; files appear on success.
 
-    Args:
-        out: a file NAME.jsonl, optionally followed by .gz, .bz2, .xz or .zst; or a name without a
-            dot for a folder of files part-00000.jsonl.zst, part-00001.jsonl.zst, ...
+    `out` is a file NAME.jsonl, optionally followed by .gz, .bz2, .xz or .zst; or a name without a
+    dot for a folder of files part-00000.jsonl.zst, part-00001.jsonl.zst, ...
     """
     if is_remote(out):
         raise BertkitError(f"{out} is remote; write to a local or mounted folder, then copy")
@@ -126,8 +125,8 @@ def open_writer(out: Path) -> Iterator[Callable[[str], int]]:
     if names[0] == ".jsonl":
         refuse_existing(out)  # it may be one of the inputs
         remove_leftovers(out)
-        with new_file(out) as temporary, JsonLinesWriter(temporary, out) as lines:
-            yield lines.write
+        with new_file(out) as temporary, json_lines_writer(temporary, out) as write:
+            yield write
             refuse_existing(out)
     elif "." in out.name:
         raise BertkitError(
@@ -136,8 +135,8 @@ def open_writer(out: Path) -> Iterator[Callable[[str], int]]:
         )
     else:
         refuse_existing(out, fill=True)
-        with new_folder(out) as folder, PartFilesWriter(folder, out) as parts:
-            yield parts.write
+        with new_folder(out) as folder, part_files_writer(folder, out) as write:
+            yield write
             refuse_existing(out, fill=True)
 
 
@@ -149,60 +148,46 @@ def refuse_existing(out: Path, *, fill: bool = False) -> None:
             raise BertkitError(f"{out} is there already; choose another --out, or remove it")
 
 
-class JsonLinesWriter:
-    """A writer of one file of objects {"text": document}, compressed according to a name."""
+@contextmanager
+def json_lines_writer(path: Path, name: Path) -> Iterator[Callable[[str], int]]:
+    """Yield a function that writes a document as an object {"text": document} and returns its size.
 
-    def __init__(self, path: Path, name: Path) -> None:
-        self.path = path
-        self.name = name
+    The size is in bytes of UTF-8. The file is compressed according to `name`, which errors name.
+    """
+    with ExitStack() as opened:
+        with disk_errors(name):
+            file = opened.enter_context(path.open("wb"))
+            if compressor := COMPRESSORS.get(name.suffix):
+                file = opened.enter_context(compressor(file))
 
-    def __enter__(self) -> JsonLinesWriter:
-        with disk_errors(self.name):
-            self._raw = self.path.open("wb")
-            compressor = COMPRESSORS.get(self.name.suffix)
-            self._file = compressor(self._raw) if compressor else self._raw
-        return self
+        def write(document: str) -> int:
+            line = json.dumps({"text": document}, ensure_ascii=False) + "\n"
+            with disk_errors(name):
+                file.write(line.encode())
+            return len(document.encode())
 
-    def write(self, document: str) -> int:
-        """Write one document and return its size in bytes of UTF-8."""
-        line = json.dumps({"text": document}, ensure_ascii=False) + "\n"
-        with disk_errors(self.name):
-            self._file.write(line.encode())
-        return len(document.encode())
-
-    def __exit__(self, *_: object) -> None:
-        with disk_errors(self.name):
-            try:
-                if self._file is not self._raw:
-                    self._file.close()
-            finally:
-                self._raw.close()
+        try:
+            yield write
+        finally:
+            with disk_errors(name):
+                opened.close()
 
 
-class PartFilesWriter:
-    """A writer of files of JSON lines in a folder, each with about PART_BYTES of text."""
+@contextmanager
+def part_files_writer(folder: Path, name: Path) -> Iterator[Callable[[str], int]]:
+    """Yield a function as `json_lines_writer` does, for files with about PART_BYTES each."""
+    write_line, number, filled = None, 0, 0
+    with ExitStack() as opened:
 
-    def __init__(self, folder: Path, name: Path) -> None:
-        self.folder = folder
-        self.name = name
-        self.number = self.filled = 0
-        self._open = ExitStack()
+        def write(document: str) -> int:
+            nonlocal write_line, number, filled
+            if write_line is None or filled >= PART_BYTES:
+                opened.close()
+                part = f"part-{number:05d}.jsonl.zst"
+                write_line = opened.enter_context(json_lines_writer(folder / part, name / part))
+                number, filled = number + 1, 0
+            size = write_line(document)
+            filled += size
+            return size
 
-    def __enter__(self) -> PartFilesWriter:
-        return self
-
-    def write(self, document: str) -> int:
-        """Write one document and return its size in bytes of UTF-8."""
-        if self.filled >= PART_BYTES or not self.number:
-            self._open.close()
-            name = f"part-{self.number:05d}.jsonl.zst"
-            self._lines = self._open.enter_context(
-                JsonLinesWriter(self.folder / name, self.name / name)
-            )
-            self.number, self.filled = self.number + 1, 0
-        size = self._lines.write(document)
-        self.filled += size
-        return size
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
+        yield write

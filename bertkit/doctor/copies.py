@@ -33,12 +33,7 @@ class Texts(NamedTuple):
 
 
 def hash_sentences(arrays: ShardArrays, keys: np.ndarray) -> Texts:
-    """Hash every sentence of a shard.
-
-    Args:
-        arrays: the shard.
-        keys: (vocabulary,) uint64 random number of each token id.
-    """
+    """Hash every sentence of a shard; `keys` are (vocabulary,) uint64 random numbers of the ids."""
     bounds = arrays.sentences.astype(np.int64)
     count = len(bounds) - 1
     hashes = np.zeros(count, dtype=np.uint64)

@@ -72,11 +72,8 @@ def check_files(
         The tokenizer, or None if it is damaged or not the recorded one, and the findings.
     """
     tokenizer, wrong = try_check(lambda: store.tokenizer)
-    if tokenizer is not None and tokenizer.size != store.vocabulary_size:
-        wrong = f"tokenizer/ has {tokenizer.size:,} tokens, the manifest {store.vocabulary_size:,}"
-        tokenizer = None
-    damaged = [*seen.damaged, *kept.damaged, try_check(lambda: store.unigrams)[1]]
-    damaged = [line for line in damaged if line]
+    _, torn = try_check(lambda: store.unigrams)
+    damaged = [*seen.damaged, *kept.damaged, *([torn] if torn else [])]
     whole = len(seen.whole) + len(kept.whole)
     said = f"{whole:,} shards have the sizes and checksums recorded in the manifest"
     if damaged:

@@ -159,15 +159,13 @@ def pair_findings(
 ) -> list[Finding]:
     """Return the findings about label balance and truncated tokens of measured examples.
 
-    Args:
-        random_share: the share of examples with label 1.
-        cut_share: the share of the drawn tokens that truncation removes.
-        where: a phrase that says which examples were measured.
-        pair: the pair objective; label balance is only judged if pairs have a loss.
+    `random_share` is the share of examples with label 1, `cut_share` that of the drawn tokens which
+    truncation removes, and `where` a phrase that says which examples were measured. Label balance
+    is only judged if pairs have a loss.
     """
-    majority = max(random_share, 1 - random_share)
     balance = []
     if pair in PAIR_LABELS:
+        majority = max(random_share, 1 - random_share)
         label, change = PAIR_LABELS[pair]
         said = f"{percent(random_share)} of {where} have {label} (50% intended): always predicting "
         said += f"the more frequent label is {percent(majority)} accurate"

@@ -59,14 +59,10 @@ RISE = Threshold(0.05, 0.2, "nats")
 def copying_loss(unigrams: np.ndarray, mask_share: float, random_share: float) -> float:
     """Return the MLM loss, in nats, of the best predictor that sees only the token at the target.
 
-    Let p be the frequencies, k the share of targets kept, r the share replaced by one of V tokens.
-    A masked target is predicted by p. A token w seen at the target was kept with probability
-    c = k p(w) / (k p(w) + r / V), so w gets c + (1 - c) p(w) and any other token (1 - c) p.
-
-    Args:
-        unigrams: (V,) token counts.
-        mask_share: the share of targets that become [MASK].
-        random_share: the share of targets that become a random token.
+    Let p be the frequencies, from the token counts (V,), k the share of targets kept, and r the
+    share replaced by one of V tokens. A masked target is predicted by p. A token w seen at the
+    target was kept with probability c = k p(w) / (k p(w) + r / V), so w gets c + (1 - c) p(w) and
+    any other token (1 - c) p.
     """
     p = unigrams / unigrams.sum()
     seen = p > 0
@@ -171,12 +167,10 @@ def check_plateau(run: RunRecords, causes: Sequence[str]) -> list[Finding]:
 
 
 def plateau_severity(run: RunRecords, *, guessing: bool, is_level: bool) -> str:
-    """Return the severity of a loss that needs no context.
+    """Return the severity of a loss that needs no context, by how far the run has got.
 
-    Args:
-        run: the run's records, which tell how far it has got.
-        guessing: whether the loss is nearer to the unigram entropy than to the copying loss.
-        is_level: whether the loss has stopped falling.
+    A model is `guessing` if its loss is nearer to the unigram entropy than to the copying loss, and
+    the loss `is_level` if it has stopped falling.
     """
     after = run.last_step - (run.setting("training", "warmup_steps") or 0)
     if run.finished or (is_level and guessing and after > GUESSING_UPDATES):

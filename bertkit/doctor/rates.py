@@ -113,9 +113,7 @@ def check_too_high(run: RunRecords, rises: Sequence[Rise]) -> Finding:
 def check_too_low(run: RunRecords, *, steady: bool) -> list[Finding]:
     """Check whether the loss falls too slowly.
 
-    Args:
-        run: the run's records.
-        steady: whether the loss hardly ever rose, so that a high loss has just not fallen yet.
+    A `steady` loss has hardly ever risen, so that a high one has just not fallen yet.
     """
     entropy, level = run.baseline("unigram_entropy"), last_level(run)
     first = mean(run.steps[:1], f"{run.words}_loss", "targets")

@@ -42,20 +42,17 @@ def diagnose(
     Raises:
         BertkitError: the folder is neither, or its records cannot be read.
     """
+    path = Path(path)
     with console_or_new(console) as shown:
-        return _diagnose(Path(path), shown)
-
-
-def _diagnose(path: Path, console: Console) -> list[tuple[str, list[Finding]]]:
-    if is_store(path):
-        return [(f"token store {path}", check_store(path, console))]
-    if not is_run(path):
-        raise BertkitError(
-            f"{path} {describe_subject(path)}; name a pre-training run or a token store"
-        )
-    run = RunRecords(path)
-    folders = dict.fromkeys(store.folder for store in run.stores)
-    about = [(folder, check_store(folder, console, run.pair)) for folder in folders]
+        if is_store(path):
+            return [(f"token store {path}", check_store(path, shown))]
+        if not is_run(path):
+            raise BertkitError(
+                f"{path} {describe_subject(path)}; name a pre-training run or a token store"
+            )
+        run = RunRecords(path)
+        folders = dict.fromkeys(store.folder for store in run.stores)
+        about = [(folder, check_store(folder, shown, run.pair)) for folder in folders]
     in_stores = [finding for _, findings in about for finding in findings]
     parts = [(f"run {path}", check_run(run, in_stores))]
     return [*parts, *((f"its token store {folder}", findings) for folder, findings in about)]

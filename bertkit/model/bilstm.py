@@ -62,12 +62,7 @@ class BiLSTM(nn.Module):
     On a CPU, if the network is narrow and the sequences have similar lengths, each direction of a
     layer is one call of torch's LSTM on padded sequences, which is faster there than its LSTM on
     packed sequences. In either direction the padding follows the end of the sequence, so it does
-    not affect the outputs.
-
-    Args:
-        width: the width of the input.
-        units: the number of units in each direction.
-        dropout: the dropout probability between the layers.
+    not affect the outputs. There are `units` in each direction, and dropout between the layers.
     """
 
     def __init__(self, width: int, units: int, dropout: float = 0.0) -> None:

@@ -49,9 +49,7 @@ class ReplacedTokenOutput(NamedTuple):
 class Generator(nn.Module):
     """A narrow encoder on top of the discriminator's embeddings, with a masked-language-model head.
 
-    Args:
-        config: the discriminator's config.
-        share: the generator's width and number of heads, as a fraction of the discriminator's.
+    Its width and number of heads are a `share` of those of the discriminator, whose config it gets.
     """
 
     def __init__(self, config: ModelConfig, share: float) -> None:
@@ -89,12 +87,7 @@ class ReplacedTokenHead(nn.Module):
 
 
 class ReplacedTokenModel(nn.Module):
-    """The generator and the discriminator, for pre-training.
-
-    Args:
-        config: the discriminator's config.
-        share: the generator's width as a fraction of the discriminator's.
-    """
+    """The generator and the discriminator, for pre-training; see `Generator` for the arguments."""
 
     def __init__(self, config: ModelConfig, share: float) -> None:
         super().__init__()
@@ -109,12 +102,9 @@ class ReplacedTokenModel(nn.Module):
     ) -> ReplacedTokenOutput:
         """Replace the masked tokens by the generator's samples, and run the discriminator.
 
-        Samples come from torch's random generator, which the training loop seeds at every step.
-
-        Args:
-            packed: the batch, masked at the targets.
-            target_positions: (targets,) indices into the tokens of the batch.
-            target_ids: (targets,) the original token ids at these positions.
+        The batch is masked at the targets: (targets,) indices into its tokens, with their original
+        ids. Samples come from torch's random generator, which the training loop seeds at every
+        step.
         """
         encoder = self.encoder
         logits = self.generator(

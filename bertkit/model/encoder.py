@@ -187,11 +187,7 @@ RESIDUAL_DTYPE: ContextVar[torch.dtype | None] = ContextVar("residual dtype", de
 
 @contextmanager
 def residual_dtype(dtype: torch.dtype | None) -> Iterator[None]:
-    """Set the dtype of the hidden states that layers pass on, inside the block.
-
-    Args:
-        dtype: the dtype; None for that of the first layer's input.
-    """
+    """Set the dtype of the hidden states that layers pass on; None for that of the first input."""
     token = RESIDUAL_DTYPE.set(dtype)
     try:
         yield
@@ -355,11 +351,7 @@ def initialize(module: nn.Module, config: ModelConfig) -> None:
 
 
 def check_length(packed: Packed, config: ModelConfig) -> None:
-    """Check that no sequence is longer than the number of position embeddings.
-
-    Raises:
-        BertkitError: a sequence is too long; the message gives its length and the limit.
-    """
+    """Raise a BertkitError if a sequence is longer than the number of position embeddings."""
     if packed.max_seqlen > config.max_position_embeddings:
         raise BertkitError(
             f"a sequence has {packed.max_seqlen} tokens, but the model has only "
@@ -374,10 +366,9 @@ ONE_SEGMENT = (
 
 
 def check_vocabulary(config: ModelConfig, tokenizer_size: int) -> None:
-    """Check that the embeddings cover all ids of a tokenizer (others give garbage on some devices).
+    """Raise a BertkitError if a tokenizer has more tokens than the model has embeddings.
 
-    Raises:
-        BertkitError: the tokenizer has more tokens than the model has embeddings.
+    The ids without embeddings would give garbage on some devices.
     """
     if tokenizer_size > config.vocab_size:
         raise BertkitError(

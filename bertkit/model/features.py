@@ -45,11 +45,7 @@ HEAD_FILE = "head.safetensors"
 
 
 def check_layers(layers: str, config: ModelConfig) -> None:
-    """Check that a choice of layers is known and that the model has enough layers for it.
-
-    Raises:
-        BertkitError: the choice is unknown, or the model has too few layers.
-    """
+    """Raise a BertkitError if a choice of layers is unknown or the model has too few for it."""
     if layers not in LAYERS:
         raise BertkitError(f"no layers are called '{layers}'{nearest(layers, LAYERS)}")
     needed = 4 if layers.endswith("last-four") else 2 if layers == "second-to-last" else 1
@@ -215,17 +211,8 @@ def save_with_head(
 ) -> None:
     """Write the encoder as a model directory, with the head next to it in `head.safetensors`.
 
-    transformers can load the encoder (BertModel). A second encoder is written to `beside/`.
-
-    Args:
-        directory: the directory to create; an existing model directory is replaced.
-        model: a model with an `encoder`, on any device.
-        tokenizer: the model's tokenizer.
-        details: the content of `bertkit.json`; its "head" names the type of head.
-        card: the model card; None writes none.
-
-    Raises:
-        BertkitError: see `save_model`.
+    transformers can load the encoder (BertModel). A second encoder is written to `beside/`. The
+    "head" in the details names the type of head; for the rest see `save_model`.
     """
     tensors = {n: t.detach().to("cpu", torch.float32) for n, t in head_state(model).items()}
     beside = getattr(model, "beside", None)

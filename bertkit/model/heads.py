@@ -45,13 +45,8 @@ ALIGNMENT = 64
 def aligned_linear(x: Rows, weight: Tensor, bias: Tensor) -> Tensor:
     """Return what `F.linear` does, computed with a number of columns that is a multiple of 64.
 
-    BERT's vocabulary of 30,522 tokens is not a multiple of 8. The weights get rows of zeros for the
-    product only; parameters, results and gradients are those of `F.linear`.
-
-    Args:
-        x: (rows, width) inputs.
-        weight: (columns, width) weights.
-        bias: (columns,) bias.
+    BERT's vocabulary of 30,522 tokens is not a multiple of 8. The weights, (columns, width), get
+    rows of zeros for the product only; parameters, results and gradients are those of `F.linear`.
     """
     columns = len(weight)
     missing = -columns % ALIGNMENT
@@ -106,12 +101,9 @@ class PretrainingModel(nn.Module):
     def forward(self, packed: Packed, target_positions: TargetIndices) -> PretrainingOutput:
         """Return the logits at the target positions and those of each sentence pair.
 
-        The vocabulary projection, the largest matrix of the network, never runs on the 85 % of
-        tokens that carry no loss, nor does most of the last layer.
-
-        Args:
-            packed: the batch.
-            target_positions: (targets,) indices into the tokens of the batch.
+        The targets are (targets,) indices into the tokens of the batch. The vocabulary projection,
+        the largest matrix of the network, never runs on the 85 % of tokens that carry no loss, nor
+        does most of the last layer.
         """
         words = self.encoder.word_embeddings
         if self.nsp is None:
@@ -127,11 +119,8 @@ class PretrainingModel(nn.Module):
 def count_parameters(config: ModelConfig, *, heads: bool = False) -> int:
     """Return the number of parameters of the encoder and its pooler, computed from the sizes.
 
-    The paper's 110M and 340M are base and large without heads and with a vocabulary of 30,522.
-
-    Args:
-        config: the model's sizes.
-        heads: whether to include the two pre-training heads; the tied decoder is counted once.
+    The paper's 110M and 340M are base and large without heads and with a vocabulary of 30,522. With
+    `heads`, the two pre-training heads are included; the tied decoder is counted once.
     """
     width, inner, narrow = config.hidden_size, config.intermediate_size, config.embedding_width
     norm = 2 * width

@@ -62,9 +62,7 @@ class Product(Protocol):
 def prepare_encoder(encoder: Encoder, mode: str) -> None:
     """Replace an encoder's layers by inference layers on the CPU; it can then not be trained.
 
-    Args:
-        encoder: the encoder, in evaluation mode and with fp32 weights.
-        mode: one of `MODES`.
+    The encoder is in evaluation mode and has fp32 weights; the mode is one of `MODES`.
 
     Raises:
         BertkitError: the mode is unknown, or the processor does not support it.
@@ -96,11 +94,7 @@ class PreparedLayers(nn.ModuleList):
 
 
 def check_mode(mode: str, config: ModelConfig | None = None) -> None:
-    """Check that a mode is known and that this processor supports it, for a network if given.
-
-    Raises:
-        BertkitError: the mode is unknown, or the processor does not support it.
-    """
+    """Raise a BertkitError if a mode is unknown or not supported here, for a network if given."""
     if mode not in MODES:
         raise BertkitError(f"no precision is called '{mode}'{nearest(mode, MODES)}")
     if mode not in possible_modes(config):
@@ -126,10 +120,7 @@ def norm(layer: nn.LayerNorm, dtype: torch.dtype) -> nn.LayerNorm:
 class InferenceLayer(nn.Module):
     """An encoder layer for inference, without dropout and gradients; see `encoder.Layer`.
 
-    Args:
-        layer: the layer whose weights are copied.
-        mode: one of `MODES`.
-        output_type: the dtype of the output; None for the dtype in which the mode computes.
+    It has a copy of the weights. Without `output_type`, the output has the dtype of the mode.
     """
 
     def __init__(self, layer: Layer, mode: str, output_type: torch.dtype | None) -> None:
@@ -211,9 +202,8 @@ class SingleQuery:
     def __call__(self, hidden: Tensor, queries: Rows) -> Rows:
         """Return (sequences, width): the attention of `queries` to the tokens of their sequence.
 
-        Args:
-            hidden: (sequences, length, width) the layer's input.
-            queries: (sequences, width) its rows at the tokens that attend.
+        `hidden` is the layer's input, (sequences, length, width), and `queries` its rows at the
+        tokens that attend, (sequences, width).
         """
         sequences, width = queries.shape
         query = F.linear(queries, self.query, self.query_bias).view(sequences, self.heads, -1)
@@ -304,9 +294,7 @@ class Int8Product:
 def quantize(x: Tensor, *, after_gelu: bool) -> tuple[Tensor, Tensor, int]:
     """Quantize each row to 8-bit integers, so that x is about scale * (integers - zero).
 
-    Args:
-        x: (rows, inputs) floating-point values.
-        after_gelu: whether x is a GELU's output, which needs few negative values.
+    If x, (rows, inputs), is the output of a GELU, few negative values are needed.
 
     Returns:
         The (rows, inputs) uint8 integers, the (rows, 1) scales, and the zero point.

@@ -71,10 +71,8 @@ class TextPooling:
     def whole_texts(self, texts: Sequence[str], *, special: bool) -> list[str]:
         """Return the texts to tokenize: with the prompt, and in lower case if that is set.
 
-        Args:
-            texts: the user's texts.
-            special: whether the tokenizer reads "[MASK]" in raw text as one token; such tokens then
-                stay in upper case, as in sentence-transformers.
+        If the tokenizer reads `special` tokens in raw text, such as "[MASK]", as one token, these
+        stay in upper case, as in sentence-transformers.
         """
         found = [self.prompt + text for text in texts]
         if not self.lowercase:
@@ -98,11 +96,7 @@ def lower_around(text: str) -> str:
 
 
 def check_pooling(pooling: str, config: ModelConfig) -> None:
-    """Check that a pooling is known and that the model has enough layers for it.
-
-    Raises:
-        BertkitError: the pooling is unknown, or the model has too few layers.
-    """
+    """Raise a BertkitError if a pooling is unknown or the model has too few layers for it."""
     if pooling not in POOLINGS:
         raise BertkitError(f"no pooling is called '{pooling}'{nearest(pooling, POOLINGS)}")
     if pooling == "mean-last-four" and config.num_hidden_layers < 4:
@@ -123,11 +117,7 @@ def summary_vectors(encoder: Encoder, packed: Packed, pooling: str) -> Pooled:
 def weighted_vectors(encoder: Encoder, packed: Packed, pooling: str, weights: Tensor) -> Pooled:
     """Return (sequences, width) vectors for "mean" or "mean-last-four": weighted sums in fp32.
 
-    Args:
-        encoder: the encoder, in evaluation mode.
-        packed: the batch.
-        pooling: one of `OVER_TOKENS`.
-        weights: (tokens,) the weight of each token in its sequence's sum.
+    The weights, (tokens,), are those of each token in its sequence's sum.
     """
     if pooling == "mean":
         states = encoder(packed).float()
@@ -155,12 +145,8 @@ def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling
 
     A directory without sentence-transformers' files gives itself and the settings in its
     `bertkit.json`, where a pooling is saved that sentence-transformers does not have, or the
-    normalised mean.
-
-    Args:
-        folder: the directory.
-        pooling: replaces the directory's pooling, which then need not be supported; "auto" does
-            not.
+    normalised mean. Unless it is "auto", `pooling` replaces the directory's, which then need not be
+    supported.
 
     Raises:
         BertkitError: a file is damaged, a module or mode is not supported, or the mode reads a
@@ -193,11 +179,7 @@ def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling
 
 
 def configured_pooling(path: Path, weights: Path, prompt: str) -> str:
-    """Return the pooling that a file of sentence-transformers' Pooling module configures.
-
-    Raises:
-        BertkitError: see `read_pooling`.
-    """
+    """Return the pooling that a file of sentence-transformers' Pooling module configures."""
     if not path.is_file():
         raise BertkitError(
             f"modules.json names a pooling, and {path} is missing; copy the whole directory, or "
@@ -215,9 +197,7 @@ def configured_pooling(path: Path, weights: Path, prompt: str) -> str:
 def read_modules(folder: Path, *, encoder_alone: bool = False) -> dict[str, str]:
     """Return the folder of each module in `modules.json`, keyed by the module's class name.
 
-    Args:
-        folder: the directory.
-        encoder_alone: whether the modules after the encoder need not be supported.
+    With `encoder_alone`, the modules after the encoder need not be supported.
 
     Raises:
         BertkitError: the file is damaged, or a module is not supported.

@@ -140,11 +140,8 @@ TaskModel = ClassificationModel | TokenClassificationModel | SpanModel
 def add_bilstm(model: TaskModel, units: int = 0) -> TaskModel:
     """Insert a BiLSTM before the linear layer; both are initialised by torch's generator.
 
-    The paper does not give its size; here it has two layers.
-
-    Args:
-        model: the model, which is changed in place and returned.
-        units: the number of units in each direction; 0 for the encoder's hidden size.
+    The paper does not give its size; here it has two layers, and in each direction as many units as
+    the encoder is wide unless `units` says otherwise. The model is changed in place and returned.
     """
     config = model.config
     units = units or config.hidden_size
@@ -161,10 +158,7 @@ def add_conditional_end(model: TaskModel) -> SpanModel:
 
     A new linear layer gives each token a query and a key. The score of token j as the end of an
     answer that starts at token i is its end logit plus `query_i . key_j / sqrt(PAIR_WIDTH)`; this
-    is the biaffine scorer of Dozat and Manning (2017).
-
-    Args:
-        model: a `SpanModel`, which is changed in place and returned.
+    is the biaffine scorer of Dozat and Manning (2017). The model is changed in place and returned.
     """
     assert isinstance(model, SpanModel)
     model.pair_outputs = nn.Linear(model.config.hidden_size, 2 * PAIR_WIDTH)
@@ -182,10 +176,7 @@ def extra_head(model: nn.Module) -> str:
 def load_with_head(directory: Path, model: TaskModel, head: str) -> TaskModel:
     """Load a fine-tuned model with an `extra_head`, which `features.save_with_head` wrote.
 
-    Args:
-        directory: the model directory.
-        model: a model of the same sizes, whose weights are replaced.
-        head: the name of the head.
+    The weights of `model`, which has the same sizes, are replaced.
 
     Raises:
         BertkitError: a file is missing or damaged, or the head does not fit the encoder.

@@ -10,8 +10,9 @@ batch are divided among the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,15 +70,9 @@ def batch_from_arrays(
 class BatchBuilder:
     """Builds batches from rows without keeping state, so that any process can build any batch.
 
-    It reads the tokens, masks and packs them. The targets are masked tokens ("mlm", "rtd") or,
-    without masking, each token's next ("clm") or previous token ("clm-reversed").
-
-    Args:
-        store: the corpus that the rows refer to.
-        masking: see `MaskingOptions`.
-        max_predictions: the maximum number of masked tokens per example (20 at 128, 77 at 512).
-        seed: the seed of the phase.
-        token: one of `pairs.TOKEN_OBJECTIVES`.
+    It reads the tokens, masks and packs them. The targets are masked tokens ("mlm", "rtd"), at most
+    `max_predictions` per example (20 at length 128, 77 at 512), or, without masking, each token's
+    next ("clm") or previous token ("clm-reversed").
     """
 
     def __init__(
@@ -166,20 +161,13 @@ Request = tuple[np.ndarray, AnyPosition]
 """The rows of a global batch, and the position after it."""
 
 
-@dataclass(frozen=True)
-class StepBuilder:
-    """Divides the rows of a global batch into micro-batches, and builds those of this rank."""
-
-    builder: BatchBuilder
-    micro_batches: int
-    rank: int
-    world: int
-
-    def __call__(self, request: Request) -> StreamStep:
-        """Build one step, in this process or in a loader process."""
-        rows, after = request
-        mine = share_rows(rows, self.micro_batches)[self.rank :: self.world]
-        return StreamStep([self.builder[share] for share in mine], after)
+def build_step(
+    request: Request, *, builder: BatchBuilder, micro_batches: int, rank: int, world: int
+) -> StreamStep:
+    """Divide the rows of a global batch into micro-batches, and build those of this rank."""
+    rows, after = request
+    mine = share_rows(rows, micro_batches)[rank::world]
+    return StreamStep([builder[share] for share in mine], after)
 
 
 def share_rows(rows: np.ndarray, shares: int) -> list[np.ndarray]:
@@ -189,12 +177,7 @@ def share_rows(rows: np.ndarray, shares: int) -> list[np.ndarray]:
 
 
 def check_batch_sizes(sizes: Sequence[int], micro_batches: int, world: int) -> None:
-    """Check that every batch has a sequence for every micro-batch.
-
-    Args:
-        sizes: the sequences of a batch, of each phase.
-        micro_batches: the number of micro-batches of a batch, over all ranks.
-        world: the number of processes.
+    """Check that a batch of each phase has a sequence for every micro-batch, over all ranks.
 
     Raises:
         BertkitError: a batch is too small.
@@ -221,18 +204,11 @@ def stream_steps(
 ) -> Generator[StreamStep, None, None]:
     """Yield `steps` global batches, starting from a position.
 
-    Args:
-        examples: the examples in their order of use.
-        builder: builds a batch from rows.
-        batch_size: the number of sequences in a global batch, over all ranks and micro-batches.
-        steps: the number of batches.
-        position: the position to start from; to resume, `StreamStep.after` of the last batch used.
-        micro_batches: the number of micro-batches in a global batch, over all ranks; it is divided
-            in the same way for any number of ranks.
-        rank: the number of this process, which gets micro-batches rank, rank + world, ...
-        world: the number of processes, a divisor of `micro_batches`.
-        workers: the number of loader processes, which end when the generator is closed; with 0,
-            this process builds the batches.
+    To resume, the position is `StreamStep.after` of the last batch used. A global batch has
+    `batch_size` sequences over all ranks and micro-batches, and is divided into `micro_batches` in
+    the same way for any number of processes; this one gets micro-batches rank, rank + world, ...
+    Loader processes (`workers`) end when the generator is closed; with 0, this process builds the
+    batches.
 
     Raises:
         BertkitError: the batch has fewer sequences than micro-batches, or `workers` is negative.
@@ -242,7 +218,9 @@ def stream_steps(
     check_batch_sizes([batch_size], micro_batches, world)
     assert micro_batches % world == 0, "every rank gets the same number of micro-batches"
 
-    build = StepBuilder(builder, micro_batches, rank, world)
+    build = partial(
+        build_step, builder=builder, micro_batches=micro_batches, rank=rank, world=world
+    )
     requests = take_rows(examples, batch_size, steps, position)
     return build_steps(build, requests, workers)
 
@@ -260,7 +238,7 @@ def take_rows(
 
 
 def build_steps(
-    build: StepBuilder, requests: Iterator[Request], workers: int
+    build: Callable[[Request], StreamStep], requests: Iterator[Request], workers: int
 ) -> Generator[StreamStep, None, None]:
     """Build steps in this process or in loader processes, which end with this generator."""
     with Workers(build, workers, command="pretrain", flag="--workers") as loaders:

@@ -82,14 +82,9 @@ def draw_masks(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose the targets of an example and the input ids that replace them.
 
-    Args:
-        ids: (tokens,) the ids of the example, specials included.
-        candidates: (m,) ascending positions that may be masked.
-        continuation: (vocabulary,) whether a token starts with ##.
-        maximum: the maximum number of targets of an example.
-        options: see `MaskingOptions`.
-        mask_id: the id of [MASK].
-        rng: the example's random generator.
+    There are at most `maximum` targets. The arrays are the ids of the example, (tokens,), specials
+    included; the ascending positions that may be masked, (m,); and whether each token of the
+    vocabulary starts with ##.
 
     Returns:
         (targets,) ascending positions, and (targets,) the input ids at these positions.

@@ -133,15 +133,9 @@ def plan_block(
     epoch: int,
     number: int,
 ) -> np.ndarray:
-    """Return the examples of one window in random order, as an array of `EXAMPLE_DTYPE`.
+    """Return the examples of a window of shards in random order, as rows of `EXAMPLE_DTYPE`.
 
-    Args:
-        store: the corpus.
-        shards: the window's shards.
-        options: how examples are cut.
-        seed: the random seed.
-        epoch: the epoch, counted from 0.
-        number: the window's number; with seed and epoch, it determines the random draws.
+    The seed, the epoch, counted from 0, and the window's number determine the random draws.
 
     Raises:
         BertkitError: the window has fewer than two documents for next-sentence pairs.
@@ -247,10 +241,7 @@ def search(
 def truncation(a: np.ndarray, b: np.ndarray, max_length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens to cut from A and B: one at a time from the longer, from B on ties.
 
-    Args:
-        a: (examples,) the lengths of A.
-        b: (examples,) the lengths of B.
-        max_length: the maximum number of tokens of A and B together.
+    The lengths of A and B are (examples,), and those of a pair may add up to `max_length`.
     """
     excess = np.maximum(0, a + b - max_length)
     from_a = np.minimum(excess, np.maximum(0, a - b))

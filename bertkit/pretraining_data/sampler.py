@@ -55,12 +55,8 @@ class ExampleSource(Protocol):
 class ExampleSampler:
     """Iterates over the examples of a store in order, as rows of `pairs.EXAMPLE_DTYPE`.
 
-    Args:
-        store: one split of a corpus.
-        options: how examples are cut.
-        seed: the random seed, 0 to 2^63 - 1.
-        first_window: the number of the first window; samplers with the same seed and different
-            window numbers draw different pairs and masks.
+    Samplers with the same seed, 0 to 2^63 - 1, and different window numbers, which count from
+    `first_window`, draw different pairs and masks.
     """
 
     def __init__(

@@ -63,9 +63,7 @@ class TextCounts:
     def as_dict(self) -> dict[str, Any]:
         """Return the counts as plain JSON values, for the manifest."""
         return {
-            "files": self.files,
-            "documents": self.documents,
-            "bytes": self.bytes,
+            **vars(self),
             "skipped": dict(sorted(self.skipped.items())),
             "examples": dict(sorted(self.examples.items())),
         }
@@ -74,12 +72,9 @@ class TextCounts:
 def text_lines(source: Source, counts: TextCounts, *, ends: bool = False) -> Iterator[NumberedRow]:
     r"""Yield the number and text of every line; "\r\n" and "\r" end a line as "\n" does.
 
-    Blocks of whole lines are decoded at once; a block with invalid bytes is decoded line by line.
-
-    Args:
-        source: the file to read.
-        counts: the counts to which invalid bytes are added.
-        ends: whether lines keep their line ends as in the file; a line without one gets "\n".
+    Blocks of whole lines are decoded at once; a block with invalid bytes, which are counted, is
+    decoded line by line. With `ends`, lines keep their line ends as in the file, and a line without
+    one gets "\n".
     """
     number = 1
     with open_binary(source.path) as stream:

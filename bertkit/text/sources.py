@@ -250,12 +250,8 @@ class DecompressedStream(io.RawIOBase):
     """The decompressed bytes of a file that holds any number of compressed streams in a row.
 
     The readers of bz2 and lzma end without a word where a later stream is damaged, and that of
-    zstandard where the file is cut; this one raises an exception of `DAMAGE`.
-
-    Args:
-        file: the compressed file.
-        new_stream: a function that returns a decompressor of one stream, such as
-            `bz2.BZ2Decompressor`.
+    zstandard where the file is cut; this one raises an exception of `DAMAGE`. `new_stream` returns
+    a decompressor of one stream, such as `bz2.BZ2Decompressor`.
     """
 
     def __init__(self, file: BinaryIO, new_stream: Callable[[], Any]) -> None:

@@ -67,9 +67,6 @@ def wordpiece_library() -> ctypes.CDLL | None:
 class CharacterPages:
     """What characters become, as wordpiece.c reads it: pages of rules, set when they are needed.
 
-    Args:
-        lowercase, strip_accents: as for `split_words`.
-
     Raises:
         MemoryError: there is not enough memory.
     """
@@ -105,12 +102,6 @@ character_pages = cache(CharacterPages)
 
 class CompiledTokenizer:
     """The compiled counterpart of a `Tokenizer` with Google's rules.
-
-    Args:
-        vocabulary: the tokens in the order of their ids.
-        unk_id: the id of [UNK].
-        max_word_characters: the longest word; longer ones become [UNK].
-        pages: what characters become.
 
     Raises:
         MemoryError: there is not enough memory.

@@ -133,11 +133,8 @@ def smoothing_weights(words: Sequence[int], smoothing: float) -> list[float]:
     """Return the weight of each source's counts, by exponential smoothing.
 
     As in multilingual BERT: a source with the share p of all words gets the share p**S, divided by
-    the sum of these over the sources. The total number of words does not change.
-
-    Args:
-        words: the number of words of each source.
-        smoothing: S, above 0 and at most 1; 1 keeps every share, near 0 they become equal.
+    the sum of these over the sources. S is above 0 and at most 1, which keeps every share; near 0
+    they become equal. The total number of words does not change.
 
     Raises:
         BertkitError: S is out of range, or a source is empty or the only one (unless S is 1).

@@ -54,14 +54,10 @@ def join_by_likelihood(
 
     Pairs of equal gain are joined in the order of the text of what they make, then of their left
     token. A pair that makes an existing token is joined like any other but not counted in `number`.
-    Learning ends early when no pair that is frequent enough raises the likelihood.
+    Learning ends early when no pair with `min_frequency` occurrences raises the likelihood.
 
-    Args:
-        counts: the words and how often they occur; all their characters are in `letters`.
-        letters: the initial tokens: single characters, and characters after "##".
-        number: the number of tokens to make.
-        min_frequency: the fewest occurrences of a pair that is joined.
-        progress: called with the number of tokens made, every 100 tokens.
+    The initial tokens, `letters`, are single characters, among them all of the words, and
+    characters after "##". `progress` is called with the number of tokens made, every 100 tokens.
     """
     pairs = PairCounts(counts, letters, min_frequency)
     known = set(pairs.pieces)

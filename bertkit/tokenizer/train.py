@@ -36,16 +36,6 @@ from bertkit.tokenizer.likelihood import join_by_likelihood
 from bertkit.tokenizer.normalize import is_cjk, is_punctuation, split_words
 from bertkit.tokenizer.wordpiece import Tokenizer
 
-__all__ = [
-    "CRITERIA",
-    "VocabularyReport",
-    "choose_domain_words",
-    "count_words",
-    "learn_from_counts",
-    "learn_vocabulary",
-    "measure_vocabulary",
-]
-
 CRITERIA = ("frequency", "likelihood")
 BLOCK_WORDS = 10_000
 LARGEST = 10_000_000  # tokens; the trainer allocates memory for all of them at once

@@ -82,12 +82,8 @@ def save_checkpoint(
     the newest `keep`, checkpoints of a later step (training resumed before them because they were
     damaged) and the remains of killed saves. So `keep` + 1 checkpoints are briefly on the disk.
 
-    Args:
-        folder: the run's `checkpoints` folder, which is created if it is missing.
-        step: the number of updates made so far.
-        tensors: tensors by file stem and name; those on the CPU are written without a copy.
-        progress: any JSON value; tuples are read back as lists, and keys as strings.
-        keep: the number of checkpoints to keep, at least 1.
+    The tensors are given by file stem and name, and those on the CPU are written without a copy.
+    The progress is any JSON value: its tuples are read back as lists, and its keys as strings.
 
     Raises:
         BertkitError: the disk is full or not writable; the earlier checkpoints are untouched.
@@ -106,15 +102,9 @@ def save_checkpoint(
 def save_shards(
     folder: Path, step: int, shards: Path, progress: dict[str, Any], *, count: int, keep: int = 2
 ) -> Path:
-    """Make a checkpoint of files that several processes have written; see `save_checkpoint`.
+    """Make a checkpoint of the files that `count` processes have written; see `save_checkpoint`.
 
-    Args:
-        folder: the run's `checkpoints` folder.
-        step: the number of updates made so far.
-        shards: a folder on the same disk with every process's `shard-*.safetensors`; is removed.
-        progress: any JSON value.
-        count: the number of processes that wrote a shard.
-        keep: the number of checkpoints to keep.
+    Their folder, `shards`, is on the same disk and is removed.
 
     Raises:
         BertkitError: a process's file is missing; nothing is removed in that case.
@@ -178,9 +168,7 @@ def remove_unfinished(folder: Path) -> None:
 def load_latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """Read the newest complete checkpoint, or return None if there is no checkpoint.
 
-    Args:
-        folder: the run's `checkpoints` folder; it may be missing.
-        warn: called with one line for each damaged checkpoint that is skipped.
+    Each damaged checkpoint is skipped, with a line passed to `warn`.
 
     Raises:
         BertkitError: there are checkpoints, but every one is damaged.
@@ -202,10 +190,7 @@ def load_latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
 def load_checkpoint(path: Path, step: int, *, verify: bool = True) -> Checkpoint:
     """Read and verify one checkpoint; the tensors of shards are not read yet.
 
-    Args:
-        path: the checkpoint's folder.
-        step: the number of updates made, as in the folder's name.
-        verify: whether to compare checksums; on several processes, only one needs to.
+    Without `verify`, checksums are not compared; of several processes, only one needs to.
 
     Raises:
         BertkitError: a file is missing, truncated, changed or malformed; the message names it.
@@ -222,11 +207,7 @@ def load_checkpoint(path: Path, step: int, *, verify: bool = True) -> Checkpoint
 
 
 def read_progress(path: Path, step: int) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Return the records of a checkpoint's files, and its progress, after checking their form.
-
-    Raises:
-        BertkitError: see `load_checkpoint`.
-    """
+    """Return the records of a checkpoint's files, and its progress, after checking their form."""
     content = read_json(path / PROGRESS)
     if not isinstance(content, dict):
         raise BertkitError(f"{PROGRESS} is damaged (it is not an object)")
@@ -345,11 +326,7 @@ class CheckpointWriter:
         }
 
     def save_async(self, step: int, progress: dict[str, Any]) -> None:
-        """Save the current state; all ranks have to call this.
-
-        Args:
-            step: the number of updates made so far.
-            progress: any JSON value.
+        """Save the current state and a JSON value, `progress`; all ranks have to call this.
 
         Raises:
             BertkitError: a folder for shards cannot be created; `poll` raises the errors of the
@@ -379,8 +356,7 @@ class CheckpointWriter:
     def poll(self, *, wait: bool) -> dict[str, Any] | None:
         """Return the journal's record of a finished save, once; None if no save has finished.
 
-        Args:
-            wait: whether to wait for a save in progress.
+        If `wait` is true, a save in progress is waited for.
 
         Raises:
             BertkitError: the save failed because the disk is full or not writable.

@@ -24,16 +24,12 @@ HELD_OUT_BATCH = 64
 """The number of sequences in an evaluation batch, if the device has enough memory for them."""
 
 
-def phase_seed(seed: int, phase: int) -> int:
-    """Return the seed of a phase, so that each phase draws its own examples and masks."""
-    return seed + (phase << 32)
-
-
 def phase_examples(
     recipe: PretrainRecipe, store: TokenStore, phase: int, masking: MaskingOptions, seed: int
 ) -> Examples:
     """Return the examples of a phase in order, and the builder that makes batches of them."""
-    phases, seed, wanted = recipe.phases, phase_seed(seed, phase), recipe.objectives
+    phases, wanted = recipe.phases, recipe.objectives
+    seed += phase << 32  # each phase draws its own examples and masks
     options = PairOptions(max_length=phases.lengths[phase], pair=wanted.pair)
     examples: ExampleSource
     if store.members[0][0] is store:
@@ -97,12 +93,8 @@ class HeldOut:
     """The held-out examples of a run: opened and verified once, planned once for each phase.
 
     Their seed is 0 and their masking is 15 %, 80/10/10, whatever the recipe says, so that runs with
-    different seeds and masking can be compared.
-
-    Args:
-        recipe: the recipe of the run.
-        store: the training split. A mixture is evaluated on those of its stores that have two
-            held-out documents, in the proportions of training.
+    different seeds and masking can be compared. A mixture is evaluated on those of its stores that
+    have two held-out documents, in the proportions of training.
     """
 
     def __init__(self, recipe: PretrainRecipe, store: TokenStore) -> None:
@@ -140,12 +132,10 @@ class HeldOut:
 def baselines(
     store: TokenStore, random_share: float, specials: Sequence[float] = ()
 ) -> dict[str, float]:
-    """Compute input-independent baselines.
+    """Compute input-independent baselines from a store's unigram counts.
 
-    Args:
-        store: the store whose unigram counts are used.
-        random_share: the measured share of NSP examples with a random second sentence.
-        specials: the shares of [CLS] and [SEP] among the targets, if they are targets.
+    `random_share` is the measured share of NSP examples with a random second sentence, and
+    `specials` are the shares of [CLS] and [SEP] among the targets, if they are targets.
 
     Returns:
         unigram_entropy in nats: the MLM loss of predicting the frequency of each token.
@@ -175,13 +165,8 @@ def start_record(
 ) -> dict[str, Any]:
     """Return the journal's first record, from the data alone: baselines and the label balance.
 
-    Args:
-        recipe: the recipe of the run.
-        store: the training split.
-        examples: those of the first phase, if they are open already.
-
-    Returns:
-        The record of kind "start", without the fields that only the run knows.
+    It lacks the fields that only the run knows. `examples` are those of the first phase, if they
+    are open already.
     """
     if examples is None:
         with closing(training_examples(recipe, store, 0)[0]) as opened:
@@ -208,10 +193,7 @@ def start_record(
 def opening_lines(start: dict[str, Any], recipe: PretrainRecipe, store: TokenStore) -> list[str]:
     """Return the lines that a run prints before the first update.
 
-    Args:
-        start: the `start_record`, with "parameters" and "precision".
-        recipe: the recipe of the run.
-        store: the training split.
+    `start` is the `start_record`, to which "parameters" and "precision" were added.
     """
     known, pairs, wanted = start["baselines"], start["pairs"], recipe.objectives
     label_1 = "A and B swapped" if wanted.pair == "sop" else "a random next sentence"

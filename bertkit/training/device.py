@@ -39,10 +39,9 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def choose_device(name: str | torch.device = "auto") -> torch.device:
-    """Return the device called `name`; "auto" is CUDA or MPS if available, else the CPU.
+    """Return the device called auto, cpu, cuda, cuda:N or mps.
 
-    Args:
-        name: auto, cpu, cuda, cuda:N or mps; or a device of torch.
+    "auto" is CUDA or MPS if available, else the CPU.
 
     Raises:
         BertkitError: the name is unknown (code "device"), or torch cannot use such a device here
@@ -151,13 +150,7 @@ def autocast(device: torch.device, precision: str) -> Iterator[None]:
 
 
 def device_notes(device: torch.device, precision: str, config: ModelConfig) -> list[str]:
-    """Return notes about what makes a run on this device slow, one line each.
-
-    Args:
-        device: the device of the run.
-        precision: the result of `choose_precision`.
-        config: the network, whose head width and dropout decide on the attention kernel.
-    """
+    """Return notes about what makes a run on this device slow, one line each."""
     notes = [slow_precision(precision, device), slow_attention(device, precision, config)]
     return [note for note in (*notes, missing_code(device), unused_gpu(device)) if note]
 
@@ -213,13 +206,8 @@ def matmul_peak(device: torch.device, precision: str, seconds: float = 1.0) -> f
     """Measure the highest number of FLOP/s that a matrix product reaches on this device.
 
     Square products of random values are timed, from small to large. Each size is repeated for its
-    share of the time, and the best repetition counts. MFU is measured against this peak, not
-    against a data sheet. On the CPU it is for the current number of threads.
-
-    Args:
-        device: the device to measure.
-        precision: the precision of the operands.
-        seconds: the approximate time to measure for.
+    share of the time, about `seconds` in total, and the best repetition counts. MFU is measured
+    against this peak, not against a data sheet. On the CPU it is for the current number of threads.
     """
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     # several products per synchronization, so that a GPU's launch time does not count
@@ -280,6 +268,7 @@ def training_flops(
 def environment() -> dict[str, Any]:
     """Return the software and hardware of a run as JSON values, without the host's name."""
     packages = ("numpy", "tokenizers", "safetensors")
+    gpus = range(torch.cuda.device_count() if has_cuda() else 0)
     return {
         "command": shlex.join(sys.argv),
         "commit": git_commit(),
@@ -295,15 +284,9 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "compiled_steps": sorted({str(x).removeprefix("torch.") for x, _ in step_types()}),
         "memory_gib": memory_gib(),
-        "devices": cuda_names(),
+        "devices": [torch.cuda.get_device_name(number) for number in gpus],
         "cuda": torch.version.cuda,
     }
-
-
-def cuda_names() -> list[str]:
-    """Return the names of the CUDA devices that torch can use."""
-    count = torch.cuda.device_count() if has_cuda() else 0
-    return [torch.cuda.get_device_name(number) for number in range(count)]
 
 
 def keep_environment(folder: Path) -> list[str]:
@@ -336,11 +319,7 @@ def memory_gib(device: torch.device | None = None) -> float | None:
 
 
 def check_memory(parameters: int, device: torch.device) -> None:
-    """Check that the weights, gradients and optimizer state of a network fit into memory.
-
-    Raises:
-        BertkitError: they do not fit; the message gives both sizes.
-    """
+    """Raise a BertkitError if weights, gradients and optimizer state do not fit into memory."""
     needed = 4 * 4 * parameters / 2**30  # fp32 weights, gradients and two moments
     available = memory_gib(device)
     if available is not None and needed > available:

@@ -55,8 +55,7 @@ class Ranks:
     def micro_batches(self, wanted: int) -> int:
         """Return the number of micro-batches that a global batch is cut into, over all ranks.
 
-        Args:
-            wanted: the minimum number (`training.accumulate`).
+        It is at least `wanted`, the recipe's `training.accumulate`.
 
         Raises:
             BertkitError: the number is not a multiple of the number of processes.
@@ -130,10 +129,7 @@ class Ranks:
         return bool(self.all_reduce_counts({"yes": int(bool(found))})()["yes"])
 
     def assert_same_on_all_ranks(self, facts: Mapping[str, str]) -> None:
-        """Check that some values are the same on all ranks.
-
-        Args:
-            facts: the values by a name for the message; every rank passes the same names.
+        """Check that some values, by their names in messages, are the same on all ranks.
 
         Raises:
             BertkitError: a value differs; raised on rank 0, with the value's name and the ranks.
@@ -180,12 +176,9 @@ def check_strategy(strategy: str) -> None:
 def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[Ranks]:
     """Join the process group of this run for the length of a block, and yield this process's ranks.
 
-    An existing process group is used and left as it is.
-
-    Args:
-        device: the device of this process, which becomes torch's current one if it is a GPU; gloo
-            connects CPUs, NCCL connects GPUs.
-        timeout: the number of seconds to wait for the other processes before giving up.
+    An existing process group is used and left as it is. gloo connects CPUs, NCCL connects GPUs, and
+    a GPU becomes torch's current device. `timeout` is the number of seconds to wait for the other
+    processes before giving up.
 
     Raises:
         BertkitError: torchrun's variables are incomplete, or another process is lost.

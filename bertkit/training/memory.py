@@ -28,12 +28,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def batch_too_large(packed: Packed, advice: Callable[[Sequence[int]], str]) -> BertkitError:
-    """Return the error that names a batch which does not fit.
-
-    Args:
-        packed: the batch on the host.
-        advice: (lengths of the batch's sequences) → what to try instead.
-    """
+    """Return the error that names a batch which does not fit, with advice for its lengths."""
     sizes = packed.lengths
     return BertkitError(
         f"the device has too little free memory for a batch of {len(sizes):,} sequences with "
@@ -50,14 +45,8 @@ def in_halves(
     """Compute a batch, or its halves one after the other if the device has too little memory.
 
     It is for batches without gradients, whose outputs do not depend on how inputs are distributed.
-
-    Args:
-        compute: a function of a batch's inputs.
-        inputs: the inputs; `compute` gets them or a slice of them.
-        tokens: returns the number of tokens of one input.
-
-    Returns:
-        The output for each piece, in order: one if the whole batch fits.
+    `compute` gets the inputs or a slice of them, and its outputs are returned in order: one if the
+    whole batch fits. `tokens` gives the number of tokens of an input, for the error.
 
     Raises:
         BertkitError: one input alone does not fit (code "out-of-memory").

@@ -33,9 +33,7 @@ class Muon(AdamW):
 
     The query, key and value weights of a layer are one parameter here, but three matrices.
 
-    Args:
-        groups: see `AdamW`, with the `names` of the parameters; matrices get a group of their own.
-        options: the other arguments of `AdamW`.
+    The arguments are those of `AdamW`, with the `names` of the parameters in each group.
 
     Raises:
         BertkitError: FSDP2 divides the matrices among processes (code "muon-sharded").

@@ -102,14 +102,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
     A parameter does not decay if the last part of its name starts with `bias` or ends with `_bias`,
     or if it belongs to an `nn.LayerNorm`. A tied parameter appears once, under its first name; a
-    frozen one (`requires_grad` false) is in neither group.
-
-    Args:
-        model: the model, whose parameters are taken in the order of `named_parameters`.
-        weight_decay: the weight decay of the first group; the second has 0.
-
-    Returns:
-        Dictionaries for a torch optimizer, each with `params`, their `names` and `weight_decay`.
+    frozen one (`requires_grad` false) is in neither group. Each group is a dictionary with
+    `params`, in the order of the model, their `names` and `weight_decay`.
     """
     groups: list[dict[str, Any]] = [
         {"params": [], "names": [], "weight_decay": weight_decay},
@@ -144,14 +138,9 @@ def build_optimizer(
     bias_correction: bool = True,
     optimizer: str = "adamw",
 ) -> AdamW:
-    """Build an optimizer over the two `parameter_groups`.
+    """Build an optimizer, "adamw" or "muon", over the two `parameter_groups`.
 
-    Args:
-        model: the model, already on the device that it is trained on.
-        learning_rate: the learning rate of the first update; see `set_learning_rate`.
-        weight_decay: each update subtracts this times the learning rate times the parameter.
-        bias_correction: whether to correct the averages; see `AdamW`.
-        optimizer: "adamw" or "muon".
+    The model has to be on the device that it is trained on. For the other arguments see `AdamW`.
 
     Raises:
         BertkitError: the model has no trainable parameter, or Muon is to update matrices that

@@ -407,9 +407,8 @@ def announce(
     run.console.say(*opening_lines(start, run.recipe, run.store), *busy_note())
     if changes:
         log.note(state.step, f"resumed with changes: {'; '.join(changes)}")
-    for line in device_notes(run.device, run.precision, state.model.config):
-        log.note(state.step, line)
-    for line in missing_evaluations(start, held_out.store):
+    slow = device_notes(run.device, run.precision, state.model.config)
+    for line in (*slow, *missing_evaluations(start, held_out.store)):
         log.note(state.step, line)
 
 

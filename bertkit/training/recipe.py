@@ -356,12 +356,7 @@ def claim_run_folder(
 ) -> list[str]:
     """Write down the recipe of a new run, or check that the directory holds this same run.
 
-    Args:
-        folder: the run directory.
-        recipe: the resolved recipe, as JSON values.
-        name: the name of the recipe.
-        store: the corpus.
-        init_from: the SHA-256 of the initial weights; "" for random ones.
+    `init_from` is the SHA-256 of the initial weights, or "" for random ones.
 
     Returns:
         The changes since the run was started: logging settings, software and hardware.

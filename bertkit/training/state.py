@@ -91,14 +91,9 @@ def random_network(
 ) -> InitialNetwork:
     """Initialize a new network with torch's random generator.
 
-    Args:
-        recipe: the recipe of the run.
-        tokenizer: the tokenizer of the corpus.
-        device: the device whose memory has to hold the network.
-        parts: the number of processes that FSDP2 shards the network among, or 1.
-
     Raises:
-        BertkitError: the device's memory is too small.
+        BertkitError: the device has too little memory for one of the `parts` that FSDP2 divides the
+            network into.
     """
     config = recipe.config(tokenizer.size)
     check_memory(count_parameters(config, heads=True) // parts, device)
@@ -144,13 +139,8 @@ def pretrained_network(
 ) -> InitialNetwork:
     """Build the recipe's network with the weights of an existing model.
 
-    The sizes come from the model; dropout and everything else come from the recipe.
-
-    Args:
-        path: a model directory, a run, or a Google checkpoint.
-        recipe: the recipe of the run.
-        tokenizer: the tokenizer of the corpus.
-        say: called with a message about new and unused weights.
+    The sizes come from the model; dropout and everything else come from the recipe. New and unused
+    weights are reported by `say`.
 
     Raises:
         BertkitError: the model does not exist, or does not fit; see `check_initial_model`.

@@ -181,11 +181,7 @@ def step_counts(micro_batches: Sequence[BatchLike], asked_to_stop: bool) -> dict
 
 @contextmanager
 def named_if_too_large(packed: Packed, settings: LoopSettings) -> Iterator[None]:
-    """Name the batch if the device has too little memory for what the block does.
-
-    Raises:
-        BertkitError: it has too little (code "out-of-memory").
-    """
+    """Raise an error that names the batch if the device lacks the memory for the block."""
     try:
         yield
     except RuntimeError as error:
@@ -243,11 +239,7 @@ def evaluate_batches(
 
 
 def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: float) -> None:
-    """Check that the loss and the gradient norm are finite.
-
-    Raises:
-        DivergedError: one of them is NaN or infinite; the message gives the step and advice.
-    """
+    """Raise a DivergedError with advice if the loss or the gradient norm is NaN or infinite."""
     if not bool(torch.isfinite(torch.tensor([loss, gradient_norm])).all()):
         error = DivergedError(
             f"training has diverged: loss {loss}, gradient norm {gradient_norm} at step {step} "
@@ -261,8 +253,7 @@ def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: fl
 class MetricWindow:
     """The updates since the last record in the journal, averaged over all ranks.
 
-    Args:
-        ranks: the processes of the run, which have to close the window together.
+    All ranks have to close the window together.
     """
 
     def __init__(self, ranks: Ranks = ALONE) -> None:

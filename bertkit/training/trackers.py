@@ -182,9 +182,7 @@ def is_installed(name: str) -> bool:
 def run_key(folder: Path, since: float) -> str:
     """Return the key of a run for a tracker, which stays the same when the run is resumed.
 
-    Args:
-        folder: the folder of the run.
-        since: the time of the first record "start" in its journal.
+    `since` is the time of the first record "start" in its journal.
     """
     return hashlib.sha256(f"{run_title(folder)} {since}".encode()).hexdigest()[:16]
 
