@@ -103,11 +103,9 @@ def to_frame(predictions: Iterable[Prediction]) -> Any:
 
 
 def probability_bars(probabilities: Mapping[str, float], chosen: Iterable[str]) -> str:
-    """Return a table of labels and their probabilities as bars, most probable first.
+    """Return a table of labels and their probabilities as bars, the `MAX_BARS` most probable first.
 
-    Args:
-        probabilities: label -> probability; the first `MAX_BARS` are shown.
-        chosen: the predicted labels, which are bold.
+    The predicted labels, those of `chosen`, are bold.
     """
     bold = set(chosen)
     ordered = sorted(probabilities.items(), key=lambda pair: -pair[1])
@@ -122,12 +120,7 @@ def probability_bars(probabilities: Mapping[str, float], chosen: Iterable[str]) 
 
 
 def marked_text(text: str, spans: Iterable[tuple[int, int, str]]) -> str:
-    """Return a text with coloured spans.
-
-    Args:
-        text: the text.
-        spans: (start, end, label) in characters, in order and without overlaps.
-    """
+    """Return a text with coloured spans: (start, end, label), in order and without overlaps."""
     parts, at = [], 0
     for start, end, label in spans:
         hue = crc32(label.encode(errors="surrogatepass")) % 360
