@@ -177,12 +177,7 @@ def pair_scores(
 ) -> np.ndarray:
     """Return the scores (rows, images) of texts with images; windows of a text are averaged.
 
-    Args:
-        predictor: the model.
-        items: all inputs.
-        rows: the inputs whose texts are read.
-        images: the inputs whose images are read.
-        progress: called with the numbers of texts done and in total.
+    The texts are those of the inputs with the numbers `rows`, and the images those of `images`.
     """
     model: Any = predictor.engines[0].model
     budget, found = prediction_tokens(predictor.device), []
@@ -217,9 +212,7 @@ def recalls(
 ) -> dict[str, Any]:
     """Return recalls and ranks of groups of rows.
 
-    Args:
-        groups: rows, their scores (rows, images), and the number of the image of each row.
-        inputs: all inputs.
+    A group has rows, their scores (rows, images), and the number of the image of each row.
     """
     ranks: list[TextRank] = []
     of_images: list[int] = []
