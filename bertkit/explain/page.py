@@ -8,11 +8,9 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
-import numpy as np
-
 from bertkit.errors import BertkitError
 from bertkit.explain.sections import attention_accuracy, trace_sections
-from bertkit.explain.steps import printable
+from bertkit.explain.steps import printable, weight_bytes
 from bertkit.explain.trace import Trace
 from bertkit.files import write_text
 from bertkit.model.heads import count_parameters
@@ -80,8 +78,3 @@ def explanation_cards(trace: Trace) -> list[tuple[str, str, str]]:
         ("MLM loss", loss, f"{len(trace.targets)} targets, seed {trace.seed}"),
         ("second text follows", following, QUESTION[trace.pairs]),
     ]
-
-
-def weight_bytes(weights: np.ndarray) -> bytes:
-    """Store 255 times the square root of each weight, rounded, so that small weights survive."""
-    return np.rint(255 * np.sqrt(weights)).astype(np.uint8).tobytes()
