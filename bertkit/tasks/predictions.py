@@ -132,15 +132,6 @@ def marked_text(text: str, spans: Iterable[tuple[int, int, str]]) -> str:
     return f'<div style="white-space:pre-wrap">{"".join(parts)}{escape(text[at:])}</div>'
 
 
-def answer_in_context(context: str, start: int, end: int) -> str:
-    """Return an answer in the part of its context that is around it."""
-    first, last = max(0, start - MAX_CONTEXT), min(len(context), end + MAX_CONTEXT)
-    before, after = "…" * (first > 0), "…" * (last < len(context))
-    text = f"{before}{context[first:last]}{after}"
-    shift = len(before) - first
-    return marked_text(text, [(start + shift, end + shift, "")])
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class TagsPrediction(Prediction):
     """A tag for every word of a sentence."""
@@ -211,7 +202,11 @@ class GivenAnswer(Prediction):
         """Return what notebooks show: the answer in its context, and its probability."""
         if self.start is None or self.end is None:
             return f"<div><i>no answer</i> ({self.probability:.1%})</div>"
-        inside = answer_in_context(self.context, self.start, self.end)
+        first, last = max(0, self.start - MAX_CONTEXT), self.end + MAX_CONTEXT
+        before, after = "…" * (first > 0), "…" * (last < len(self.context))
+        shift = len(before) - first
+        around = f"{before}{self.context[first:last]}{after}"
+        inside = marked_text(around, [(self.start + shift, self.end + shift, "")])
         return f"{inside}<div>{self.probability:.1%}</div>"
 
 
