@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import base64
 
+import numpy as np
+
 from bertkit.errors import BertkitError
 from bertkit.explain.sections import attention_accuracy, trace_sections
-from bertkit.explain.steps import printable, weight_bytes
+from bertkit.explain.steps import printable
 from bertkit.explain.trace import Trace
 from bertkit.model.heads import count_parameters
 from bertkit.report.html import render_page
@@ -67,3 +69,8 @@ def explanation_cards(trace: Trace) -> list[tuple[str, str, str]]:
         ("MLM loss", loss, f"{len(trace.targets)} targets, seed {trace.seed}"),
         ("second text follows", following, QUESTION[trace.pairs]),
     ]
+
+
+def weight_bytes(weights: np.ndarray) -> bytes:
+    """Store 255 times the square root of each weight, rounded, so that small weights survive."""
+    return np.rint(255 * np.sqrt(weights)).astype(np.uint8).tobytes()

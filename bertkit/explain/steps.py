@@ -316,8 +316,3 @@ def finish(layer: Layer, hidden: Hidden, weights: Tensor, value: Tensor) -> Hidd
     hidden = layer.attention_norm(layer.attention_output(attended) + hidden)
     expanded = activation(layer.intermediate(hidden), layer.config)
     return layer.output_norm(layer.output(expanded) + hidden)
-
-
-def weight_bytes(weights: np.ndarray) -> bytes:
-    """Store 255 times the square root of each weight, rounded, so that small weights survive."""
-    return np.rint(255 * np.sqrt(weights)).astype(np.uint8).tobytes()

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bertkit.checkpoints.huggingface import reads_images
 from bertkit.checkpoints.pretrained import PretrainedWeights
-from bertkit.explain.steps import attention_weights, weight_bytes
+from bertkit.explain.steps import attention_weights
 from bertkit.model.encoder import ONE_SEGMENT, Encoder, Layer
 from bertkit.pretraining_data.batch import pack
 from bertkit.serve.batching import PreparedRequest
@@ -82,13 +83,17 @@ class AttentionOperation:
             hidden = self.encoder.embed(packed)
             for layer in self.encoder.stack:
                 assert isinstance(layer, Layer)
-                weights, _ = attention_weights(layer, hidden)
-                if not weights.isfinite().all():
-                    raise not_finite()
-                shades += weight_bytes(weights.numpy())
+                shades += as_shades(attention_weights(layer, hidden)[0])
                 hidden = layer(hidden, packed)
             found.append(shades)
         return found
+
+
+def as_shades(weights: Tensor) -> bytes:
+    """Return each weight as a byte: 255 times its square root, rounded."""
+    if not weights.isfinite().all():
+        raise not_finite()
+    return (weights.sqrt() * 255).round().to(torch.uint8).numpy().tobytes()
 
 
 def token_rows(tokenizer: Tokenizer, encoded: PairEncoding) -> list[dict[str, Any]]:

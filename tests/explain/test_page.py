@@ -12,9 +12,8 @@ import pytest
 from bertkit.cli.explain import explain_command
 from bertkit.errors import BertkitError
 from bertkit.explain import page as module
-from bertkit.explain.page import explanation_page
+from bertkit.explain.page import explanation_page, weight_bytes
 from bertkit.explain.sections import SECTIONS
-from bertkit.explain.steps import weight_bytes
 from bertkit.explain.trace import Trace
 from tests.explain.conftest import PAIR, TEXT
 from tests.test_report import Page
