@@ -225,14 +225,7 @@ def is_notebook() -> bool:
 
 
 class NotebookBar:
-    """A bar that is redrawn in place and stays with its last state.
-
-    Args:
-        title: one or two words before the bar.
-        total: the number of units, or None if it is not known.
-        done: the units done before now.
-        text: the text after the bar.
-    """
+    """A bar that is redrawn in place and stays with its last state, between a title and a text."""
 
     def __init__(self, title: str, total: int | None, done: int, text: str) -> None:
         from IPython.display import display

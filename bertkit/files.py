@@ -72,9 +72,8 @@ def disk_errors(path: Path, inside: Path | None = None) -> Iterator[None]:
 def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file under a temporary name, flush it to disk, then rename it to `path`.
 
-    Args:
-        path: the file to write; its folder is created if it is missing.
-        write: a function that writes the whole content to the temporary path it is given.
+    `write` writes the whole content to the temporary path that it is given. The folder of `path` is
+    created if it is missing.
 
     Raises:
         BertkitError: the disk is full or the folder cannot be written.
@@ -284,12 +283,10 @@ def read_json(path: Path) -> Any:
 def read_object(
     path: Path, maximum: int = MOST_OBJECT_BYTES, *, file_names: bool = False
 ) -> dict[str, Any]:
-    """Read a JSON object from a folder that an untrusted person may have made.
+    """Read a JSON object of at most `maximum` bytes from a folder that a stranger may have made.
 
-    Args:
-        path: the JSON file.
-        maximum: the maximum size of the file in bytes.
-        file_names: whether texts may be names of files, whose undecodable bytes are such halves.
+    With `file_names`, texts may be names of files, whose undecodable bytes are halves of surrogate
+    pairs.
 
     Raises:
         BertkitError: the file is missing, is not a regular file, is too large or does not hold a
@@ -369,9 +366,8 @@ def replace_folder(path: Path, new: Path, aside: Path) -> None:
 def exclusive_lock(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Lock a folder against other processes for the duration of a block; a kill releases it.
 
-    Args:
-        folder: the folder to lock; it is created if it is missing.
-        wait: the number of seconds to wait for another process that holds the lock.
+    The folder is created if it is missing. `wait` is the number of seconds to wait for another
+    process that holds the lock.
 
     Raises:
         HeldError: another process held the lock for all of `wait`.

@@ -43,20 +43,14 @@ Sums = dict[str, LossSum]
 
 def cross_entropy_sums(name: str, logits: Tensor, labels: Tensor, per: str) -> Sums:
     """Sum cross entropy and correct predictions of logits (n, classes) for labels (n,)."""
-    if logits.device.type == "cpu" and is_cacheable(logits, labels):
+    plain = torch.compiler.is_compiling() or logits.dtype == torch.float64
+    if logits.device.type == "cpu" and not plain and bool((labels >= 0).all()):  # none is ignored
         loss, correct = CachedCrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
     else:
         logits = logits.float()
         loss = F.cross_entropy(logits, labels, reduction="sum")
         correct = num_correct(logits, labels)
     return {f"{name}_loss": LossSum(loss, per), f"{name}_accuracy": LossSum(correct, per)}
-
-
-def is_cacheable(logits: Tensor, labels: Tensor) -> bool:
-    """Return whether `CachedCrossEntropy` takes these: no doubles, and no ignored labels."""
-    if torch.compiler.is_compiling() or logits.dtype == torch.float64:
-        return False
-    return bool((labels >= 0).all())
 
 
 CACHED_LOGITS = 1 << 18

@@ -53,9 +53,7 @@ def memory_bytes() -> int | None:
 def worker_count(processes: int) -> int:
     """Return the number of worker processes for a number of processes that share the work.
 
-    Args:
-        processes: the number of processes; 0 for one per usable core. One process does the work
-            itself, so it has 0 workers.
+    The latter is 0 for one per usable core. One process does the work itself: it has 0 workers.
 
     Raises:
         BertkitError: the number is negative.
@@ -83,10 +81,8 @@ class KeptHeap:
     to the system at once; the next update gets them back page by page, which takes as long as
     computing their contents. But tensors whose sizes differ from update to update do not fit the
     gaps that others left, so the heap would grow for hours. All of its free memory is returned
-    when the process has come to hold `MAX_GROWTH` times what an update needs.
-
-    Args:
-        active: whether to do so; without it, and with other C libraries, nothing happens.
+    when the process has come to hold `MAX_GROWTH` times what an update needs. If this is not
+    `active`, and with other C libraries, nothing happens.
     """
 
     def __init__(self, *, active: bool = True) -> None:
@@ -200,7 +196,11 @@ class Workers(Generic[Block, WorkResult]):
             number, block = given[0]
             for ready in wait([*busy], timeout=0 if number in done else None):
                 assert isinstance(ready, Connection)
-                done[busy.pop(ready)] = self._receive(ready)
+                with self._watching(ready):
+                    well, answer = ready.recv()
+                if not well:
+                    raise answer
+                done[busy.pop(ready)] = answer
                 idle.append(ready)
             if number in done:
                 given.popleft()
@@ -221,14 +221,6 @@ class Workers(Generic[Block, WorkResult]):
                     theirs.close()
             finally:
                 sys.modules["__main__"] = script
-
-    def _receive(self, pipe: Connection) -> WorkResult:
-        with self._watching(pipe):
-            well, answer = pipe.recv()
-        if not well:
-            raise answer
-        result: WorkResult = answer
-        return result
 
     @contextmanager
     def _watching(self, pipe: Connection) -> Iterator[None]:

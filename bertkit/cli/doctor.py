@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from bertkit.doctor.findings import SEVERITIES, Finding
+from bertkit.doctor.findings import SEVERITIES
 from bertkit.doctor.run import diagnose
 from bertkit.files import write_json
 from bertkit.outputs import FILE
@@ -30,7 +29,13 @@ def doctor_command(path: Path, *, json: Annotated[Path | None, FILE] = None) -> 
         print(title)  # noqa: T201
         for finding in findings:
             print(*[f"  {line}" for line in finding.lines()], sep="\n")  # noqa: T201
-    print(summarize_findings(everything))  # noqa: T201
+    fine, notices, problems = (
+        sum(finding.severity == one for finding in everything) for one in SEVERITIES
+    )
+    print(  # noqa: T201
+        f"{problems} problem{'s' * (problems != 1)}, {notices} notice{'s' * (notices != 1)}, "
+        f"{fine} ok"
+    )
     if json is not None:
         write_json(
             json,
@@ -42,14 +47,4 @@ def doctor_command(path: Path, *, json: Annotated[Path | None, FILE] = None) -> 
                 ],
             },
         )
-    return int(any(finding.severity == "problem" for finding in everything))
-
-
-def summarize_findings(findings: Sequence[Finding]) -> str:
-    """Return the numbers of findings by severity, such as `1 problem, 2 notices, 14 ok`."""
-    counts = [sum(finding.severity == one for finding in findings) for one in SEVERITIES]
-    fine, notices, problems = counts
-    return (
-        f"{problems} problem{'s' * (problems != 1)}, {notices} notice{'s' * (notices != 1)}, "
-        f"{fine} ok"
-    )
+    return int(problems > 0)

@@ -9,6 +9,7 @@ import rich.console
 
 from bertkit.cli.options import AnyModel
 from bertkit.errors import BertkitError
+from bertkit.files import write_text
 from bertkit.outputs import FILE
 
 
@@ -43,13 +44,13 @@ def explain_command(
     """
     if html is not None and (layer is not None or head is not None):
         raise BertkitError("the page has every layer and head; leave --layer and --head out")
-    from bertkit.explain.page import write_page
+    from bertkit.explain.page import explanation_page
     from bertkit.explain.terminal import print_explanation
     from bertkit.explain.trace import trace_example
 
     trace = trace_example(model, text, pair, seed=seed)
     if html is not None:
-        write_page(html, trace)
+        write_text(html, explanation_page(trace))
         print(f"explanation: {html}")  # noqa: T201
     else:
         print_explanation(trace, rich.console.Console(highlight=False), layer=layer, head=head)

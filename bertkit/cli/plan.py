@@ -157,16 +157,11 @@ def budget_table(made: Plan, price: float | None) -> Table:
     for found in made.answers:
         cost = [] if found.cost is None else [f"{found.cost:,.2f}"]
         updates = " + ".join(f"{steps:,}" for steps in found.steps)
+        epochs = f"{found.epochs:,.0f}" if found.epochs >= 10 else f"{found.epochs:.2g}"
         table.add_row(
-            found.title, updates, amount(found.tokens), two_digits(found.epochs),
-            duration(found.seconds), *cost,
-        )  # fmt: skip
+            *(found.title, updates, amount(found.tokens), epochs, duration(found.seconds), *cost)
+        )
     return table
-
-
-def two_digits(number: float) -> str:
-    """Format a number with two significant digits, or as an integer from 10 on."""
-    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def amount(number: float) -> str:

@@ -82,8 +82,8 @@ class TextColumns(ImageColumns):
             texts = row_texts(row, columns, place, reading.counts)
             if texts is None:
                 return None
-            image = image_of(row, place) if image_of else None
-            if image_of and image is None:
+            image = image_of(row, place)
+            if image is None and self.image_column:
                 return None
             label = self.label_in(row.get(self.label), place) if reading.labelled else None
             return TextExample("", texts[0], texts[1] if self.pair else None, label, place, image)
@@ -226,8 +226,8 @@ class ChoiceColumns(ImageColumns):
             texts = row_texts(spread, (self.text, *own), place, reading.counts)
             if texts is None:
                 return None
-            image = image_of(row, place) if image_of else None
-            if image_of and image is None:
+            image = image_of(row, place)
+            if image is None and self.image_column:
                 return None
             key = value_name(row.get(self.label)) if reading.labelled else ""
             index = self.choice_index(key, first)

@@ -71,12 +71,7 @@ def conll_lines(source: Source, counts: TextCounts, word_column: int) -> Iterato
 
     Comments precede the first word of a sentence, begin with # and have other columns than word
     lines, so that the word # is kept. `# newdoc` becomes `-DOCSTART-`. Ranges and empty nodes are
-    recognized by the first of ten columns.
-
-    Args:
-        source: the file.
-        counts: collects invalid UTF-8 and every line left out.
-        word_column: the column of the words.
+    recognized by the first of ten columns. `counts` collects invalid UTF-8 and every line left out.
 
     Raises:
         BertkitError: the file is CoNLL-U, and `word_column` is its column of word numbers.
@@ -160,7 +155,8 @@ def conll_sentences(
     used = document = 0
     last, line = -1, 0
     try:
-        marked = marks_documents(source, word_column)
+        scanned = (text for _, text in conll_lines(source, TextCounts(), word_column))
+        marked = any(DOCUMENT in text and conllu_fields(text)[0] == DOCUMENT for text in scanned)
         for line, rows in sentence_rows(source, found, word_column, tag_column, untagged_ok):
             if rows:
                 words = tuple(word for word, _ in rows)
@@ -178,12 +174,6 @@ def conll_sentences(
     if not used:
         raise BertkitError(f"{path} holds no sentence; write one word a line with its tag")
     counts += found
-
-
-def marks_documents(source: Source, word_column: int) -> bool:
-    """Return whether any line starts a document; reading stops at the first such line."""
-    lines = conll_lines(source, TextCounts(), word_column)
-    return any(DOCUMENT in line and conllu_fields(line)[0] == DOCUMENT for _, line in lines)
 
 
 def sentence_rows(
@@ -257,12 +247,7 @@ def write_conll(
 
     Whitespace inside a word becomes "_", since spaces separate the columns. Entity tags, gold and
     predicted, are written as IOB2, since the script does not know the U- and L- of BILOU; other
-    tags are written unchanged.
-
-    Args:
-        path: the file to write.
-        inputs: the sentences; the gold tag is O if a sentence has no tags.
-        predicted: the predicted tags of each sentence.
+    tags are written unchanged. The gold tag is O if a sentence has no tags.
 
     Raises:
         BertkitError: the numbers of words and predicted tags of a sentence differ.
@@ -315,10 +300,9 @@ def conll_scheme(tags: Sequence[str]) -> list[str]:
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """Convert entity tags to IOB2: B- on the first word of each entity and I- on the others.
+    """Convert a sentence's entity tags in IOB1, IOB2, IOBES or BILOU to IOB2.
 
-    Args:
-        tags: the tags of a sentence in IOB1, IOB2, IOBES or BILOU.
+    It has B- on the first word of each entity and I- on the others.
     """
     converted = ["O"] * len(tags)
     for kind, start, end in find_entities(conll_scheme(tags)):

@@ -162,27 +162,20 @@ def read_glue(name: str, folder: str | Path, split: str, counts: TextCounts) -> 
     labelled = split not in task.submissions
     columns = (task.text, task.pair, task.label if labelled else task.test_id)
     header = COLA_COLUMNS if task.folder == "CoLA" and labelled else True
-    found = TextCounts()
-    inputs = [
-        glue_example(task, str(number), row, labelled, place, found)
-        for number, place, row in numbered_rows(
-            path, found, "tsv", header=header, columns=[column for column in columns if column]
-        )
-        if not (labelled and without_agreement(row.get(task.label), place, found))
-    ]
+    found, inputs = TextCounts(), []
+    for number, place, row in numbered_rows(
+        path, found, "tsv", header=header, columns=[column for column in columns if column]
+    ):
+        if labelled and row.get(task.label) == "-":  # MNLI's annotators did not agree
+            found.note("row without a majority label", place)
+        else:
+            inputs.append(glue_example(task, str(number), row, labelled, place, found))
     if not inputs:
         raise BertkitError(f"{path} has no rows; get it again from {PLACE}")
     if not labelled:
         require_all(found, f"every row of a test set is needed; get it again from {PLACE}")
     counts += found
     return inputs
-
-
-def without_agreement(label: object, place: str, counts: TextCounts) -> bool:
-    """Return whether MNLI's annotators did not agree on a label; `counts` records such a row."""
-    if label == "-":
-        counts.note("row without a majority label", place)
-    return label == "-"
 
 
 def glue_example(

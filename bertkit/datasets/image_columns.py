@@ -73,10 +73,10 @@ class ImageColumns(Columns):
                 code="image-task",
             )
 
-    def image_reader(self, reading: Reading) -> Callable[[Fields, str], Any] | None:
-        """Return the function that reads the image of a row, or None if rows have no images.
+    def image_reader(self, reading: Reading) -> Callable[[Fields, str], Any]:
+        """Return the function that reads the image of a row.
 
-        The function returns None (and counts it) if the field is empty.
+        It returns None if rows have no images, or (and counts it) if the field is empty.
 
         Raises:
             BertkitError: an option has no effect without `image_column` (code "image-column"), or
@@ -90,7 +90,7 @@ class ImageColumns(Columns):
                         "--image-column",
                         code="image-column",
                     )
-            return None
+            return lambda row, place: None
         from bertkit.multimodal.images import PatchGrid, open_features, read_image
 
         grid, column = PatchGrid(self.image_size, self.patch_size), self.image_column

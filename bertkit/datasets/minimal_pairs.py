@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from bertkit.datasets.readers import row_texts
 from bertkit.datasets.records import MissingColumnError, Records, as_source
-from bertkit.datasets.tabular import Fields, first_left_out, numbered_rows
+from bertkit.datasets.tabular import first_left_out, numbered_rows
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.lines import TextCounts, plain_lines, value_name
 from bertkit.text.sources import Source, find_sources, uncompressed_name
@@ -141,8 +141,8 @@ def row_pairs(
         for _, place, row in rows:
             texts = row_texts(row, (good, bad), place, counts)
             if texts is not None:
-                name = name_in(row, SET) or title
-                field = name_in(row, FIELD).replace("/", "_")  # as one set of BLiMP spells it
+                name = value_name(row.get(SET)) or title
+                field = value_name(row.get(FIELD)).replace("/", "_")  # as one set of BLiMP has it
                 yield MinimalPair(texts[0], texts[1], name, field, place)
     except MissingColumnError as error:
         where = title if isinstance(path, Records) else path
@@ -150,11 +150,6 @@ def row_pairs(
         raise MissingColumnError(
             f"{where} has no column '{error.column}'; name the right one by {flag}", error.column
         ) from None
-
-
-def name_in(row: Fields, column: str) -> str:
-    """Return an optional field of a row as a name, "" if the row lacks it."""
-    return value_name(row.get(column))
 
 
 def line_pairs(file: Source, title: str, counts: TextCounts) -> Iterator[MinimalPair]:

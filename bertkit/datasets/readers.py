@@ -144,15 +144,12 @@ class Columns(ABC):
         try:
             yield from examples
         except MissingColumnError as error:
-            raise MissingColumnError(f"{error}{self._hint(error.column)}", error.column) from None
-
-    def _hint(self, column: str) -> str:
-        """Return which option names a column, as the end of an error message."""
-        for option in (*self.input_options, self.target_option, "id"):
-            value = getattr(self, option)
-            if column == value or (isinstance(value, tuple) and column in value):
-                return f" (--{option.replace('_', '-')} names the column)"
-        return ""
+            for option in (*self.input_options, self.target_option, "id"):
+                value = getattr(self, option)
+                if error.column in (value if isinstance(value, tuple) else (value,)):
+                    said = f"{error} (--{option.replace('_', '-')} names the column)"
+                    raise MissingColumnError(said, error.column) from None
+            raise
 
     def _has_rows(self, path: str | Path | Records) -> bool:
         return isinstance(path, Records) or self.in_rows(path)
@@ -197,13 +194,9 @@ class Columns(ABC):
     def read_labelled(
         self, path: str | Records, counts: TextCounts, *, scoring: bool = False, test: bool = False
     ) -> Sequence[Any]:
-        """Read the examples of a labelled file.
+        """Read the examples of a labelled file; with `test`, any or all labels may be missing.
 
-        Args:
-            path: the file.
-            counts: collects what is skipped.
-            scoring: whether the file is only scored; see `read`.
-            test: whether labels may be missing, in all rows or in some.
+        See `read` for `scoring`, and for `counts`, which collects what is skipped.
 
         Raises:
             BertkitError: see `read`; or the file is missing or damaged.

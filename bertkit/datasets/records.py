@@ -58,10 +58,8 @@ class Records:
     ) -> Iterator[tuple[int, str, Mapping[str, object]]]:
         """Yield the number (from 0), the place and the fields of every usable row.
 
-        Args:
-            counts: is told of every row that lacks one of `columns`.
-            columns: the columns that a row needs; the fields of tuples, in this order.
-            optional: a column that a row may lack.
+        A row needs all of `columns` except the `optional` one, and `counts` is told of every row
+        that lacks one. The fields of a tuple are in the order of `columns`.
 
         Raises:
             BertkitError: a row is neither a mapping nor a tuple that fits, or no row has one of the
@@ -71,7 +69,16 @@ class Records:
         lacking = set(needed)
         for number, row in enumerate(self.rows_with(columns)):
             place = f"{self.name}[{number}]"
-            fields = row if isinstance(row, Mapping) else self._of_tuple(row, columns, place)
+            if isinstance(row, Mapping):
+                fields = row
+            elif isinstance(row, tuple | list) and len(row) <= len(columns):
+                fields = dict(zip(columns, row, strict=False))
+            else:
+                raise BertkitError(
+                    f"{place} is {short_repr(row)}, neither a dict nor a tuple of "
+                    f"({', '.join(columns)})",
+                    code="record",
+                )
             missing = [column for column in needed if column not in fields]
             lacking &= set(missing)
             if missing:
@@ -85,16 +92,6 @@ class Records:
                 f"{self.name} has no column '{column}' (columns: {known}); name one of these",
                 column,
             )
-
-    @staticmethod
-    def _of_tuple(row: Any, columns: Sequence[str], place: str) -> dict[str, object]:
-        if not isinstance(row, tuple | list) or len(row) > len(columns):
-            raise BertkitError(
-                f"{place} is {short_repr(row)}, neither a dict nor a tuple of "
-                f"({', '.join(columns)})",
-                code="record",
-            )
-        return dict(zip(columns, row, strict=False))
 
     def has_columns(self, columns: Sequence[str]) -> bool:
         """Return whether every one of these columns is in some row; tuples have all."""

@@ -222,15 +222,9 @@ def make_question(
 ) -> QuestionExample | None:
     """Make a checked question, or return None (and count it) if it must be left out.
 
-    Args:
-        question_id: an id that is unique in its file.
-        question: the question as in the file.
-        context: the context as in the file.
-        answers: (text, index of the first character) of each answer; an index of None means the
-            first occurrence. () for an unanswerable question, None if the file has no answers.
-        place: the location for the counts.
-        counts: collects what was left out or corrected.
-        scoring: see `read_squad`.
+    The answers are (text, index of the first character) of each; an index of None means the first
+    occurrence. They are () for an unanswerable question, and None if the file has no answers. See
+    `read_squad` for `scoring`, and for `counts`, which collects what was left out or corrected.
     """
     for name, text in (("question", question), ("context", context)):
         if not text or text.isspace():

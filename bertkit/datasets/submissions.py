@@ -57,15 +57,7 @@ def write_glue(
 ) -> list[Path]:
     """Write the file of glue.zip for a test split of a GLUE task; write nothing for other data.
 
-    Args:
-        name: the name of the data set or task type.
-        folder: the folder for the file.
-        split: the predicted split.
-        ids: see `write_submission`.
-        predictions: see `write_submission`.
-
-    Returns:
-        The written files.
+    See `write_submission` for IDs and predictions. Returns the written files.
     """
     if name not in GLUE or split not in GLUE[name].submissions:
         return []

@@ -61,7 +61,11 @@ def read_swag(
         if not all((fields["sent1"], *(fields[name] for name in ENDINGS))):
             found.note("empty text, kept", place)
         choices = tuple(f"{fields['sent2']} {fields[name]}".strip() for name in ENDINGS)
-        label = label_index(fields["label"], place) if labelled else None
+        if labelled and fields["label"] not in ("0", "1", "2", "3"):
+            raise BertkitError(
+                f"{place}: the label is '{fields['label']}', not 0, 1, 2 or 3; correct the row"
+            )
+        label = int(fields["label"]) if labelled else None
         inputs.append(ChoiceExample(str(number), fields["sent1"], choices, label, place))
     if not inputs:
         raise BertkitError(f"{path} has no rows; get it again from {SWAG_SITE}")
@@ -70,20 +74,10 @@ def read_swag(
     return inputs
 
 
-def label_index(value: str, place: str) -> int:
-    """Convert a label of the file to an index from 0 to 3."""
-    if value not in ("0", "1", "2", "3"):
-        raise BertkitError(f"{place}: the label is '{value}', not 0, 1, 2 or 3; correct the row")
-    return int(value)
-
-
 def write_swag_predictions(path: Path, ids: Sequence[str], choices: Sequence[int]) -> None:
     """Write a file for the leaderboard: a CSV with the header `pred` and one index per line.
 
-    Args:
-        path: the file to write.
-        ids: all IDs from `read_swag`, in the order of the file.
-        choices: the predicted index of each row.
+    The IDs are all of those from `read_swag`, in the order of the file.
 
     Raises:
         BertkitError: the IDs are not 0, 1, 2, ... in order, or an index is not 0 to 3.

@@ -104,11 +104,6 @@ def spelling(sentence: str) -> str:
     return " ".join(re.findall(r"[a-z]+", sentence.lower()))
 
 
-def is_apart(module: str) -> bool:
-    """Return whether a module belongs to the fifth of all modules that training never sees."""
-    return hashlib.blake2b(module.encode(), digest_size=1).digest()[0] < 256 // 5
-
-
 def gather_corpus(console: Console) -> DemoText:
     """Read the sentences of all docstrings; a repeated sentence is kept where it is first."""
     from pydoc_data.topics import topics
@@ -117,7 +112,9 @@ def gather_corpus(console: Console) -> DemoText:
     texts = {False: ["\n".join(map(clean_docstring, topics.values()))], True: []}
     for number, (module, path) in enumerate(source_files(), start=1):
         found = find_docstrings(path.read_text(encoding="utf-8", errors="ignore"))
-        texts[is_apart(module)].append("\n".join(map(clean_docstring, found)))
+        digest = hashlib.blake2b(module.encode(), digest_size=1).digest()[0]
+        never_seen = digest < 256 // 5  # training never sees a fifth of all modules
+        texts[never_seen].append("\n".join(map(clean_docstring, found)))
         if number % 100 == 0:
             console.update({"done": number})
     console.close()

@@ -6,7 +6,6 @@ The page carries every attention weight as one byte; `explain.js` draws the pane
 from __future__ import annotations
 
 import base64
-from pathlib import Path
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from bertkit.errors import BertkitError
 from bertkit.explain.sections import attention_accuracy, trace_sections
 from bertkit.explain.steps import printable
 from bertkit.explain.trace import Trace
-from bertkit.files import write_text
 from bertkit.model.heads import count_parameters
 from bertkit.report.html import render_page
 
@@ -23,17 +21,8 @@ MAX_PAGE_WEIGHTS = 24_000_000
 QUESTION = {"nsp": "next-sentence prediction", "sop": "sentence order"}
 
 
-def write_page(path: Path, trace: Trace) -> None:
-    """Write an explanation as one self-contained page.
-
-    Raises:
-        BertkitError: the example has too many tokens for a page, or the file cannot be written.
-    """
-    write_text(path, explanation_page(trace))
-
-
 def explanation_page(trace: Trace) -> str:
-    """Return the whole page as HTML.
+    """Return an explanation as one self-contained HTML page.
 
     Raises:
         BertkitError: there are more attention weights than a page takes.

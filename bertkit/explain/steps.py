@@ -132,10 +132,7 @@ def tokenize_words(text: str, encoding: Encoding, tokenizer: Tokenizer) -> list[
 def match(word: str, vocabulary: Collection[str], max_length: int) -> tuple[Match, ...]:
     """Match greedily, longest candidate first; the last match is empty if the word is unknown.
 
-    Args:
-        word: a normalised word.
-        vocabulary: all tokens.
-        max_length: in characters; a longer word is not tried at all.
+    A normalised word of more than `max_length` characters is not tried at all.
     """
     matches: list[Match] = []
     begin = 0
@@ -211,13 +208,7 @@ def mask(
     """Return the input sequence and its targets, drawn as for a pre-training example.
 
     The maximum number of targets in a recipe is chosen so that it does not bind; it is left out.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        texts: one text or two.
-        options: how to mask.
-        seed: the seed of the draw.
-        masked: whether the network reads what is shown at the targets.
+    With `masked`, the network reads what is shown at the targets.
     """
     encoded = tokenizer.encode_pair(*texts)
     ids, vocabulary = np.array(encoded.ids), tokenizer.vocabulary
@@ -286,8 +277,14 @@ def look_inside(encoder: Encoder, packed: Packed) -> Inside:
         again = finish(layer, before, own_weights, value)
         difference = max(difference, float((again - after).abs().max()))
         weights.append(own_weights)
+    parts = [
+        encoder.word_embeddings(packed.ids),
+        encoder.position_embeddings(packed.position_ids),
+        encoder.segment_embeddings(packed.segment_ids),
+    ]
+    parts += [torch.stack(parts).sum(0), encoder.embeddings(packed)]
     return Inside(
-        embeddings=embedding_norms(encoder, packed),
+        embeddings=torch.stack([part.norm(dim=-1) for part in parts], dim=1).numpy(),
         attention=torch.stack(weights).numpy(),
         norms=torch.stack(states).norm(dim=-1).numpy(),
         last=states[-1],
@@ -319,14 +316,3 @@ def finish(layer: Layer, hidden: Hidden, weights: Tensor, value: Tensor) -> Hidd
     hidden = layer.attention_norm(layer.attention_output(attended) + hidden)
     expanded = activation(layer.intermediate(hidden), layer.config)
     return layer.output_norm(layer.output(expanded) + hidden)
-
-
-def embedding_norms(encoder: Encoder, packed: Packed) -> np.ndarray:
-    """Return (tokens, 5) norms of the vectors of `EMBEDDING_PARTS`."""
-    parts = [
-        encoder.word_embeddings(packed.ids),
-        encoder.position_embeddings(packed.position_ids),
-        encoder.segment_embeddings(packed.segment_ids),
-    ]
-    parts += [torch.stack(parts).sum(0), encoder.embeddings(packed)]
-    return torch.stack([part.norm(dim=-1) for part in parts], dim=1).numpy()

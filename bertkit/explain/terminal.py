@@ -27,13 +27,9 @@ def print_explanation(
     layer: int | None = None,
     head: int | None = None,
 ) -> None:
-    """Print an explanation.
+    """Print an explanation with the attention of one layer, by default the last.
 
-    Args:
-        trace: the example to explain.
-        console: where to print; it decides about colours.
-        layer: the layer whose attention is printed, from 1; the last by default.
-        head: the head whose attention is printed in full, from 1; the mean of all by default.
+    That of a head is printed in full, by default the mean of all heads. Both count from 1.
 
     Raises:
         BertkitError: the model has no such layer or head.

@@ -12,7 +12,7 @@ import math
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -159,13 +159,15 @@ def export_model(
     source = read_export_source(Path(model), head=head, pooling=pooling, normalize=normalize)
     counts, given = TextCounts(), columns or {}
     require_utf8(Path(out))
-    check = Check(max_error=max_error, bound=bound)
     with console_or_new(console) as shown:
-        if inputs:
-            parts = verification_inputs(source, inputs, given, counts)
-            check = replace(check, parts=parts, examples=inputs)
-        if dev:
-            check = replace(check, labelled=labelled_inputs(source, dev, given, counts), dev=dev)
+        check = Check(
+            parts=verification_inputs(source, inputs, given, counts) if inputs else None,
+            examples=inputs or CHECK.examples,
+            labelled=labelled_inputs(source, dev, given, counts) if dev else None,
+            dev=dev,
+            max_error=max_error,
+            bound=bound,
+        )
         shown.say(*describe_skipped(counts.skipped, counts.examples))
         manifest = write_export(source, to, Path(out), check)
         shown.say(*describe_export(Path(out), manifest))
@@ -236,11 +238,7 @@ def describe_export(out: Path, manifest: Mapping[str, Any]) -> list[str]:
 def write_export(source: ExportSource, to: str, out: Path, check: Check = CHECK) -> dict[str, Any]:
     """Write a model in another format, with a manifest; after any error, nothing is written.
 
-    Args:
-        source: the model, as returned by `bertkit.export.source.read_export_source`.
-        to: the format, a key of `WRITERS`.
-        out: the folder to write; an earlier export there is replaced.
-        check: the inputs for checking the result, and the allowed differences.
+    The format is a key of `WRITERS`. An earlier export in the folder is replaced.
 
     Returns:
         The manifest, as written to export.json.

@@ -152,7 +152,9 @@ class PaddedModel(nn.Module):
         if self.head == "embedding":
             return (self.embedding(states, mask),)
         if self.head == "token-classification":
-            return (model.classifier(self.features(states)),)
+            if isinstance(model, FeatureModel):  # it reads chosen layers
+                hidden = combine(states, model.layers, model.mix)
+            return (model.classifier(hidden),)
         if self.head == "question-answering":
             return self.ends_exchanged(model.qa_outputs(hidden), mask).unbind(-1)
         if self.head == "replaced":
@@ -186,12 +188,6 @@ class PaddedModel(nn.Module):
         last = last_position(mask, logits.shape[-1])
         exchanged = logits.scatter(1, last, logits[:, :1])
         return exchanged.scatter(1, torch.zeros_like(last), logits.gather(1, last))
-
-    def features(self, states: list[Tensor]) -> Tensor:
-        """Return (batch, length, features): the combined chosen layers, or else the last layer."""
-        if not isinstance(self.model, FeatureModel):
-            return states[-1]
-        return combine(states, self.model.layers, self.model.mix)
 
     def embedding(self, states: list[Tensor], mask: Tensor) -> Tensor:
         """Return (batch, width) pooled vectors, normalised if the settings say so."""

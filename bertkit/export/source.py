@@ -97,12 +97,8 @@ def read_export_source(
 ) -> ExportSource:
     """Read a model directory, a run, a directory of sentence-transformers or a Google checkpoint.
 
-    Args:
-        path: the path of the model.
-        head: "auto" for the head that the model was trained with; "encoder" and "embedding" are
-            possible for any model.
-        pooling: the pooling for "embedding"; see `bertkit.predict.embeddings.load_embedder`.
-        normalize: whether embeddings are divided by their length; None for the model's setting.
+    The head is "auto" for that which the model was trained with; "encoder" and "embedding" are
+    possible for any model. For the latter see `load_embedder` about `pooling` and `normalize`.
 
     Raises:
         BertkitError: there is no model, the model is damaged, or the head is unknown.

@@ -68,12 +68,9 @@ class TunedCards:
     def card(
         self, run: RunSettings, scores: Scores, rows: Sequence[Mapping[str, Any]] = ()
     ) -> Card:
-        """Return the card of one run's model.
+        """Return the card of one run's model, which has these scores.
 
-        Args:
-            run: the settings of the run.
-            scores: split -> metric -> value of this model.
-            rows: the `grid_summary` of all runs, of which this is the best; () for a single run.
+        `rows` is the `grid_summary` of all runs, of which this is the best; () for a single run.
         """
         data, task = self.scorer.data, self.scorer.task
         pipeline = PIPELINES[task.task_type]

@@ -28,15 +28,9 @@ for question answering the tuple of accepted answers and the text of the predict
 class Scorer:
     """Predicts the splits of a data set and scores the predictions.
 
-    Args:
-        data: the data set.
-        task: its task, with the labels in the order of the model's outputs.
-        items: split -> the encoded inputs of dev and test.
-        metrics: the user's metrics by name.
-        metric: the score by which runs are compared; "" for the task's main metric.
-        device: the device to compute on.
-        precision: "fp32" or "bf16".
-        console: the console for progress.
+    The labels of the task are in the order of the model's outputs. `items` has the encoded inputs
+    of dev and test by split, `metrics` the user's metrics by name, and `metric` is the name of the
+    score by which runs are compared, "" for the task's main metric.
 
     Raises:
         BertkitError: no score is called `metric`, or one of `metrics` has the name of another.

@@ -127,16 +127,7 @@ def finetune(
 
 
 class FinetuningRun:
-    """All fine-tuning runs of one output folder.
-
-    Args:
-        data: the task and its inputs.
-        start: the weights to initialise from.
-        out: the output folder; runs that it already contains are not repeated.
-        settings: the grid of runs and their settings.
-        console: the console for progress.
-        metrics: see `finetune`.
-        on_record: see `finetune`.
+    """All fine-tuning runs of one output folder; see `finetune` for the arguments.
 
     Raises:
         BertkitError: an input has no label or an unknown one, the head does not fit the task, or
@@ -328,11 +319,15 @@ class FinetuningRun:
         folder = self.out / "runs" / run.name
         write_json(folder / "environment.json", environment())
 
+        training = self.settings.training
+
         def keep(model: TaskModel, task: Task, scores: Scores) -> None:
-            self.save(folder / "model", model, task, run, scores)
+            details = tuned_details(self.data, task, run, training, self.precision, scores)
+            card = self.cards.card(run, scores)
+            save_tuned(folder / "model", model, self.start.tokenizer, details, card)
 
         named = f"{title}, {run.name}"
-        evaluation = RunEvaluation(self.scorer, self.settings.training.early_stopping, named, keep)
+        evaluation = RunEvaluation(self.scorer, training.early_stopping, named, keep)
         diverged = ""
         try:
             train_task(
@@ -340,7 +335,7 @@ class FinetuningRun:
                 self.task,
                 self.train,
                 run,
-                self.settings.training,
+                training,
                 device=self.device,
                 precision=self.precision,
                 keep_head=self.keep_head,
@@ -380,13 +375,3 @@ class FinetuningRun:
             (folder / JOURNAL).unlink(missing_ok=True)  # of a run that is made again
         track = self.settings.track
         return RunLog(Journal(folder, resume_step=done, track=track, on_record=tell), self.console)
-
-    def save(
-        self, folder: Path, model: TaskModel, task: Task, run: RunSettings, scores: Scores
-    ) -> None:
-        """Save the model of a run with everything needed to use it."""
-        details = tuned_details(
-            self.data, task, run, self.settings.training, self.precision, scores
-        )
-        card = self.cards.card(run, scores)
-        save_tuned(folder, model, self.start.tokenizer, details, card)

@@ -40,18 +40,15 @@ class FinetuningResults:
         self.listed = {run["name"] for run in self.written.get("runs", [])}
         """The names of the runs in `results.json`."""
         self.finished = self.listed == {run.name for run in self.runs} and not self.in_progress
-        self.best = self.best_run()
+        chosen = [run for run in self.scored if run.name == self.written.get("best")]
+        self.best: RunResult | None = None
+        """The best run in `results.json`, or of the runs so far; None if all diverged."""
+        if self.scored:
+            self.best = chosen[0] if chosen and self.finished else best_run(self.runs)
         self.of_setting = {run.setting: run.settings for run in reversed(self.runs)}
         self.settings = sorted(
             grid_summary(comparable(self.runs)), key=lambda row: -self.median(row)
         )
-
-    def best_run(self) -> RunResult | None:
-        """Return the best run in `results.json`, or of the runs so far; None if all diverged."""
-        chosen = [run for run in self.scored if run.name == self.written.get("best")]
-        if chosen and self.finished:
-            return chosen[0]
-        return best_run(self.runs) if self.scored else None
 
     def main_scores(self, row: ResultRow) -> dict[str, Any]:
         """Return the `metric_spread` of the main metric; {} if all runs diverged."""

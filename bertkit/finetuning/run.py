@@ -212,7 +212,10 @@ def train_task(
         if checkpoints is not None:
             writer = CheckpointWriter(checkpoints, network.model, network.optimizer, ALONE, keep=1)
             stack.callback(writer.close)
-            made = restore_run(writer, evaluation, notes.append)
+            if (found := writer.resume(notes.append)) is not None:  # the run was stopped
+                made = found.step
+                if evaluation is not None:
+                    evaluation.state = found.progress["evaluation"]
         log = stack.enter_context(open_log(made))
         log.console.say(*notes)
         known = {"inputs": items.inputs, "steps_total": schedule.total, "precision": precision}
@@ -269,22 +272,6 @@ def build_task_network(
     return TaskNetwork(model, compact, optimizer)
 
 
-def restore_run(
-    writer: CheckpointWriter, evaluation: RunEvaluation | None, say: Callable[[str], None]
-) -> int:
-    """Restore the checkpoint of a stopped run, if there is one; return the updates made.
-
-    Raises:
-        BertkitError: the checkpoint is damaged.
-    """
-    found = writer.resume(say)
-    if found is None:
-        return 0
-    if evaluation is not None:
-        evaluation.state = found.progress["evaluation"]
-    return found.step
-
-
 def follow_updates(
     updates: Iterator[StepRecord[None]],
     network: TaskNetwork,
@@ -329,10 +316,7 @@ def follow_updates(
 def class_weights(task: Task, items: Items, given: ClassWeights) -> Tensor | None:
     """Return the weights of a task's classes in the loss, (classes,), or None without weights.
 
-    Args:
-        task: the task.
-        items: the labelled training items.
-        given: `TrainingSettings.class_weights`.
+    `items` are the labelled training items, and `given` is `TrainingSettings.class_weights`.
 
     Raises:
         BertkitError: the task has no classes, or no such one.

@@ -198,10 +198,8 @@ class Grid:
     def chosen(self, width: int, inputs: int, task_type: str) -> Grid:
         """Return the grid with values for the fields that were not given.
 
-        Args:
-            width: the hidden size of the model.
-            inputs: the number of training inputs; narrow models learn from many at a lower rate.
-            task_type: the task type; small models learn tags best at a higher rate.
+        They depend on the hidden size of the model and on the number of training inputs, from many
+        of which narrow models learn at a lower rate; and small models learn tags at a higher rate.
         """
         batch = self.batch_size or (next(batch for least, batch in BATCHES if inputs >= least),)
         own = next(rate for least, rate in RATES if width >= least)

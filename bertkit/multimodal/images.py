@@ -209,11 +209,8 @@ def open_features(path: str | Path, column: str) -> FeatureFile:
 
     A `.npy` file holds (rows, vectors, width) or (rows, width), and is not read into memory at
     once. A `.safetensors` file holds one tensor for each image, called by its key, or one tensor
-    (rows, vectors, width). A `.parquet` file holds one column of lists and, optionally, the keys.
-
-    Args:
-        path: the file.
-        column: the name of the column of the data that names images; in Parquet, of the keys.
+    (rows, vectors, width). A `.parquet` file holds one column of lists and, optionally, the keys,
+    in a column with the name of the data's `column` that names images.
 
     Raises:
         BertkitError: the file is missing, damaged or of another form (code "image-features").

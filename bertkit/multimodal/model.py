@@ -90,11 +90,7 @@ class ImageEmbedding(nn.Module):
 class ImageTextModel(ClassificationModel):
     """A `ClassificationModel` whose sequences begin with the vectors of an image.
 
-    Args:
-        config: the encoder's config.
-        classes: the number of outputs.
-        width: the width of a vector.
-        grid: how pictures are cut; None for features.
+    See `ImageEmbedding` for the width of vectors and the grid.
     """
 
     def __init__(

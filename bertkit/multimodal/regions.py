@@ -57,11 +57,9 @@ class PackedStreams(Packed):
 
 
 def with_regions(packed: Packed, images: Sequence[Regions]) -> PackedStreams:
-    """Return a batch of texts with the image of each, in packed order.
+    """Return a batch of texts, which are on the CPU, with the image of each, in packed order.
 
-    Args:
-        packed: the texts, on the CPU.
-        images: the image of each text; there may be more or fewer if the network gets pairs.
+    There may be more or fewer images if the network gets pairs.
     """
     vectors, boxes = [], []
     for image in images:
@@ -117,9 +115,7 @@ def changed(packed: AnyPacked, **fields: Any) -> AnyPacked:
 def take_sequences(packed: Packed, order: Sequence[int]) -> tuple[Packed, TargetIndices]:
     """Return a batch of some of the sequences, and the index of each of its tokens in the old one.
 
-    Args:
-        packed: the batch.
-        order: the numbers of the sequences; one may occur several times.
+    A sequence may occur several times in `order`.
     """
     lengths = np.array(packed.lengths)
     starts = np.cumsum(lengths) - lengths

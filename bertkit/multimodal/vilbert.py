@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -127,13 +126,8 @@ class RegionHead(nn.Module):
 class ImageStream(nn.Module):
     """What ViLBERT adds to BERT: the embedding of regions, its layers and its pooler.
 
-    Args:
-        config: the text encoder's config.
-        width: the width of a region's vector.
-        blocks: the number of co-attention layers.
-        patches: the number of patches of a picture, which get learned embeddings of their places
-            beside those of their boxes; 0 for features.
-        masked: whether to add the head that predicts masked regions.
+    It has a number of `blocks` of co-attention; see `TwoStreamModel` for the other arguments. The
+    patches of pictures get learned embeddings of their places beside those of their boxes.
     """
 
     def __init__(
@@ -158,24 +152,6 @@ class ImageStream(nn.Module):
         if self.places is not None:
             embedded = embedded + self.places(images.position_ids)
         return as_residual(self.dropout(self.norm(embedded)))
-
-
-class StreamStates(NamedTuple):
-    """The last hidden states of both streams, at the rows that were asked for."""
-
-    text: Rows
-    image: Rows
-
-
-class MaskedOutputs(NamedTuple):
-    """The outputs from which the losses of masked multimodal modelling are computed."""
-
-    logits: ClassLogits
-    """(pairs, 2) whether text and image belong together."""
-    words: Tensor
-    """(masked tokens, vocabulary) logits."""
-    regions: Tensor
-    """(masked regions, width) predicted features."""
 
 
 class TwoStreamModel(ClassificationModel):
@@ -226,11 +202,11 @@ class TwoStreamModel(ClassificationModel):
     def forward(self, packed: Packed, words: Tensor | None = None) -> ClassLogits:
         """Return (sequences, classes) logits of each text with its image."""
         assert isinstance(packed, PackedStreams), "the batch has no images"
-        return self.classify(self.streams(packed))
+        return self.classify(*self.streams(packed))
 
     def pair_logits(self, packed: PackedStreams, pairs: Pairs) -> ClassLogits:
         """Return (pairs, classes) logits of texts and images of a batch that are combined anew."""
-        return self.classify(self.streams(packed, pairs))
+        return self.classify(*self.streams(packed, pairs))
 
     def pretrain(
         self,
@@ -238,7 +214,7 @@ class TwoStreamModel(ClassificationModel):
         pairs: Pairs,
         text_rows: TargetIndices,
         image_rows: TargetIndices,
-    ) -> MaskedOutputs:
+    ) -> tuple[ClassLogits, Tensor, Tensor]:
         """Return the outputs for pairs, of which the first are the batch's own.
 
         Args:
@@ -246,19 +222,24 @@ class TwoStreamModel(ClassificationModel):
             pairs: each text with its own image, in order, and then others.
             text_rows: the indices of masked tokens.
             image_rows: the indices of masked regions.
+
+        Returns:
+            (pairs, 2) logits of whether text and image belong together, (masked tokens, vocabulary)
+            logits, and (masked regions, width) predicted features.
         """
         assert self.mlm is not None
         assert self.image.head is not None
-        states, count = self.streams(packed, pairs, text_rows, image_rows), len(pairs[0])
-        return MaskedOutputs(
-            self.classify(StreamStates(states.text[:count], states.image[:count])),
-            self.mlm(states.text[count:], self.encoder.word_embeddings),
-            self.image.head(states.image[count:]),
+        text, image = self.streams(packed, pairs, text_rows, image_rows)
+        count = len(pairs[0])
+        return (
+            self.classify(text[:count], image[:count]),
+            self.mlm(text[count:], self.encoder.word_embeddings),
+            self.image.head(image[count:]),
         )
 
-    def classify(self, states: StreamStates) -> ClassLogits:
+    def classify(self, text: Rows, image: Rows) -> ClassLogits:
         """Return the logits for states at the first token of each sequence."""
-        return in_fp32(self.classifier, self.dropout(self.pool(*states)))
+        return in_fp32(self.classifier, self.dropout(self.pool(text, image)))
 
     def pool(self, text: Rows, image: Rows) -> Pooled:
         """Return the element-wise product of the pooled text and the pooled image."""
@@ -271,7 +252,7 @@ class TwoStreamModel(ClassificationModel):
         pairs: Pairs | None = None,
         text_rows: TargetIndices | None = None,
         image_rows: TargetIndices | None = None,
-    ) -> StreamStates:
+    ) -> tuple[Rows, Rows]:
         """Run both streams; return the states at the first tokens, then those at more rows.
 
         Args:
@@ -301,7 +282,7 @@ class TwoStreamModel(ClassificationModel):
                 top = number == self.co_layers[-1]
                 image = block.layer(attending, images, read_image if top else None)
             text = layer(text, texts, read_text if number == len(stack) - 1 else None)
-        return StreamStates(text, image)
+        return text, image
 
 
 def upper_half(depth: int) -> tuple[int, ...]:

@@ -75,12 +75,7 @@ class EncodedText(NamedTuple):
 class Embedder:
     """A model that computes text embeddings; it can no longer be trained.
 
-    Args:
-        encoder: the encoder in fp32, which is changed and moved to the device.
-        tokenizer: the encoder's tokenizer.
-        settings: the pooling, normalisation and maximum length.
-        device: the device to compute on.
-        mode: "fp32", "bf16" or "int8", the result of `bertkit.predict.engine.choose_mode`.
+    The encoder, in fp32, is changed and moved to the device; the mode is a result of `choose_mode`.
 
     Raises:
         BertkitError: the pooling or the length does not fit the model.
@@ -161,33 +156,29 @@ class Embedder:
     def vectors(
         self, texts: Sequence[EncodedText], progress: Callable[[int], None] = lambda done: None
     ) -> np.ndarray:
-        """Return the vectors of encoded texts, (texts, width) float32, in order.
+        """Return the vectors of tokenized texts, (texts, width) float32, in order.
 
-        Args:
-            texts: the result of `tokenize`.
-            progress: a callback that gets the number of finished windows.
+        `progress` is called with the number of finished windows.
         """
         owners = [number for number, text in enumerate(texts) for _ in text.parts]
         parts = [part for text in texts for part in text.parts]
         order = sorted(range(len(parts)), key=lambda i: -parts[i].tokens)
         vectors = np.zeros((len(texts), self.width), dtype=np.float32)
         done = 0
-        for rows in self._batches([parts[i] for i in order]):
-            np.add.at(vectors, [owners[i] for i in order[done : done + len(rows)]], rows)
-            done += len(rows)
-            progress(done)
+        with batch_map(sum(part.tokens for part in parts), self.threads) as (each, tokens):
+            groups = split_parts(
+                [parts[i] for i in order], tokens or prediction_tokens(self.device)
+            )
+            launched = chain.from_iterable(each(partial(in_halves, self._launch), groups))
+            for copy, places, weights in one_ahead(launched, self.device):
+                rows = copy.numpy()[places] * weights
+                np.add.at(vectors, [owners[i] for i in order[done : done + len(rows)]], rows)
+                done += len(rows)
+                progress(done)
         check_outputs(vectors)
         if self.settings.normalize:
             normalize_rows(vectors)
         return vectors
-
-    def _batches(self, parts: Sequence[ItemPart]) -> Iterator[np.ndarray]:
-        """Yield the weighted vectors of windows, batch by batch and in order."""
-        with batch_map(sum(part.tokens for part in parts), self.threads) as (each, tokens):
-            groups = split_parts(parts, tokens or prediction_tokens(self.device))
-            launched = chain.from_iterable(each(partial(in_halves, self._launch), groups))
-            for copy, places, weights in one_ahead(launched, self.device):
-                yield copy.numpy()[places] * weights
 
     @torch.inference_mode()
     def _launch(self, parts: list[ItemPart]) -> tuple[HostCopy, np.ndarray, np.ndarray | float]:

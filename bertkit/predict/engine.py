@@ -32,9 +32,7 @@ from bertkit.training.device import choose_precision
 def choose_mode(name: str, device: torch.device) -> str:
     """Check a precision, and resolve "auto" to bf16 if the device supports it natively, else fp32.
 
-    Args:
-        name: "fp32", "bf16", "int8" (CPUs only) or "auto".
-        device: the device to compute on.
+    The others are "fp32", "bf16" and "int8" (CPUs only).
 
     Raises:
         BertkitError: the precision is unknown, or the device does not support it.
@@ -62,12 +60,9 @@ thread_state = threading.local()
 
 
 class Engine:
-    """A model prepared for prediction, which can no longer be trained.
+    """A model with any task head that is prepared for prediction and can no longer be trained.
 
-    Args:
-        model: a model with any task head, which is changed and moved to the device.
-        device: the device to compute on.
-        mode: "fp32", "bf16" or "int8", the result of `choose_mode`.
+    It is changed and moved to the device; the mode is a result of `choose_mode`.
     """
 
     def __init__(self, model: TaskModel, device: torch.device, mode: str) -> None:
@@ -79,10 +74,6 @@ class Engine:
         self, items: Items, progress: Callable[[int], None] = lambda done: None
     ) -> list[list[np.ndarray]]:
         """Return the outputs for every part, in the order of the items; see `run_model`.
-
-        Args:
-            items: the encoded inputs of a task.
-            progress: a callback that gets the number of finished parts.
 
         Raises:
             BertkitError: an output is NaN or infinite.
@@ -156,11 +147,8 @@ def shares(tokens: int, threads: int) -> tuple[int, int]:
 def batch_map(tokens: int, threads: int) -> Iterator[tuple[Callable[..., Iterable[Any]], int]]:
     """Provide a version of `map` over batches, which may use threads, and the tokens of a batch.
 
-    The tokens are 0 for the default of the device; see `prediction_tokens`.
-
-    Args:
-        tokens: the number of tokens in all sequences.
-        threads: see `shares`.
+    The latter are 0 for the default of the device; see `prediction_tokens`, and `shares` for the
+    arguments.
     """
     workers, size = shares(tokens, threads)
     if workers == 1:

@@ -70,12 +70,10 @@ class Evaluation:
         remove_earlier(out, self.done, files)
         if self.scores:
             write_json(out / f"{split}-scores.json", self.scores)
-        record: dict[str, Any] = {
+        record = {
             "task": self.done.name,
             "split": split,
             "models": list(map(str, models)),
-        }
-        record |= {
             "inputs": self.items.inputs,
             "scored": self.scored,
             "windowed": self.items.windowed,
@@ -165,11 +163,8 @@ def evaluate(
             raise BertkitError(
                 f"{split} has no labels, which a comparison with the scores of fp32 needs"
             )
-        for line in (
-            *describe_skipped(counts.skipped, counts.examples),
-            *(f"{line}; {IMPOSSIBLE}" for line in predictor.task.remarks(inputs)),
-        ):
-            shown.say(line)
+        shown.say(*describe_skipped(counts.skipped, counts.examples))
+        shown.say(*(f"{line}; {IMPOSSIBLE}" for line in predictor.task.remarks(inputs)))
         bar = count_bar(shown, "predicting", "windows")
         predictions, items = predictor.run(inputs, bar)
         shown.say(describe_items(split, items))
@@ -198,15 +193,8 @@ def scored_inputs(
 ) -> tuple[str, Sequence[Any]]:
     """Return the name of a data set and the inputs of the split; see `evaluate`.
 
-    Args:
-        model: the task that the model was fine-tuned on.
-        details: the content of the model's `bertkit.json`.
-        file: the data, or None for the split in the folder `data`.
-        task: the name of the data set whose rules apply, or "".
-        data: the folder of an official data set, or None.
-        split: the name of the split.
-        given: the column options of the user's data.
-        counts: collects what is skipped.
+    `model` is the task that the model was fine-tuned on, `details` the content of its
+    `bertkit.json`, and `given` the column options of the user's data.
 
     Raises:
         BertkitError: no data was given, the name of the set is unknown, or the set is for another
@@ -257,14 +245,10 @@ def official_scores(
 def check_change(
     metric: str, exact: Mapping[str, float], fast: Mapping[str, float], bound: float, mode: str
 ) -> None:
-    """Check that a precision does not lower a metric by more than a bound.
+    """Check that the precision `mode` does not lower a metric by more than a bound.
 
-    Args:
-        metric: the name of the metric to compare.
-        exact: the scores in fp32, from 0 to 1.
-        fast: the scores in the precision, on the same labelled inputs.
-        bound: the largest accepted decrease of the metric, as a fraction of 1.
-        mode: the name of the precision, for the message.
+    `exact` has the scores in fp32 and `fast` those in the precision, on the same labelled inputs.
+    All scores and the bound are fractions of 1.
 
     Raises:
         BertkitError: the metric falls by more than the bound.

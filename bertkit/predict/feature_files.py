@@ -56,11 +56,8 @@ def write_features(
 ) -> None:
     """Write the features of texts to a file, either completely or not at all.
 
-    Args:
-        path: the file to write; an existing one is replaced.
-        texts: the features of at least one text, which are consumed one after the other.
-        format: a format from the module's table, or "auto" to choose it by the file's suffix.
-        details: plain JSON values that describe how the vectors were made.
+    The texts are consumed one after the other. The format is one from the module's table, or "auto"
+    to choose it by the file's suffix; `details` describe in JSON values how the vectors were made.
 
     Raises:
         BertkitError: the format is unknown or does not match the suffix, there is no text or more
@@ -272,18 +269,14 @@ def write_parquet(
 
     def write(temporary: Path) -> None:
         with parquet.ParquetWriter(temporary, schema, use_dictionary=["token"]) as file:
-            for columns, vectors in row_groups(texts):
+            numbered = enumerate(texts)
+            for group in cut_blocks(numbered, GROUP_ROWS, lambda one: len(one[1].vectors)):
+                columns, vectors = feature_columns(group)
                 flat = arrow.array(vectors.reshape(-1))
                 columns["vector"] = arrow.FixedSizeListArray.from_arrays(flat, width)
                 file.write_table(arrow.table([columns[name] for name in schema.names], schema))
 
     write_atomic(path, write)
-
-
-def row_groups(texts: Iterable[TextFeatures]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield columns and vectors of groups of texts that just reach `GROUP_ROWS` rows."""
-    groups = cut_blocks(enumerate(texts), GROUP_ROWS, lambda numbered: len(numbered[1].vectors))
-    return map(feature_columns, groups)
 
 
 def feature_columns(group: list[tuple[int, TextFeatures]]) -> tuple[dict[str, Any], np.ndarray]:

@@ -32,7 +32,7 @@ from bertkit.predict.word_splitter import words_example
 from bertkit.tasks.data import describe_losses
 from bertkit.tasks.predictions import flat_row
 from bertkit.tasks.spec import SPECS, TaskSpec, flag
-from bertkit.tasks.task import NOTHING_UNKNOWN, Items
+from bertkit.tasks.task import NOTHING_UNKNOWN
 from bertkit.tasks.token_classification import are_all_unique
 from bertkit.text.documents import optional_library
 from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
@@ -91,7 +91,8 @@ def predict_file(
         with new_rows(out, types) as write:
             visible = out is not None or not sys.stdout.isatty()  # lines would break the bar
             progress = FileProgress(shown, *file_length(file, named, inputs), visible=visible)
-            lost, alone, names = LostInputs(), predictor.reads_documents, dict[str, str]()
+            alone, names = predictor.reads_documents, dict[str, str]()
+            windowed, cut, unknown = 0, Counter[str](), NOTHING_UNKNOWN
             for chunk in input_chunks(inputs, whole=predictor.reads_documents):
                 progress.begin(chunk)
                 alone = alone and are_all_unique(chunk)
@@ -101,12 +102,14 @@ def predict_file(
                     for given, found in zip(chunk, predictions, strict=True)
                 ]
                 write(predicted_rows(parts, names, flat=is_flat(out)))
-                lost.add(items)
+                windowed += items.windowed
+                cut.update(items.cut)
+                unknown = unknown.plus(items.unknown)
             progress.finish()
         shown.say(*describe_skipped(counts.skipped, counts.examples))
         if alone:
             shown.say(f"{file}: {LONE_SENTENCES}")
-        shown.say(f"{progress.inputs:,} inputs, {lost.described()}")
+        shown.say(f"{progress.inputs:,} inputs, {describe_losses(windowed, cut, unknown)}")
 
 
 def predict_texts(
@@ -133,36 +136,13 @@ def predict_texts(
         write(predicted_rows(parts, {}, flat=is_flat(out)))
 
 
-class LostInputs:
-    """Counts over all chunks of what was windowed, cut or unknown; see `describe_losses`."""
-
-    def __init__(self) -> None:
-        self.windowed = 0
-        self.cut: Counter[str] = Counter()
-        self.unknown = NOTHING_UNKNOWN
-
-    def add(self, items: Items) -> None:
-        """Add the counts of one more chunk."""
-        self.windowed += items.windowed
-        self.cut.update(items.cut)
-        self.unknown = self.unknown.plus(items.unknown)
-
-    def described(self) -> str:
-        """Describe the counts; see `describe_losses`."""
-        return describe_losses(self.windowed, self.cut, self.unknown)
-
-
 def row_parts(
     predictor: TaskPredictor, given: Any, found: Any, rows: dict[str, Fields] | None
 ) -> tuple[Fields, Fields]:
     """Return what the row of a prediction has of its input, and the fields of the prediction.
 
-    Args:
-        predictor: the predictor.
-        given: the input.
-        found: its prediction.
-        rows: place -> all fields of the input's row, which is removed; an input that is not from a
-            table has none.
+    `rows` maps the place of an input to all fields of its row, which is removed; an input that is
+    not from a table has none.
     """
     row = predictor.task.row(given, found)
     kept = {"id": row.pop("id")}
@@ -226,14 +206,10 @@ def model_inputs(
 ) -> tuple[Columns, Iterator[Any]]:
     """Return the columns of a file for a model, and an iterator over its inputs.
 
-    Args:
-        spec: the record of the model's task type.
-        details: the content of the model's `bertkit.json`.
-        file: rows with columns, a format of the task type, plain text with one input per line, or
-            an official file of the model's data set.
-        given: the column options that the caller gave.
-        counts: collects what is skipped.
-        rows: if given, gets all fields of the row of every input, by the place of the input.
+    The file has rows with columns, a format of the task type, or plain text with one input per
+    line, or it is an official file of the model's data set. `details` is the content of the model's
+    `bertkit.json`, and `given` has the column options that the caller gave. If `rows` is given, it
+    gets all fields of the row of every input, by the place of the input.
 
     Raises:
         BertkitError: the file is missing, damaged or lacks a column; or its columns are neither

@@ -100,10 +100,7 @@ def choose_method(name: str, config: ModelConfig) -> str:
 def masked_copies(ids: np.ndarray, tokenizer: Tokenizer, method: str) -> Readings:
     """Return the masked copies of sentences of one length, each distinct copy once, in order.
 
-    Args:
-        ids: (sentences, n) the sentences' tokens.
-        tokenizer: the tokenizer of the ids.
-        method: "within-word-l2r" or "pll".
+    The ids are (sentences, n), and the method is "within-word-l2r" or "pll".
     """
     sentences, n = ids.shape
     hidden = np.broadcast_to(np.eye(n, dtype=bool), (sentences, n, n))
@@ -125,10 +122,7 @@ def masked_copies(ids: np.ndarray, tokenizer: Tokenizer, method: str) -> Reading
 def causal_readings(ids: np.ndarray, tokenizer: Tokenizer, direction: str) -> Readings:
     """Return sentences of one length, each token of which is predicted from the adjacent one.
 
-    Args:
-        ids: (sentences, n) the sentences' tokens.
-        tokenizer: the tokenizer of the ids.
-        direction: "left_to_right" or "right_to_left".
+    The ids are (sentences, n), and the direction is "left_to_right" or "right_to_left".
     """
     sentences, n = ids.shape
     first = 0 if direction == "left_to_right" else 2
@@ -147,11 +141,7 @@ def with_special(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
 class SentenceScorer:
     """A pre-trained model prepared for scoring sentences, which can no longer be trained.
 
-    Args:
-        model: the model in fp32, which is changed and moved to the device.
-        tokenizer: the tokenizer with which the model was trained.
-        device: the device to compute on.
-        mode: "fp32", "bf16" or "int8", the result of `bertkit.predict.engine.choose_mode`.
+    The model, in fp32, is changed and moved to the device; the mode is a result of `choose_mode`.
     """
 
     def __init__(
@@ -220,18 +210,17 @@ class SentenceScorer:
             for group in equal_lengths(unique, cost):
                 progress(done, total)
                 ids = np.stack([unique[i] for i in group])
-                numbers = self._run(self._readings(ids, method), tokens, each)
+                if method == "causal":
+                    readings = causal_readings(ids, self.tokenizer, self.model.config.direction)
+                else:
+                    readings = masked_copies(ids, self.tokenizer, method)
+                numbers = self._run(readings, tokens, each)
                 for i, row in zip(group, numbers.reshape(ids.shape), strict=True):
                     found[i] = row
                 done += ids.shape[0] * cost(ids.shape[1])
         progress(total, total)
         check_outputs(*found)
         return [found[place] for place in places]
-
-    def _readings(self, ids: np.ndarray, method: str) -> Readings:
-        if method == "causal":
-            return causal_readings(ids, self.tokenizer, self.model.config.direction)
-        return masked_copies(ids, self.tokenizer, method)
 
     def _run(
         self, readings: Readings, tokens: int, each: Callable[..., Iterable[Any]]

@@ -40,10 +40,10 @@ from bertkit.tasks.classification import LabelPrediction, LabelSetPrediction
 from bertkit.tasks.data import describe_cut, with_unknown
 from bertkit.tasks.multiple_choice import ChoicePrediction
 from bertkit.tasks.predictions import GivenAnswer, TaggedText, TagsPrediction, tagged_text
-from bertkit.tasks.question_answering import FoundAnswer, QuestionAnswering
+from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.regression import ValuePrediction
 from bertkit.tasks.saved import LoadedTask
-from bertkit.tasks.spans import usual_step
+from bertkit.tasks.spans import FoundAnswer, usual_step
 from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import NOTHING_READ, Items, check_segments, mean_outputs
 from bertkit.tasks.token_classification import TokenClassification
@@ -55,12 +55,9 @@ CHUNK_INPUTS = 2048
 
 
 def input_chunks(inputs: Iterable[Any], *, whole: bool = False) -> Iterator[list[Any]]:
-    """Yield chunks of `CHUNK_INPUTS` inputs, or a few more if documents must stay whole.
+    """Yield chunks of `CHUNK_INPUTS` examples, which are consumed lazily.
 
-    Args:
-        inputs: examples of `bertkit.datasets.examples`, which are consumed lazily.
-        whole: whether to keep every document of tagged words in one chunk. A document longer than a
-            chunk is held in memory.
+    With `whole`, every document of tagged words stays in one chunk, so a chunk may be longer.
     """
     chunk: list[Any] = []
     for given in inputs:
@@ -75,10 +72,7 @@ def input_chunks(inputs: Iterable[Any], *, whole: bool = False) -> Iterator[list
 class TaskPredictor:
     """A fine-tuned model, or an ensemble of models for the same task, on a device.
 
-    Args:
-        loaded: the models; the task and the tokenizer are those of the first.
-        device: the device to compute on.
-        precision: "fp32", "bf16", "int8" or "auto"; see `choose_mode`.
+    The task and the tokenizer are those of the first model; see `choose_mode` for the precision.
 
     Raises:
         BertkitError: the models are of different tasks, or the precision is unknown.
@@ -162,25 +156,17 @@ class TaskPredictor:
         items: Items,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Any]:
-        """Return the predictions for encoded inputs, in order.
+        """Return the predictions for inputs and their sequences, in order.
 
-        Args:
-            inputs: examples of `bertkit.datasets.examples`.
-            items: their sequences, from `items`.
-            progress: called with the numbers of windows done and in total, first with 0 done, then
-                after every batch. The windows count once for each model of an ensemble.
+        `progress` is called with the numbers of windows done and in total, first with 0 done, then
+        after every batch. The windows count once for each model of an ensemble.
         """
         return self.task.decode(inputs, items, self.outputs(items, progress))
 
     def outputs(
         self, items: Items, progress: Callable[[int, int], None] | None = None
     ) -> list[list[np.ndarray]]:
-        """Return the outputs for every part of encoded inputs, averaged over an ensemble.
-
-        Args:
-            items: the sequences.
-            progress: see `run_items`.
-        """
+        """Return the outputs for every part of encoded inputs, averaged over an ensemble."""
         parts = sum(len(item.parts) for item in items.items)
 
         def tell(before: int, done: int) -> None:

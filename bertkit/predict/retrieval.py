@@ -146,9 +146,11 @@ def evaluate_retrieval(
         count = math.ceil(len(inputs) / candidates)
         bounds = [len(inputs) * number // count for number in range(count + 1)]
         for rows in map(range, bounds, bounds[1:]):
-            images, own = different_images([inputs[row] for row in rows])
-            scores = pair_scores(predictor, items, rows, [rows[one] for one in images], bar)
-            groups.append((rows, scores, own))
+            seen: dict[bytes, int] = {}  # the number of each different image
+            own = [seen.setdefault(inputs[row].image.tobytes(), len(seen)) for row in rows]
+            images = [rows[own.index(number)] for number in range(len(seen))]
+            scores = pair_scores(predictor, items, rows, images, bar)
+            groups.append((rows, scores, np.array(own)))
     return RetrievalEvaluation(
         model=str(model),
         data=str(file) if isinstance(file, str | Path) else f"{len(inputs)} rows in memory",
@@ -158,13 +160,6 @@ def evaluate_retrieval(
         **recalls(groups, inputs),
         skipped=dict(sorted(counts.skipped.items())),
     )
-
-
-def different_images(inputs: Sequence[TextExample]) -> tuple[list[int], np.ndarray]:
-    """Return the first row of each different image, and the number of the image of each row."""
-    seen: dict[bytes, int] = {}
-    own = [seen.setdefault(given.image.tobytes(), len(seen)) for given in inputs]
-    return [own.index(number) for number in range(len(seen))], np.array(own)
 
 
 @torch.inference_mode()
@@ -177,12 +172,7 @@ def pair_scores(
 ) -> np.ndarray:
     """Return the scores (rows, images) of texts with images; windows of a text are averaged.
 
-    Args:
-        predictor: the model.
-        items: all inputs.
-        rows: the inputs whose texts are read.
-        images: the inputs whose images are read.
-        progress: called with the numbers of texts done and in total.
+    The texts are those of the inputs with the numbers `rows`, and the images those of `images`.
     """
     model: Any = predictor.engines[0].model
     budget, found = prediction_tokens(predictor.device), []
@@ -217,9 +207,7 @@ def recalls(
 ) -> dict[str, Any]:
     """Return recalls and ranks of groups of rows.
 
-    Args:
-        groups: rows, their scores (rows, images), and the number of the image of each row.
-        inputs: all inputs.
+    A group has rows, their scores (rows, images), and the number of the image of each row.
     """
     ranks: list[TextRank] = []
     of_images: list[int] = []

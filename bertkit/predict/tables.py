@@ -51,11 +51,8 @@ def new_rows(
     """Yield a function that writes a chunk of rows to a file, created if the block succeeds.
 
     Without a file, rows are written to the standard output as JSON lines and flushed at once. Rows
-    of other formats are flat (`is_flat`): they have a column for each label's probability.
-
-    Args:
-        out: the file, or None.
-        types: column -> Arrow type, for a Parquet file; see `ParquetRows`.
+    of other formats are flat (`is_flat`): they have a column for each label's probability. For the
+    types of the columns of a Parquet file see `ParquetRows`.
 
     Raises:
         BertkitError: the file cannot be written, or a row does not fit the format.
@@ -72,8 +69,14 @@ def new_rows(
         return
     check_ending(out)
     if is_parquet(out):
-        with new_file(out) as temporary, parquet_writer(out, temporary, types or {}) as write:
-            yield write
+        require_utf8(out)
+        with new_file(out) as temporary:
+            parquet = ParquetRows(out, temporary, types or {})
+            try:
+                yield parquet.write
+            finally:
+                with disk_errors(out):
+                    parquet.close()
         return
     divider = SEPARATORS.get(out.suffix.lower())
     with new_text(out) as write_text:
@@ -154,13 +157,9 @@ def encodable(value: Any) -> Any:
 
 
 def separated_lines(rows: Rows, names: list[str], divider: str, out: Path) -> Iterator[str]:
-    """Yield the lines of CSV or TSV; the first chunk begins with the column names.
+    """Yield the lines of a chunk of CSV or TSV, whose divider is a comma or a tab.
 
-    Args:
-        rows: a chunk of rows.
-        names: the columns of the file, which the first chunk fills.
-        divider: a comma or a tab.
-        out: the file, for messages.
+    The first chunk begins with the column names and fills `names` with them.
     """
     if not names:
         names += dict.fromkeys(name for row in rows for name in row)
@@ -199,20 +198,6 @@ def check_row(row: dict[str, Any], names: Iterable[str], out: Path) -> None:
             ".jsonl",
             code="column",
         )
-
-
-@contextmanager
-def parquet_writer(
-    out: Path, temporary: Path, types: Mapping[str, Any]
-) -> Iterator[Callable[[Rows], None]]:
-    """Yield a function that writes a chunk of rows; see `ParquetRows`."""
-    require_utf8(out)
-    rows = ParquetRows(out, temporary, types)
-    try:
-        yield rows.write
-    finally:
-        with disk_errors(out):
-            rows.close()
 
 
 class ParquetRows:

@@ -178,12 +178,8 @@ def learned_layer_mix(start: PretrainedWeights, layers: str) -> Tensor | None:
 def read_lines(file: Path | str, column: str, counts: TextCounts) -> Iterator[str]:
     """Yield every text of a file: lines of plain text, or one column of any tabular format.
 
-    Empty texts are yielded too, so that there is one vector per row.
-
-    Args:
-        file: a file, folder, glob, URL or `hf:NAME`.
-        column: the column of the text, in formats that have columns.
-        counts: collects empty texts and files of unknown type.
+    The source is a file, folder, glob, URL or `hf:NAME`. Empty texts are yielded too, so that there
+    is one vector per row; `counts` collects them and files of unknown type.
 
     Raises:
         BertkitError: the file is missing or damaged, or a row has no text in that column.

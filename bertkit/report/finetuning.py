@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -217,17 +218,16 @@ def nested_total(counts: Any) -> int:
     return sum(int(count) for _, count in flatten_fields(counts) if count)
 
 
+def score_names(every: Iterable[Mapping[str, Mapping[str, Any]]]) -> list[tuple[str, str]]:
+    """Return the distinct (split, metric) of some scores by split and metric, in order."""
+    names = ((split, metric) for scores in every for split in scores for metric in scores[split])
+    return list(dict.fromkeys(names))
+
+
 def settings_tables(tuned: FinetuningResults) -> dict[str, Any]:
     """Return the template values for the tables of settings: by main metric, and every score."""
     split = tuned.splits[0] if tuned.splits else "dev"
-    pairs = list(
-        dict.fromkeys(
-            (name, metric)
-            for row in tuned.settings
-            for name, found in row["scores"].items()
-            for metric in found
-        )
-    )
+    pairs = score_names(row["scores"] for row in tuned.settings)
     main = [row[:1] + row[3:] for row in settings_rows(tuned, [(split, tuned.metric)])]
     return {
         "settings_title": f"Settings: {field_title(tuned.metric)} on {split}",
@@ -258,14 +258,8 @@ def settings_rows(tuned: FinetuningResults, pairs: list[tuple[str, str]]) -> lis
 
 def runs_table(tuned: FinetuningResults) -> tuple[list[str], list[list[Any]]]:
     """Return the columns and rows of a table of all runs, best first."""
-    names = list(
-        dict.fromkeys(
-            (split, metric)
-            for run in tuned.scored
-            for split, scores in run.scores.items()
-            for metric in headline(scores)
-        )
-    )
+    every = score_names(run.scores for run in tuned.scored)
+    names = [(split, metric) for split, metric in every if "/" not in metric]
     rows = [
         [
             run.name,
@@ -411,13 +405,9 @@ def drawings(tuned: FinetuningResults) -> list[tuple[str, str]]:
 def varying_names(tuned: FinetuningResults) -> dict[str, str]:
     """Describe each setting by the values that differ between the settings."""
     parts = {row["setting"]: tuned.named(row["setting"]).split(", ") for row in tuned.settings}
-    alike = [len(set(values)) == 1 for values in zip(*parts.values(), strict=True)]
-    if all(alike):
-        return {setting: ", ".join(own) for setting, own in parts.items()}
-    return {
-        setting: ", ".join(part for part, same in zip(own, alike, strict=True) if not same)
-        for setting, own in parts.items()
-    }
+    differ = [len(set(values)) > 1 for values in zip(*parts.values(), strict=True)]
+    shown = differ if any(differ) else [True] * len(differ)
+    return {setting: ", ".join(compress(own, shown)) for setting, own in parts.items()}
 
 
 def losses(

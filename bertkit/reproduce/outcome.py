@@ -9,7 +9,7 @@ from bertkit.checkpoints.pretrained import model_name
 from bertkit.config import as_json
 from bertkit.files import read_json
 from bertkit.finetuning.grid import RunResult, metric_spread
-from bertkit.reproduce.experiments import BASE, PERPLEXITY, Cell, Experiment, TaskRun
+from bertkit.reproduce.experiments import BASE, PERPLEXITY, Cell, Experiment
 from bertkit.reproduce.paper import Claim, PaperTable
 from bertkit.reproduce.run import Reproduction
 
@@ -30,11 +30,6 @@ def gather_results(work: Reproduction, experiments: Sequence[Experiment]) -> dic
         "tables": [table_facts(work, experiment, networks) for experiment in experiments],
         "networks": networks,
     }
-
-
-def has_results(work: Reproduction, experiment: Experiment) -> bool:
-    """Return whether any run of a table is done."""
-    return any(work.results(job) for job in experiment.jobs)
 
 
 def network_facts(work: Reproduction, variant: str, flags: Sequence[str]) -> dict[str, Any]:
@@ -98,6 +93,7 @@ def judge_claims(
 def cell_facts(work: Reproduction, experiment: Experiment, cell: Cell) -> dict[str, Any]:
     """Return the content of a cell: what was run, and the value of each seed."""
     paper_column = cell.thousands or cell.column
+    model = work.given(cell.job.variant, cell.job.at)
     found: dict[str, Any] = {
         "row": cell.row,
         "column": cell.column,
@@ -107,7 +103,7 @@ def cell_facts(work: Reproduction, experiment: Experiment, cell: Cell) -> dict[s
         "paper": None if cell.stands_in else experiment.paper.value(cell.row, paper_column),
         "values": [],
         "missing": "",
-        "given": given_model(work, cell.job),
+        "given": "" if model is None else model_name(model.resolve()),
     }
     if cell.metric == PERPLEXITY and found["given"]:
         found |= {"missing": f"{found['given']} was pre-trained elsewhere", "complete": False}
@@ -129,12 +125,6 @@ def cell_facts(work: Reproduction, experiment: Experiment, cell: Cell) -> dict[s
         reason = work.why_untrainable(cell.job.variant) if own else work.why_unrunnable(cell.job)
         found["missing"] = found["missing"] or reason or "not run"
     return found | spread(found["values"])
-
-
-def given_model(work: Reproduction, job: TaskRun) -> str:
-    """Return the name of the given model that replaces the scale's network, or "" without one."""
-    model = work.given(job.variant, job.at)
-    return "" if model is None else model_name(model.resolve())
 
 
 def last_perplexity(work: Reproduction, variant: str) -> list[float]:

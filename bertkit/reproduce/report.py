@@ -76,11 +76,8 @@ def table_heading(found: dict[str, Any]) -> str:
 
 def table_summary(found: dict[str, Any]) -> str:
     """Return a sentence that says how many cells of a table were run."""
-    cells = found["cells"]
-    run = sum(bool(cell["n"]) for cell in cells)
-    if not run:
-        return "Not run."
-    return f"{run} of {len(cells)} cells were run."
+    run = sum(bool(cell["n"]) for cell in found["cells"])
+    return f"{run} of {len(found['cells'])} cells were run." if run else "Not run."
 
 
 def table_body(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

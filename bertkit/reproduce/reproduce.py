@@ -11,8 +11,8 @@ from bertkit.console import Console, console_or_new
 from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.errors import BertkitError, HeldError
 from bertkit.files import read_json, write_json, write_text
-from bertkit.reproduce.experiments import EXPERIMENTS, Experiment
-from bertkit.reproduce.outcome import gather_results, has_results
+from bertkit.reproduce.experiments import EXPERIMENTS
+from bertkit.reproduce.outcome import gather_results
 from bertkit.reproduce.paper import NO_SOURCES, Sources, find_table, read_scale
 from bertkit.reproduce.report import as_markdown, as_page
 from bertkit.reproduce.run import (
@@ -74,7 +74,9 @@ def reproduce_tables(
             work.begin()  # refuses another scale than the folder's
         else:
             steps = work.steps(experiments)
-            shown.say(describe_work(work, steps), *missing(work, experiments))
+            jobs = [job for experiment in experiments for job in experiment.jobs]
+            reasons = dict.fromkeys(map(work.why_unrunnable, jobs))
+            shown.say(describe_work(work, steps), *(f"left out: {one}" for one in reasons if one))
             pretrains = any(step.job is None for step in steps)
             if pretrains and not sources.text:
                 raise BertkitError("there is no text to pre-train on; give --text PATHS")
@@ -84,10 +86,8 @@ def reproduce_tables(
             make_text(work, steps, shown)
             stopped_by = run_experiments(work, steps)
         every = [build(found) for build in EXPERIMENTS.values()]
-        outcome = gather_results(
-            work, [e for e in every if e.paper.key in chosen or has_results(work, e)]
-        )
-        write_tables(outcome, out)
+        shown_tables = [e for e in every if e.paper.key in chosen or any(map(work.results, e.jobs))]
+        write_tables(gather_results(work, shown_tables), out)
         shown.say(f"tables: {out / 'reproduction.html'}")
     return stopped_by
 
@@ -118,14 +118,6 @@ def describe_work(work: Reproduction, steps: list[ReproductionStep]) -> str:
         f"({networks.count(False)} left); fine-tuning jobs: {len(tunings)} "
         f"({tunings.count(False)} left), seeds for each: {work.scale.seeds}"
     )
-
-
-def missing(work: Reproduction, experiments: list[Experiment]) -> list[str]:
-    """Return a sentence for each reason why something cannot be run."""
-    reasons = {
-        work.why_unrunnable(job): None for experiment in experiments for job in experiment.jobs
-    }
-    return [f"left out: {reason}" for reason in reasons if reason]
 
 
 def make_text(work: Reproduction, steps: list[ReproductionStep], console: Console) -> None:

@@ -57,10 +57,6 @@ class Reproduction:
         same = path.is_file() and recorded_scale(self.out) == self.scale  # it may lack new fields
         claim_settings(path, settings, "a reproduction", ignored=["scale"] if same else ())
 
-    def recipe(self, flags: Sequence[str]) -> PretrainRecipe:
-        """Return the pre-training recipe of the variant with these flags."""
-        return read_recipe(PretrainRecipe, self.scale.recipe, self.scale.recipe_flags(flags))
-
     def given(self, variant: str, at: int = 0) -> Path | None:
         """Return the model of `--model` if it replaces this network, else None."""
         return self.sources.model if variant == BASE and not at else None
@@ -102,10 +98,6 @@ class Reproduction:
     def results(self, job: TaskRun) -> list[RunResult]:
         """Return the results of a job's finished runs."""
         return read_results(self.tuned(job), self.grid(job).runs())
-
-    def is_tuned(self, job: TaskRun) -> bool:
-        """Return whether all seeds of a job are done, or the job cannot be run."""
-        return len(self.results(job)) == self.scale.seeds or bool(self.why_unrunnable(job))
 
     def why_unrunnable(self, job: TaskRun) -> str:
         """Return why a job cannot be run, or "" if it can."""
@@ -166,10 +158,11 @@ class Reproduction:
         return steps
 
     def is_done(self, step: ReproductionStep) -> bool:
-        """Return whether a step needs no more work."""
+        """Return whether a step needs no more work: it is done, or cannot be done."""
         if step.job is None:
             return self.is_trained(step.variant, own=True) or bool(self.failure(step.name))
-        return self.is_tuned(step.job)
+        done = len(self.results(step.job)) == self.scale.seeds
+        return done or bool(self.why_unrunnable(step.job))
 
     def is_ready(self, step: ReproductionStep) -> bool:
         """Return whether the networks that a step starts from are trained."""
@@ -188,8 +181,9 @@ class Reproduction:
 
     def train(self, step: ReproductionStep) -> int:
         """Pre-train a network; see `run`."""
+        flags = self.scale.recipe_flags(step.flags)
         stopped_by = pretrain(
-            self.recipe(step.flags),
+            read_recipe(PretrainRecipe, self.scale.recipe, flags),
             TokenStore(self.out / "text" / "store"),
             self.out / "networks" / step.variant,
             recipe_name=step.variant,

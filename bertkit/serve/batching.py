@@ -230,7 +230,12 @@ class Worker:
         try:
             return await answer
         finally:
-            self._forget(job)
+            if answer.cancelled():
+                with self.changed:
+                    if job in self.waiting:
+                        self.waiting.remove(job)
+                        self.tokens -= prepared.tokens
+                        self.metrics.queued(self.name, len(self.waiting), self.tokens)
 
     def close(self, seconds: float = 10.0) -> None:
         """Accept no more requests, and wait up to `seconds` for the threads to finish the queue."""
@@ -246,16 +251,6 @@ class Worker:
         while self.users:
             await asyncio.sleep(0.05)
         await asyncio.to_thread(self.close)
-
-    def _forget(self, job: QueuedRequest) -> None:
-        """Remove a job from the queue if its request was cancelled."""
-        if not job.answer.cancelled():
-            return
-        with self.changed:
-            if job in self.waiting:
-                self.waiting.remove(job)
-                self.tokens -= job.prepared.tokens
-                self.metrics.queued(self.name, len(self.waiting), self.tokens)
 
     def _work(self) -> None:
         """Compute batches until the worker is closed and its queue is empty."""

@@ -30,7 +30,7 @@ REPORT = 1.0
 
 
 class Connections:
-    """All connections of a server; uvicorn calls the instance to make each connection."""
+    """All connections of a server."""
 
     def __init__(self, limits: Limits) -> None:
         self.deadline = limits.deadline
@@ -42,16 +42,6 @@ class Connections:
         """The connections with bytes that the client has not read yet."""
         self.closed: Counter[str] = Counter()
         """Reason -> the number of connections closed for it since the last log line."""
-
-    def __call__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> Connection:
-        """Return a new connection."""
-        return Connection(self, config, server_state, app_state, _loop)
 
     @property
     def full(self) -> bool:
@@ -93,9 +83,9 @@ class Connection(H11Protocol):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        loop: asyncio.AbstractEventLoop | None = None,
+        _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, loop)
+        super().__init__(config, server_state, app_state, _loop)
         self.pool = pool
         self.timers: dict[str, asyncio.TimerHandle] = {}
         """What the client must do in time -> the timer that closes the connection."""

@@ -47,11 +47,7 @@ FAILED = "the server failed; see its log for the reason"
 class RequestMiddleware:
     """Middleware that admits or refuses each request and records it in metrics and log.
 
-    Args:
-        app: the application that handles admitted requests.
-        serving: the service, which knows the limits and whether it is shutting down.
-        token: the required token; "" if none is required.
-        hosts: accepted names in the `host` header, in addition to IP addresses; empty for any.
+    See `bertkit.serve.app.make_app` for the arguments.
     """
 
     def __init__(

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from logging.handlers import QueueHandler, QueueListener
 from queue import Full, Queue
 from threading import current_thread, main_thread
@@ -31,6 +32,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from bertkit.errors import BertkitError
+from bertkit.serve.connections import Connection
 from bertkit.serve.service import Service
 
 LOGGERS = ("bertkit.serve", "uvicorn.error", "asyncio")
@@ -214,7 +216,7 @@ def make_server(app: FastAPI, serving: Service) -> Server:
     config = uvicorn.Config(
         app,
         loop="asyncio",
-        http=serving.connections,  # type: ignore[arg-type]  # uvicorn calls it like a class
+        http=partial(Connection, serving.connections),  # type: ignore[arg-type]  # for a class
         ws="none",
         backlog=ACCEPTED_AT_ONCE,
         log_config=None,

@@ -43,11 +43,7 @@ def whole_fit(fit: FitMethod) -> FitMethod:
 
 
 class FittedModel:
-    """The model of a fitted estimator: a model directory in memory.
-
-    Args:
-        write: a function that writes the model directory to the path that it is given.
-    """
+    """The model of a fitted estimator: a model directory in memory, that which `write` writes."""
 
     def __init__(self, write: Callable[[Path], object]) -> None:
         with TemporaryDirectory(prefix="bertkit-") as folder:
@@ -68,8 +64,7 @@ class FittedModel:
     def save(self, folder: Path | str) -> None:
         """Write the model directory, for `bertkit.load`, the commands and transformers.
 
-        Args:
-            folder: the directory to create; an existing model directory is replaced.
+        An existing model directory is replaced.
 
         Raises:
             BertkitError: the directory holds something other than a model, or it cannot be written.
@@ -104,13 +99,7 @@ def tuned_model(
 ) -> FittedModel:
     """Fine-tune once, as `bertkit.finetune` does, without a folder.
 
-    Args:
-        start: the weights to initialise from.
-        data: the task with its training data; dev data if training is to stop early.
-        run: batch size, learning rate, epochs and seed.
-        training: the other settings.
-        device: "auto", "cpu", "cuda", ...
-        console: the console for progress.
+    The data has a dev split only if training is to stop early.
 
     Raises:
         BertkitError: the run diverged, or a setting does not fit the model or the device.

@@ -92,11 +92,7 @@ def examples_of_texts(table: np.ndarray, labels: Sequence[Any] | None = None) ->
 
 
 def read_rows_of_words(given: Any, name: str) -> list[tuple[str, ...]]:
-    """Return rows of words, or of tags.
-
-    Args:
-        given: a list, an array or a Series of lists of strings.
-        name: "X" or "y", for messages.
+    """Return rows of words ("X"), or of tags ("y"), of a list, an array or a Series of lists.
 
     Raises:
         ValueError: there is no row.
@@ -132,13 +128,14 @@ def tagged_examples(words: Any, tags: Any = UNLABELLED) -> list[WordsExample]:
         return [WordsExample("", row, None, i, f"X[{i}]") for i, row in enumerate(rows)]
     golds = read_rows_of_words(tags, "y")
     check_consistent_length(rows, golds)
+    examples = []
     for i, (row, gold) in enumerate(zip(rows, golds, strict=True)):
         if len(row) != len(gold):
             raise InputValueError(
                 f"X[{i}] has {len(row)} words and y[{i}] has {len(gold)} tags; give each word a tag"
             )
-    pairs = enumerate(zip(rows, golds, strict=True))
-    return [WordsExample("", row, gold, i, f"X[{i}]") for i, (row, gold) in pairs]
+        examples.append(WordsExample("", row, gold, i, f"X[{i}]"))
+    return examples
 
 
 def read_labels(given: Any, name: str) -> tuple[Any, list[str], list[Any]]:

@@ -27,7 +27,7 @@ from bertkit.datasets.image_columns import ALIGNED
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.multimodal.regions import PackedStreams, changed, draw_rows, to_device
-from bertkit.multimodal.vilbert import MaskedOutputs, TwoStreamModel
+from bertkit.multimodal.vilbert import TwoStreamModel
 from bertkit.objectives import LossSum, Sums, cross_entropy_sums
 from bertkit.pretraining_data.masking import MaskingOptions, count_targets
 from bertkit.pretraining_data.rng import DATA_SPLIT, keyed_rng
@@ -90,9 +90,9 @@ class Alignment(ImageClassification):
         added = []
         for place, number in enumerate(order):
             own = inputs[number]
-            after = (order[(place + step) % len(order)] for step in range(1, len(order)))
-            others = (inputs[one] for one in after)
-            other = next((one for one in others if differ(own, one)), None)
+            after = (inputs[order[(place + step) % len(order)]] for step in range(1, len(order)))
+            texts = (one for one in after if one.text != own.text)
+            other = next((one for one in texts if not np.array_equal(one.image, own.image)), None)
             if other is not None and own.label == ALIGNED:
                 image = other.image
                 added.append(own._replace(id=f"{own.id}-{RANDOM}", label=RANDOM, image=image))
@@ -129,12 +129,12 @@ class Alignment(ImageClassification):
             packed.images, batch.tensors["region_targets"], batch.counts["regions"], last=True
         )
         hidden = self.with_masks(packed, words, regions, model.config.vocab_size)
-        found: MaskedOutputs = model.pretrain(hidden, pairs, words, regions)
+        logits, found_words, found_regions = model.pretrain(hidden, pairs, words, regions)
         vectors = packed.images.vectors[regions]
-        errors = (found.regions.float() - F.layer_norm(vectors, vectors.shape[1:])) ** 2
+        errors = (found_regions.float() - F.layer_norm(vectors, vectors.shape[1:])) ** 2
         return {
-            **self.alignment_sums(found.logits, batch),
-            **cross_entropy_sums("mlm", found.words, packed.ids[words], "targets"),
+            **self.alignment_sums(logits, batch),
+            **cross_entropy_sums("mlm", found_words, packed.ids[words], "targets"),
             "region_loss": LossSum(errors.mean(-1).sum(), "regions"),
         }
 
@@ -186,8 +186,3 @@ class Alignment(ImageClassification):
             ids=packed.ids.index_copy(0, words, shown),
             images=changed(images, vectors=vectors),
         )
-
-
-def differ(one: TextExample, other: TextExample) -> bool:
-    """Return whether two examples differ in both the text and the image."""
-    return one.text != other.text and not np.array_equal(one.image, other.image)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertkit.datasets.examples import TextExample
+from bertkit.datasets.examples import ChoiceExample, TextExample
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
@@ -161,11 +161,9 @@ class TextTask(Task):
         """Return the windows of an input and its image, given the token ids of its texts.
 
         Raises:
-            BertkitError: the input has an image, which this task does not read (code
-                "image-unexpected").
+            BertkitError: see `refuse_image`.
         """
-        if given.image is not None:
-            raise unexpected_image(given.place)
+        refuse_image(given)
         return text_windows(text, pair, tokenizer, self.max_length, self.stride), None
 
     def targets(
@@ -402,13 +400,18 @@ def unknown_label(label: str, place: str, labels: Sequence[str]) -> BertkitError
     )
 
 
-def unexpected_image(place: str) -> BertkitError:
-    """Return the error for an image that the model does not read."""
-    return BertkitError(
-        f"{place}: the model reads only text, and here is an image; leave it out, or fine-tune a "
-        "model on images (--image-column)",
-        code="image-unexpected",
-    )
+def refuse_image(given: TextExample | ChoiceExample) -> None:
+    """Check that an input has no image.
+
+    Raises:
+        BertkitError: it has one, which the task does not read (code "image-unexpected").
+    """
+    if given.image is not None:
+        raise BertkitError(
+            f"{given.place}: the model reads only text, and here is an image; leave it out, or "
+            "fine-tune a model on images (--image-column)",
+            code="image-unexpected",
+        )
 
 
 def label_counts(inputs: Iterable[Any]) -> Counter[str]:

@@ -166,9 +166,8 @@ def squad_scores(
 ) -> dict[str, float]:
     """Compute exact match and F1 in percent, as the official programs do.
 
-    Args:
-        inputs: questions with gold answers, read with `scoring=True`.
-        predictions: the text for the id of each question; "" means that there is no answer.
+    The questions, with gold answers, are read with `scoring=True`. The predictions are the text for
+    the id of each question, "" if there is no answer.
 
     Returns:
         `exact`, `f1` and `total`; for 2.0 also `HasAns_exact`, `HasAns_f1`, `HasAns_total`, and the

@@ -23,7 +23,7 @@ from bertkit.datasets.swag import write_swag_predictions
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.classification import leading, softmax, unexpected_image
+from bertkit.tasks.classification import leading, refuse_image, softmax
 from bertkit.tasks.predictions import Prediction, probability_bars
 from bertkit.tasks.task import (
     NOTHING_READ,
@@ -106,14 +106,8 @@ class MultipleChoice(Task):
         return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
 
     def image_part(self, given: ChoiceExample) -> Any:
-        """Return what `ItemPart.image` of an input is.
-
-        Raises:
-            BertkitError: the input has an image, which this task does not read (code
-                "image-unexpected").
-        """
-        if given.image is not None:
-            raise unexpected_image(given.place)
+        """Return what `ItemPart.image` of an input is: nothing, or see `refuse_image`."""
+        refuse_image(given)
 
     def targets(
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray

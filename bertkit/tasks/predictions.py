@@ -103,11 +103,9 @@ def to_frame(predictions: Iterable[Prediction]) -> Any:
 
 
 def probability_bars(probabilities: Mapping[str, float], chosen: Iterable[str]) -> str:
-    """Return a table of labels and their probabilities as bars, most probable first.
+    """Return a table of labels and their probabilities as bars, the `MAX_BARS` most probable first.
 
-    Args:
-        probabilities: label -> probability; the first `MAX_BARS` are shown.
-        chosen: the predicted labels, which are bold.
+    The predicted labels, those of `chosen`, are bold.
     """
     bold = set(chosen)
     ordered = sorted(probabilities.items(), key=lambda pair: -pair[1])
@@ -122,12 +120,7 @@ def probability_bars(probabilities: Mapping[str, float], chosen: Iterable[str]) 
 
 
 def marked_text(text: str, spans: Iterable[tuple[int, int, str]]) -> str:
-    """Return a text with coloured spans.
-
-    Args:
-        text: the text.
-        spans: (start, end, label) in characters, in order and without overlaps.
-    """
+    """Return a text with coloured spans: (start, end, label), in order and without overlaps."""
     parts, at = [], 0
     for start, end, label in spans:
         hue = crc32(label.encode(errors="surrogatepass")) % 360
@@ -137,15 +130,6 @@ def marked_text(text: str, spans: Iterable[tuple[int, int, str]]) -> str:
         parts += [escape(text[at:start]), inside]
         at = end
     return f'<div style="white-space:pre-wrap">{"".join(parts)}{escape(text[at:])}</div>'
-
-
-def answer_in_context(context: str, start: int, end: int) -> str:
-    """Return an answer in the part of its context that is around it."""
-    first, last = max(0, start - MAX_CONTEXT), min(len(context), end + MAX_CONTEXT)
-    before, after = "…" * (first > 0), "…" * (last < len(context))
-    text = f"{before}{context[first:last]}{after}"
-    shift = len(before) - first
-    return marked_text(text, [(start + shift, end + shift, "")])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -218,7 +202,11 @@ class GivenAnswer(Prediction):
         """Return what notebooks show: the answer in its context, and its probability."""
         if self.start is None or self.end is None:
             return f"<div><i>no answer</i> ({self.probability:.1%})</div>"
-        inside = answer_in_context(self.context, self.start, self.end)
+        first, last = max(0, self.start - MAX_CONTEXT), self.end + MAX_CONTEXT
+        before, after = "…" * (first > 0), "…" * (last < len(self.context))
+        shift = len(before) - first
+        around = f"{before}{self.context[first:last]}{after}"
+        inside = marked_text(around, [(self.start + shift, self.end + shift, "")])
         return f"{inside}<div>{self.probability:.1%}</div>"
 
 

@@ -28,8 +28,7 @@ from bertkit.model.task_heads import PAIR_WIDTH, SpanModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import ordered_predictions
 from bertkit.tasks.metrics import best_threshold, squad_scores
-from bertkit.tasks.predictions import Prediction
-from bertkit.tasks.spans import Span, SpanWindow, align, decode, make_windows
+from bertkit.tasks.spans import FoundAnswer, Span, SpanWindow, align, decode, make_windows
 from bertkit.tasks.task import (
     Encoded,
     Item,
@@ -45,25 +44,6 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 NO_ANSWER = (0, 0)
 """The target (start, end) of a window without the answer: the index of [CLS]."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class FoundAnswer(Prediction):
-    """The best span of a context, and the probability that there is no answer."""
-
-    text: str
-    """The text of the best span, even if "no answer" scores higher."""
-    start: int
-    """The index of its first character in the context."""
-    end: int
-    """The index after its last character."""
-    probability: float
-    """The probability of the span within the n-best list."""
-    no_answer_probability: float
-    """The probability of no answer; 0 if the model was not trained on unanswerable questions."""
-    null_odds: float
-    """The score of no answer minus that of the span; above the threshold there is no answer."""
-    nbest: tuple[Span, ...]
 
 
 class SpanTarget(NamedTuple):
@@ -182,15 +162,14 @@ class QuestionAnswering(Task):
     def decode(
         self, inputs: Sequence[QuestionExample], items: Items, outputs: Sequence[list[np.ndarray]]
     ) -> list[FoundAnswer]:
-        """See `Task`; the threshold is not applied here but in `text_of`."""
+        """See `Task`; the threshold is not applied here but in `plain`."""
         windows: list[list[SpanWindow]] = [[] for _ in inputs]
         logits: list[list[np.ndarray]] = [[] for _ in inputs]
         for item, [output] in zip(items.items, outputs, strict=True):
             windows[item.input].append(item.parts[0].target.window)
             logits[item.input].append(output)
-        found = []
-        for given, own, rows in zip(inputs, windows, logits, strict=True):
-            best = decode(
+        return [
+            decode(
                 own,
                 [row[:, 0] for row in rows],
                 rows,
@@ -200,14 +179,11 @@ class QuestionAnswering(Task):
                 max_answer_length=self.max_answer_length,
                 null=self.null,
             )
-            probability = next((s.probability for s in best.nbest if s.text == best.text), 0.0)
-            span = best.text, best.start, best.end
-            none = best.no_answer_probability, best.null_odds, best.nbest
-            found.append(FoundAnswer(*span, probability, *none))
-        return found
+            for given, own, rows in zip(inputs, windows, logits, strict=True)
+        ]
 
-    def text_of(self, prediction: FoundAnswer) -> str:
-        """Return the answer after applying the threshold: "" for no answer."""
+    def plain(self, prediction: FoundAnswer) -> str:
+        """See `Task`; the text of the answer after applying the threshold, "" for no answer."""
         none = self.null and prediction.null_odds > self.threshold
         return "" if none else prediction.text
 
@@ -216,14 +192,14 @@ class QuestionAnswering(Task):
         pairs = list(zip(done.inputs, done.predictions, strict=True))
         return write_predictions(
             folder / done.split,
-            {given.id: self.text_of(found) for given, found in pairs},
+            {given.id: self.plain(found) for given, found in pairs},
             {given.id: found.null_odds for given, found in pairs} if self.null else None,
             {given.id: found.nbest for given, found in pairs},
         )
 
     def answered(self, prediction: FoundAnswer) -> dict[str, Any]:
         """Return the answer after the threshold, its character span and its probability."""
-        text = self.text_of(prediction)
+        text = self.plain(prediction)
         none = self.null and not text
         return {
             "answer": text,
@@ -236,16 +212,12 @@ class QuestionAnswering(Task):
         self, inputs: Sequence[QuestionExample], predictions: Sequence[FoundAnswer]
     ) -> dict[str, float]:
         """See `Task`; exact match and F1 by the official rules, for 2.0 also by answerability."""
-        texts = {i.id: self.text_of(p) for i, p in zip(inputs, predictions, strict=True)}
+        texts = {i.id: self.plain(p) for i, p in zip(inputs, predictions, strict=True)}
         found = squad_scores(inputs, texts)
         names = {"exact": "exact_match", "f1": "f1", "HasAns_exact": "answerable_exact_match",
                  "HasAns_f1": "answerable_f1", "NoAns_exact": "unanswerable_accuracy"}  # fmt: skip
         order = ("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_exact")
         return {names[key]: found[key] / 100 for key in order if key in found}
-
-    def plain(self, prediction: FoundAnswer) -> str:
-        """See `Task`; the text of the answer, "" for none."""
-        return self.text_of(prediction)
 
     def baseline(self, inputs: Sequence[QuestionExample]) -> dict[str, float]:
         """See `Task`; never an answer in 2.0, the whole context in 1.1."""
@@ -284,7 +256,7 @@ class QuestionAnswering(Task):
         self, inputs: Sequence[QuestionExample], predictions: Sequence[FoundAnswer]
     ) -> str:
         """See `Task`; no answer to any question, or all answers start at the same character."""
-        texts = {self.text_of(prediction) for prediction in predictions}
+        texts = {self.plain(prediction) for prediction in predictions}
         wanted = [{answer.start for answer in given.answers} for given in inputs if given.answers]
         if texts == {""}:
             return "finds no answer to any question" if wanted else ""

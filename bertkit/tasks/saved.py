@@ -53,10 +53,7 @@ def load_task_model(
 ) -> LoadedTask:
     """Load a fine-tuned model from a model directory, or a run directory that holds `model/`.
 
-    Args:
-        path: the directory.
-        device: the device for the network.
-        null_threshold: a replacement for the model's threshold; see `bertkit.predict.load.load`.
+    `null_threshold` replaces the model's threshold; see `bertkit.predict.load.load`.
 
     Raises:
         BertkitError: there is no model, it is damaged, it was not fine-tuned for a task, or its

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ import numpy as np
 
 from bertkit.datasets.examples import GoldAnswer
 from bertkit.errors import NOT_FINITE, BertkitError
+from bertkit.tasks.classification import softmax
+from bertkit.tasks.predictions import Prediction
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 USUAL_STRIDE = 128
@@ -73,27 +76,26 @@ class Span(NamedTuple):
         return self.start_logit + self.end_logit
 
 
-class Decoded(NamedTuple):
-    """The answer to a question, decoded from the logits of all its windows."""
+@dataclass(frozen=True, slots=True, repr=False)
+class FoundAnswer(Prediction):
+    """The best span of a context, and the probability that there is no answer."""
 
     text: str
-    """The best answer that is not empty; "" only if the context has no tokens."""
+    """The text of the best span, even if "no answer" scores higher; "" only if the context has no
+    tokens."""
     start: int
+    """The index of its first character in the context."""
     end: int
-    """The end of the half-open character span (start, end) of `text` in the context."""
-    score: float
-    """The sum of the start logit and the end logit of `text`."""
-    null_score: float
-    """The same sum at [CLS], in the window where it is lowest."""
+    """The index after its last character."""
+    probability: float
+    """The probability of the span within the n-best list."""
     no_answer_probability: float
-    """The probability of "" among the n best; 0 if "no answer" is not allowed."""
+    """The probability of no answer; 0 if the model was not trained on unanswerable questions."""
+    null_odds: float
+    """The score of no answer, at [CLS] in the window where it is lowest, minus that of the span;
+    above the threshold there is no answer."""
     nbest: tuple[Span, ...]
     """The best spans, sorted by score; "" is among them if "no answer" is allowed."""
-
-    @property
-    def null_odds(self) -> float:
-        """`null_score - score`; the answer is "" if and only if this exceeds the threshold."""
-        return self.null_score - self.score
 
 
 @lru_cache(maxsize=REMEMBERED_CONTEXTS)
@@ -216,7 +218,7 @@ def decode(
     nbest: int = 20,
     max_answer_length: int = 30,
     null: bool = False,
-) -> Decoded:
+) -> FoundAnswer:
     """Find the best spans over all windows of one question.
 
     The candidates are the pairs of the `nbest` best starts among the context tokens of each window
@@ -267,13 +269,13 @@ def decode(
         spans.insert(rank, Span("", 0.0, null_start, null_end, 0, 0))
         del spans[max(nbest, rank + 1) :]
     listed = with_probabilities(spans)
-    return Decoded(
+    return FoundAnswer(
         text=best.text,
         start=best.start,
         end=best.end,
-        score=best.score,
-        null_score=null_score,
+        probability=next((one.probability for one in listed if one.text == best.text), 0.0),
         no_answer_probability=listed[rank].probability if null else 0.0,
+        null_odds=null_score - best.score,
         nbest=listed,
     )
 
@@ -331,10 +333,7 @@ def with_probabilities(spans: Sequence[Span]) -> tuple[Span, ...]:
     """Set the probabilities of spans to the softmax of their scores."""
     if not spans:
         return ()
-    scores = np.array([span.score for span in spans])
-    weights = np.exp(scores - scores.max())
-    probabilities = (weights / weights.sum()).tolist()
+    chances = softmax(np.array([span.score for span in spans])).tolist()
     return tuple(
-        span._replace(probability=probability)
-        for span, probability in zip(spans, probabilities, strict=True)
+        span._replace(probability=chance) for span, chance in zip(spans, chances, strict=True)
     )

@@ -69,9 +69,7 @@ class TaskSpec:
     def task_class(self, *, images: bool, alignment: bool = False) -> Any:
         """Return the task class, or that of inputs with an image beside the text.
 
-        Args:
-            images: whether inputs have images.
-            alignment: whether the task is to tell whether image and text belong together.
+        With `alignment`, the latter's task is to tell whether image and text belong together.
         """
         if not images:
             return self.task

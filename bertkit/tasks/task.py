@@ -247,13 +247,7 @@ class Task(ABC):
     def decode(
         self, inputs: Sequence[Any], items: Items, outputs: Sequence[list[np.ndarray]]
     ) -> list[Any]:
-        """Return one prediction for each input.
-
-        Args:
-            inputs: the inputs that were passed to `items`.
-            items: the result of `items`.
-            outputs: the result of `run_model`.
-        """
+        """Return one prediction for each input, from the results of `items` and of `run_model`."""
 
     @abstractmethod
     def score(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
@@ -283,9 +277,7 @@ class Task(ABC):
     def prepare_network(self, network: Any, *, keep_head: bool) -> Any:
         """Return the network of a run before its first update; most tasks do not change it.
 
-        Args:
-            network: what `build` returned, with its weights.
-            keep_head: whether those of its head come from the checkpoint.
+        With `keep_head`, the weights of its head come from the checkpoint.
         """
         return network
 
@@ -320,11 +312,9 @@ class Task(ABC):
         )
 
     def remarks(self, inputs: Sequence[Any], *, choosing: bool = False) -> list[str]:
-        """Return notes for the user on these inputs, as sentences.
+        """Return notes for the user on these inputs, with or without labels, as sentences.
 
-        Args:
-            inputs: inputs with or without labels.
-            choosing: whether a run or a threshold is chosen by their scores.
+        With `choosing`, a run or a threshold is chosen by their scores.
         """
         return []
 
@@ -361,23 +351,18 @@ def make_batch(
     sequences = [sequence for part in parts for sequence in part.sequences]
     lengths = np.array([len(sequence.ids) for sequence in sequences])
     order = np.argsort(-lengths, kind="stable")
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    sorted_lengths = lengths[order]
-    ids = np.concatenate([sequences[i].ids for i in order])
+    place = np.argsort(order)
+    ordered = [sequences[i] for i in order]
+    ids = np.concatenate([one.ids for one in ordered])
     ids = ids.astype(np.int64) if compact is None else compact[ids]
-    firsts = np.array([sequences[i].first for i in order])
-    ends = np.cumsum(sorted_lengths)
-    starts = ends - sorted_lengths
-    positions = np.arange(len(ids)) - np.repeat(starts, sorted_lengths)
-    segment_ids = (positions >= np.repeat(firsts, sorted_lengths)).astype(np.int64)
-    packed = from_arrays(ids, segment_ids, sorted_lengths)
+    segments = [np.arange(len(one.ids)) >= one.first for one in ordered]
+    packed = from_arrays(ids, np.concatenate(segments).astype(np.int64), lengths[order])
     if parts[0].image is not None:
         from bertkit.multimodal.model import with_images
 
-        each = [part.image for part in parts for _ in part.sequences]
-        images = [each[i] for i in order]
-        packed = with_images(packed, images)
+        images = [part.image for part in parts for _ in part.sequences]
+        packed = with_images(packed, [images[i] for i in order])
+    starts = packed.cu_seqlens[:-1].numpy().astype(np.int64)
     tensors, counts = targets(parts, place, starts[place]) if targets else ({}, {})
     return TaskBatch(packed, tensors, counts, place)
 
@@ -439,7 +424,11 @@ def run_model(
             logits = model(batch.packed)
         return HostCopy(logits.float()), batch, group
 
-    def read(copy: HostCopy, batch: TaskBatch, group: list[ItemPart]) -> Iterator[np.ndarray]:
+    outputs: list[list[Any]] = [[None] * len(item.parts) for item in items.items]
+    done = 0
+    groups = split_parts([flat[n] for n in order], tokens or prediction_tokens(device))
+    every = chain.from_iterable(each(partial(in_halves, launch), groups))
+    for copy, batch, group in one_ahead(every, device):
         rows = copy.numpy()
         if not np.isfinite(rows).all():
             raise BertkitError(
@@ -447,14 +436,7 @@ def run_model(
                 "they overflow; restore the model or fine-tune it again",
                 code=NOT_FINITE,
             )
-        return split_outputs(rows, batch, group, isinstance(model, ClassificationModel))
-
-    outputs: list[list[Any]] = [[None] * len(item.parts) for item in items.items]
-    done = 0
-    groups = split_parts([flat[n] for n in order], tokens or prediction_tokens(device))
-    every = chain.from_iterable(each(partial(in_halves, launch), groups))
-    for launched in one_ahead(every, device):
-        for output in read(*launched):
+        for output in split_outputs(rows, batch, group, isinstance(model, ClassificationModel)):
             i, j = places[order[done]]
             outputs[i][j] = output
             done += 1
@@ -484,9 +466,7 @@ Launched = TypeVar("Launched")
 def one_ahead(launched: Iterable[Launched], device: torch.device) -> Iterator[Launched]:
     """Yield batches; on a GPU each one only after the next is launched, so that it stays busy.
 
-    Args:
-        launched: an iterator that launches a batch whenever it is asked for the next.
-        device: the device that computes the batches.
+    `launched` launches a batch whenever it is asked for the next.
     """
     if device.type == "cpu":
         yield from launched

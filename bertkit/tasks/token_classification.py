@@ -111,27 +111,29 @@ class TokenClassification(Task):
         """
         room = self.max_length - 2
         pieces, cut = word_tokens(inputs, tokenizer, room)
-        number = self._numbers()
+        number = {label: i for i, label in enumerate(self.labels)}
+        if self.entities:  # B-X maps to I-X in foreign IOB1 models, which have no B-X
+            begins = {f"B{name[1:]}": i for name, i in number.items() if name[:1] == "I"}
+            number = begins | number
         labels = [self._labels(given, number) for given in inputs]
         found: list[Item] = []
         spread: Counter[int] = Counter()
-        for _, group in groupby(range(len(inputs)), key=lambda i: self._stream(inputs, i)):
+        whole = self.context == "document"  # consecutive sentences of a document form one stream
+        for _, group in groupby(
+            range(len(inputs)), key=lambda i: inputs[i].document if whole else i
+        ):
             made = word_windows(
                 *(list(group), inputs, pieces, labels, tokenizer), self.max_length, self.stride
             )
             for _, part in made:
                 spread.update(np.unique(part.target.inputs).tolist())
-            if self.context == "document":
+            if whole:
                 found += [Item(first, [part]) for first, part in made]
             elif made:
                 parts = [part._replace(leads=n == 0) for n, (_, part) in enumerate(made)]
                 found.append(Item(made[0][0], parts))
         windowed = sum(count > 1 for count in spread.values())
         return Items(found, len(inputs), windowed, {f"inputs with words cut at {room} tokens": cut})
-
-    def _stream(self, inputs: Sequence[WordsExample], number: int) -> int:
-        """Return the stream of a sentence; consecutive ones with equal numbers form one stream."""
-        return inputs[number].document if self.context == "document" else number
 
     def _labels(self, given: WordsExample, number: Mapping[str, int]) -> np.ndarray:
         """Return (words,) the label index of each tag, or `NO_TAG` without tags."""
@@ -155,14 +157,6 @@ class TokenClassification(Task):
                 shown = f"{tag} (written {own})" if own in number else own
                 raise unknown_label(shown, f"{given.place}, word {place}", self.labels)
         return np.array([number[tag] for tag in tags], dtype=np.int64)
-
-    def _numbers(self) -> dict[str, int]:
-        """Return tag -> label index; for foreign IOB1 models without B-X, B-X maps to I-X."""
-        number = {label: i for i, label in enumerate(self.labels)}
-        if self.entities:
-            begins = {f"B{name[1:]}": i for name, i in number.items() if name[:1] == "I"}
-            number = begins | number
-        return number
 
     def _scheme(self, tags: Sequence[str]) -> Sequence[str]:
         """Convert entity tags to IOB2; return others unchanged."""

@@ -321,16 +321,10 @@ def word_windows(
 ) -> list[tuple[int, ItemPart]]:
     """Make the windows `[CLS] words [SEP]` of sentences that form one stream.
 
-    A window in which no word is predicted, as with a very short stride, is left out.
-
-    Args:
-        group: the indices of the sentences.
-        inputs: all sentences.
-        pieces: the result of `word_tokens`.
-        labels: for every sentence, (words,) indices of tags, or `NO_TAG`.
-        tokenizer: the model's tokenizer, for [CLS] and [SEP].
-        max_length: the maximum tokens of a window, including [CLS] and [SEP].
-        stride: see `context_windows`.
+    A window in which no word is predicted, as with a very short stride, is left out. The sentences
+    of the stream are those of `inputs` with the indices `group`; `pieces` is the result of
+    `word_tokens`, and `labels` has (words,) indices of tags, or `NO_TAG`, for every sentence. The
+    maximum length includes [CLS] and [SEP]; see `context_windows` for the stride.
 
     Returns:
         The index of the first sentence of each window, and the window with a `WordTarget`.

@@ -12,7 +12,7 @@ import pytest
 from bertkit.cli.explain import explain_command
 from bertkit.errors import BertkitError
 from bertkit.explain import page as module
-from bertkit.explain.page import explanation_page, weight_bytes, write_page
+from bertkit.explain.page import explanation_page, weight_bytes
 from bertkit.explain.sections import SECTIONS
 from bertkit.explain.trace import Trace
 from tests.explain.conftest import PAIR, TEXT
@@ -165,7 +165,7 @@ def test_the_page_has_every_head_already(directory: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "page.html").exists()
 
 
-def test_write_page_names_what_it_cannot_write(trace: Trace, tmp_path: Path) -> None:
+def test_the_command_names_what_it_cannot_write(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BertkitError, match="cannot write"):
-        write_page(tmp_path / "file" / "page.html", trace)
+        explain_command(directory, TEXT, html=tmp_path / "file" / "page.html")

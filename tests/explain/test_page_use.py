@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertkit.explain.page import write_page
+from bertkit.explain.page import explanation_page
 from bertkit.explain.trace import Trace
+from bertkit.files import write_text
 from tests.serve.pages import chromium
 
 __all__ = ["chromium"]
@@ -20,7 +21,7 @@ __all__ = ["chromium"]
 def page(chromium: Any, trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The page, opened as a file; nothing may go wrong in it or be asked for."""
     file = tmp_path_factory.mktemp("page") / "page.html"
-    write_page(file, trace)
+    write_text(file, explanation_page(trace))
     errors, asked = list[str](), list[str]()
     opened = chromium.new_page(viewport={"width": 1100, "height": 900})
     opened.on("pageerror", lambda error: errors.append(str(error)))

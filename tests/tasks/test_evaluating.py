@@ -29,8 +29,9 @@ from bertkit.tasks.classification import (
     unknown_label,
 )
 from bertkit.tasks.data import labelled_part
-from bertkit.tasks.question_answering import FoundAnswer, QuestionAnswering
+from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.regression import Regression
+from bertkit.tasks.spans import FoundAnswer
 from bertkit.tasks.task import TaskInputs
 from bertkit.tasks.windows import WindowLengths
 from bertkit.text.lines import TextCounts

@@ -971,7 +971,8 @@ def test_what_numbers_mean_is_decided_by_the_training_file(
 def test_the_threshold_stands_between_two_odds() -> None:
     from bertkit.datasets.examples import GoldAnswer as Gold
     from bertkit.datasets.examples import QuestionExample
-    from bertkit.tasks.question_answering import FoundAnswer, QuestionAnswering
+    from bertkit.tasks.question_answering import QuestionAnswering
+    from bertkit.tasks.spans import FoundAnswer
 
     inputs = [
         QuestionExample("a", "?", "river stone", (Gold("river", 0),), "a"),

@@ -221,7 +221,7 @@ def test_empty_texts_count_in_the_score(
         for item in items.items
     ]
     [found] = task.decode([kept], items, outputs)
-    scores = squad_scores([kept], {"q": task.text_of(found)})
+    scores = squad_scores([kept], {"q": task.plain(found)})
     assert (scores["total"], scores["exact"]) == (1, 0.0)
 
 
