@@ -118,9 +118,9 @@ def test_imports_stay_light(module: str, heavy: list[str]) -> None:
 @pytest.mark.parametrize(
     ("module", "most_files", "most_lines"),
     [
-        ("bertkit.training.pretrain", 33, 7_350),
-        ("bertkit.finetuning.finetune", 80, 17_120),
-        ("bertkit.predict.load", 67, 14_130),
+        ("bertkit.training.pretrain", 33, 7_200),
+        ("bertkit.finetuning.finetune", 80, 16_790),
+        ("bertkit.predict.load", 67, 13_850),
     ],
 )
 def test_what_a_command_imports_stays_small(module: str, most_files: int, most_lines: int) -> None:
@@ -153,5 +153,5 @@ def test_the_package_does_not_grow() -> None:
     """A limit goes up only with a feature that is worth its lines; a concept has one name."""
     names = Counter(name for path in SOURCES for name in public_names(path))
     assert {name for name, count in names.items() if count > 1} == set()
-    assert len(SOURCES) <= 235
-    assert sum(len(path.read_text().splitlines()) for path in SOURCES) <= 49_360
+    assert len(SOURCES) <= 236
+    assert sum(len(path.read_text().splitlines()) for path in SOURCES) <= 48_680
