@@ -113,6 +113,7 @@ def charts(results: Path) -> dict[str, str]:
     """Every chart as SVG by the name of its file."""
     with mpl.rc_context(STYLE):
         drawings = {"speed.svg": speed(results), "quality.svg": quality(results)}
+        drawings["growth.svg"] = growth(results)
         for path in sorted(results.glob("inference-*.json")):
             if path.stem != "inference-scores":
                 drawings[f"{path.stem}.svg"] = inference(rows_of(results, path.stem))
@@ -205,6 +206,35 @@ def inference(rows: dict[str, Any]) -> str:
         beside = {"xytext": (4, 0), "textcoords": "offset points"}
         axes.annotate(shown, (high, place), **beside, va="center_baseline", fontsize=9)
     axes.set_yticks(range(len(found)), [name for name, *_ in found], fontsize=9)
+    return drawn(figure)
+
+
+GROWTH = {
+    "length": "tokens of a sequence",
+    "batch": "sequences of 128 tokens",
+    "width": "width",
+    "layers": "layers",
+}
+
+
+def growth(results: Path) -> str:
+    """How the time of an update and of a forward pass grows with four sizes, beside theory."""
+    figure = Figure(figsize=(WIDTH, 5.6), facecolor="white", layout="constrained")
+    for axes, (name, label) in zip(figure.subplots(2, 2).flat, GROWTH.items(), strict=True):
+        rows = rows_of(results, f"growth-{name}")
+        sizes = [int(row.rpartition(" ")[2]) for row in rows]
+        for part, color in (("training", BERTKIT), ("inference", SLOWER)):
+            times = [row[part]["milliseconds"]["median"] for row in rows.values()]
+            theory = [row[part]["theory"] * times[0] for row in rows.values()]
+            axes.plot(sizes, times, "o-", color=color, label=part)
+            axes.plot(sizes, theory, ":", color=color, label=f"{part}: growth of the operations")
+        axes.set(xscale="log", yscale="log", xlabel=label, ylabel="milliseconds")
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
+        axes.grid(color=GRID, linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    lines, labels = axes.get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside upper center", ncols=2, frameon=False)
     return drawn(figure)
 
 
