@@ -114,6 +114,8 @@ def charts(results: Path) -> dict[str, str]:
     with mpl.rc_context(STYLE):
         drawings = {"speed.svg": speed(results), "quality.svg": quality(results)}
         drawings["growth.svg"] = growth(results)
+        for name in ("pretraining", "pretraining-amx", "finetuning", "finetuning-amx"):
+            drawings[f"{name}.svg"] = training(rows_of(results, name))
         for path in sorted(results.glob("inference-*.json")):
             if path.stem != "inference-scores":
                 drawings[f"{path.stem}.svg"] = inference(rows_of(results, path.stem))
@@ -209,6 +211,24 @@ def inference(rows: dict[str, Any]) -> str:
     return drawn(figure)
 
 
+def training(rows: dict[str, Any]) -> str:
+    """The tokens per second of every case, in the order of the file, with its groups apart."""
+    groups = list(dict.fromkeys(name.partition(", ")[0] for name in rows))
+    figure, axes = canvas(len(rows) + len(groups) - 1, row=0.26, left=0.33, right=0.1)
+    axes.set_xlabel("real tokens per second: median, with a line for the range of the runs")
+    places = []
+    for number, (name, row) in enumerate(rows.items()):
+        place = number + groups.index(name.partition(", ")[0])
+        low, middle, high = rates_of(row, "real_tokens_per_second")
+        axes.barh(place, middle, height=0.6, color=BERTKIT if ", bertkit" in name else BAND)
+        axes.plot([low, high], [place, place], color=TEXT, linewidth=1)
+        beside = {"xytext": (4, 0), "textcoords": "offset points"}
+        axes.annotate(f"{middle:,.0f}", (high, place), **beside, va="center_baseline", fontsize=9)
+        places.append(place)
+    axes.set_yticks(places, rows, fontsize=9)
+    return drawn(figure)
+
+
 GROWTH = {
     "length": "tokens of a sequence",
     "batch": "sequences of 128 tokens",
@@ -243,9 +263,11 @@ def times_of(row: dict[str, Any]) -> tuple[float, float, float]:
     return row["p50_milliseconds"], row["p50_milliseconds"], row["p99_milliseconds"]
 
 
-def rates_of(row: dict[str, Any]) -> tuple[float, float, float]:
+def rates_of(
+    row: dict[str, Any], column: str = "sequences_per_second"
+) -> tuple[float, float, float]:
     """Lowest, median and highest rate of a row."""
-    rate = row["sequences_per_second"]
+    rate = row[column]
     return rate["lowest"], rate["median"], rate["highest"]
 
 
