@@ -7,6 +7,8 @@ import io
 import json
 import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -374,6 +376,28 @@ def test_launch_refuses_what_torchrun_cannot_start(
     assert line.startswith("error: torchrun: ")
     assert "OMP_NUM_THREADS" not in os.environ
     assert parse_words(["--nproc-per-node", "2", "pretrain", "tiny"]).processes == "2"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--strategy", "fdsp"], ["--workers", "-1"], ["--timeout", "1e99"], ["--timeout", "0"]],
+)
+def test_what_cannot_work_is_refused_before_text_is_prepared(
+    flags: list[str], recipe: str, text: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    run("pretrain", recipe, "--text", text, "--out", str(out), *flags, status=2)
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_a_launch_ends_with_the_status_of_its_processes(recipe: str, tmp_path: Path) -> None:
+    words = ["pretrain", recipe, "--store", str(tmp_path / "none"), "--out", str(tmp_path / "run")]
+    launch = [sys.executable, "-m", "bertkit", "launch", "--nproc-per-node", "2", *words]
+    ended = subprocess.run(launch, check=False, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2, ended.stderr
+    assert "none is not a token store" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_pretraining_leaves_folders_of_something_else_alone(

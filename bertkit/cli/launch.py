@@ -48,9 +48,29 @@ def launch_command(*words: Annotated[str, Parameter(allow_leading_hyphen=True)])
     found = parse_words(words)
     environment = {**os.environ, **TORCHRUN_SETTINGS}
     environment.setdefault("OMP_NUM_THREADS", str(threads_each(found.processes)))
-    command = [sys.executable, "-m", "torch.distributed.run", *found.options, "-m", "bertkit"]
+    command = [sys.executable, "-m", "bertkit.cli.launch", *found.options, "-m", "bertkit"]
     # torchrun replaces this process, so that it receives the signals sent to it
     os.execve(sys.executable, [*command, *found.words], environment)  # noqa: S606
+
+
+def run_torchrun() -> None:
+    """Run torchrun, and exit with the status of the process that failed first, or of a signal."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
+    try:
+        main(sys.argv[1:])
+    except SignalException as stopped:
+        sys.exit(128 + stopped.sigval)
+    except ChildFailedError as failed:  # the process has said why, unless it was killed
+        rank, failure = failed.get_first_failure()
+        if failure.exitcode >= 0:
+            sys.exit(failure.exitcode)
+        sys.stderr.write(
+            f"error: the process of rank {rank} was killed by {failure.signal_name()}\n"
+        )
+        sys.exit(128 - failure.exitcode)
 
 
 def parse_words(words: Sequence[str]) -> Launch:
@@ -107,3 +127,7 @@ def threads_each(processes: str) -> int:
     """Return the cores of this host per process; 1 if `processes` is not a positive number."""
     cores = usable_cores()
     return max(1, cores // int(processes)) if processes.isdecimal() and int(processes) else 1
+
+
+if __name__ == "__main__":
+    run_torchrun()

@@ -82,15 +82,15 @@ def pretrain_command(
     """
     from bertkit.training.device import choose_device, choose_precision
     from bertkit.training.parallel import check_compiler
+    from bertkit.training.pretrain import check_options
     from bertkit.training.pretrain import pretrain as pretrain_store
-    from bertkit.training.trackers import check_trackers
 
     check_corpus_flags(store, corpus, cache, cache_gigabytes, smoothing, weights)
     on = choose_device(device)  # what cannot work is refused before hours of preparation
     choose_precision(settings.training.precision, on)
     if compile:
         check_compiler(on)
-    check_trackers(track)
+    check_options(settings, strategy=strategy, workers=workers, timeout=timeout, track=track)
     if init_from is not None:
         corpus = check_start(init_from, recipe, settings, corpus)
     with Console() as console:

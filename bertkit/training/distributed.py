@@ -163,6 +163,7 @@ def check_equal(names: list[str], found: list[Tensor]) -> None:
 
 ALONE = Ranks()
 
+MAX_TIMEOUT = 1_000_000_000
 STRATEGIES = ("ddp", "fsdp")
 
 
@@ -170,6 +171,15 @@ def check_strategy(strategy: str) -> None:
     """Raise a BertkitError unless the strategy is known."""
     if strategy not in STRATEGIES:
         raise BertkitError(f"no strategy is called '{strategy}'{nearest(strategy, STRATEGIES)}")
+
+
+def check_timeout(timeout: float) -> None:
+    """Raise a BertkitError unless a timeout is a number of seconds that torch can count."""
+    if not 0 < timeout <= MAX_TIMEOUT:
+        raise BertkitError(
+            f"--timeout must be a number of seconds above 0 and at most {MAX_TIMEOUT:,}, got "
+            f"{timeout:g}"
+        )
 
 
 @contextmanager
@@ -188,8 +198,7 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
     if distributed.is_available() and distributed.is_initialized():
         yield Ranks(distributed.get_rank(), distributed.get_world_size(), timeout)
         return
-    if not 0 < timeout < float("inf"):
-        raise BertkitError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
+    check_timeout(timeout)
     given = os.environ.get("WORLD_SIZE", "1")
     if not given.isdecimal() or int(given) < 1:
         raise BertkitError(f"WORLD_SIZE is {given!r}, not a number of processes; unset it")

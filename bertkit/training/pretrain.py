@@ -44,6 +44,7 @@ from bertkit.training.distributed import (
     GracefulStop,
     Ranks,
     check_strategy,
+    check_timeout,
     code_digest,
     init_distributed,
     local_device,
@@ -167,26 +168,16 @@ def pretrain(
             tracker is not installed; `save_models_at` has an update that the recipe does not make;
             or the disk is full.
     """
-    if track:
-        from bertkit.training.trackers import check_trackers
-
-        check_trackers(track)
     if not isinstance(recipe, PretrainRecipe):
         recipe_name, recipe = str(recipe), read_recipe(PretrainRecipe, str(recipe))
     total = recipe.phases.total_steps
-    if recipe.phases.copy_positions and strategy == "fsdp":
-        raise BertkitError(
-            "phases.copy_positions does not work with --strategy fsdp; set it to false"
-        )
     if never := [step for step in save_models_at if not 1 <= step <= total]:
         raise BertkitError(
             f"save_models_at has {never[0]:,}, and the recipe makes updates 1 to {total:,}; remove "
             "it or train longer"
         )
     on = choose_device(local_device(device))
-    check_strategy(strategy)
-    if workers is not None and workers < 0:
-        raise BertkitError(f"--workers must be 0 or more, got {workers}")
+    check_options(recipe, strategy=strategy, workers=workers, timeout=timeout, track=track)
     with init_distributed(on, timeout) as ranks, ExitStack() as stack:
         run = Run(
             recipe=recipe,
@@ -226,6 +217,34 @@ def pretrain(
         stack.callback(checkpoints.close)
         with GracefulStop(patient=ranks.world > 1).install() as stop:
             return train(run, state, checkpoints, log, stop, changes)
+
+
+def check_options(
+    recipe: PretrainRecipe,
+    *,
+    strategy: str,
+    workers: int | None,
+    timeout: float,
+    track: Sequence[str],
+) -> None:
+    """Check options of `pretrain` that cannot work, before hours of preparing text.
+
+    Raises:
+        BertkitError: the strategy is unknown or does not suit the recipe, a number is out of range,
+            or a tracker is not installed.
+    """
+    check_strategy(strategy)
+    if recipe.phases.copy_positions and strategy == "fsdp":
+        raise BertkitError(
+            "phases.copy_positions does not work with --strategy fsdp; set it to false"
+        )
+    if workers is not None and workers < 0:
+        raise BertkitError(f"--workers must be 0 or more, got {workers}")
+    check_timeout(timeout)
+    if track:
+        from bertkit.training.trackers import check_trackers
+
+        check_trackers(track)
 
 
 def default_workers(device: torch.device) -> int:
