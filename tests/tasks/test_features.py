@@ -108,7 +108,7 @@ def test_texts_come_one_after_the_other(
 ) -> None:
     """A batch is computed as soon as it is full, and batches change nothing."""
     whole = list(extract(encoder, tokenizer, [*TEXTS, LONG] * 3))
-    monkeypatch.setattr("bertkit.predict.features.PREDICTION_TOKENS", 30)
+    monkeypatch.setattr("bertkit.tasks.task.PREDICTION_TOKENS", 30)
     read = []
 
     def texts() -> Iterator[str]:
