@@ -50,16 +50,31 @@ def memory_bytes() -> int | None:
         return None
 
 
+MAX_PROCESSES = 1024
+"""The maximum number of processes that a command starts, far beyond any machine's cores."""
+
+
+def check_process_count(count: int, flag: str) -> None:
+    """Check a number of processes, before starting too many of them stops the machine.
+
+    Raises:
+        BertkitError: the number is negative or above `MAX_PROCESSES`; the message names the flag.
+    """
+    if not 0 <= count <= MAX_PROCESSES:
+        raise BertkitError(
+            f"{flag} must be from 0 to {MAX_PROCESSES:,}, got {count}", code="number"
+        )
+
+
 def worker_count(processes: int) -> int:
     """Return the number of worker processes for a number of processes that share the work.
 
     The latter is 0 for one per usable core. One process does the work itself: it has 0 workers.
 
     Raises:
-        BertkitError: the number is negative.
+        BertkitError: the number is negative or too large.
     """
-    if processes < 0:
-        raise BertkitError(f"--processes must be 0 or more, got {processes}", code="number")
+    check_process_count(processes, "--processes")
     count = processes or usable_cores()
     return count if count > 1 else 0
 

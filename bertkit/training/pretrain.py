@@ -30,7 +30,7 @@ from bertkit.errors import BertkitError, DivergedError, HeldError
 from bertkit.files import exclusive_lock, read_object
 from bertkit.pretraining_data.loader import check_batch_sizes
 from bertkit.pretraining_data.sampler import START
-from bertkit.processes import KeptHeap, busy_note, usable_cores
+from bertkit.processes import KeptHeap, busy_note, check_process_count, usable_cores
 from bertkit.training.checkpoint import CheckpointWriter
 from bertkit.training.data import (
     HeldOut,
@@ -238,8 +238,8 @@ def check_options(
         raise BertkitError(
             "phases.copy_positions does not work with --strategy fsdp; set it to false"
         )
-    if workers is not None and workers < 0:
-        raise BertkitError(f"--workers must be 0 or more, got {workers}")
+    if workers is not None:
+        check_process_count(workers, "--workers")
     check_timeout(timeout)
     if track:
         from bertkit.training.trackers import check_trackers

@@ -338,7 +338,7 @@ def test_impossible_numbers_are_refused(store: TokenStore, tmp_path: Path) -> No
     for options in (PrepareOptions(shard_megabytes=0), PrepareOptions(shard_megabytes=10**9)):
         with pytest.raises(BertkitError, match="shard_megabytes must be 1 to 1000"):
             prepare(text, store.tokenizer, tmp_path, options)
-    with pytest.raises(BertkitError, match="processes must be 0 or more"):
+    with pytest.raises(BertkitError, match="--processes must be from 0 to 1,024"):
         prepare(text, store.tokenizer, tmp_path, processes=-1)
     with pytest.raises(BertkitError, match=r"2\^32 tokens"):
         offsets(np.array([2**31, 2**31]))
