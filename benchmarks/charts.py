@@ -189,9 +189,8 @@ def quality(results: Path) -> str:
 def inference(rows: dict[str, Any]) -> str:
     """Every contestant of a comparison, the fastest first: sequences per second, or p50 and p99."""
     by_time = "p50_milliseconds" in next(iter(rows.values()))
-    found = [
-        (name, *times_of(row)) if by_time else (name, *rates_of(row)) for name, row in rows.items()
-    ]
+    measured = times_of if by_time else rates_of
+    found = [(name, *measured(row)) for name, row in rows.items()]
     found.sort(key=lambda one: one[2] if by_time else -one[2])
     figure, axes = canvas(len(found), row=0.26, left=0.3, right=0.1)
     axes.set_xlabel(
@@ -203,10 +202,7 @@ def inference(rows: dict[str, Any]) -> str:
         same = not rows[name].get("remark")
         color = BERTKIT if name.startswith("bertkit") else BAND
         axes.barh(place, middle, height=0.6, color=color if same else "white", edgecolor=color)
-        axes.plot([low, high], [place, place], color=TEXT, linewidth=1)
-        shown = f"{middle:.3g}" if same else f"{middle:.3g}, other outputs"
-        beside = {"xytext": (4, 0), "textcoords": "offset points"}
-        axes.annotate(shown, (high, place), **beside, va="center_baseline", fontsize=9)
+        add_range(axes, place, low, high, f"{middle:.3g}" + ", other outputs" * (not same))
     axes.set_yticks(range(len(found)), [name for name, *_ in found], fontsize=9)
     return drawn(figure)
 
@@ -221,12 +217,17 @@ def training(rows: dict[str, Any]) -> str:
         place = number + groups.index(name.partition(", ")[0])
         low, middle, high = rates_of(row, "real_tokens_per_second")
         axes.barh(place, middle, height=0.6, color=BERTKIT if ", bertkit" in name else BAND)
-        axes.plot([low, high], [place, place], color=TEXT, linewidth=1)
-        beside = {"xytext": (4, 0), "textcoords": "offset points"}
-        axes.annotate(f"{middle:,.0f}", (high, place), **beside, va="center_baseline", fontsize=9)
+        add_range(axes, place, low, high, f"{middle:,.0f}")
         places.append(place)
     axes.set_yticks(places, rows, fontsize=9)
     return drawn(figure)
+
+
+def add_range(axes: Any, place: float, low: float, high: float, text: str) -> None:
+    """Draw the range of a bar's value, and write a text beside it."""
+    axes.plot([low, high], [place, place], color=TEXT, linewidth=1)
+    beside = {"xytext": (4, 0), "textcoords": "offset points"}
+    axes.annotate(text, (high, place), **beside, va="center_baseline", fontsize=9)
 
 
 GROWTH = {

@@ -23,7 +23,7 @@ from bertkit.datasets.squad import (
 )
 from bertkit.datasets.tabular import valid_text
 from bertkit.errors import BertkitError
-from bertkit.text.lines import TextCounts
+from bertkit.text.lines import TextCounts, decode_line
 from bertkit.text.sources import is_remote, one_source
 
 CONTEXT_WORDS = 400
@@ -119,13 +119,13 @@ def documents_of(
             parts = PurePosixPath(name)
             if parts.is_absolute() or ".." in parts.parts:
                 raise BertkitError(f"{place}: Filename {name!r} is not a file of evidence/{folder}")
+            where = f"{place}, {folder}/{name}"
             try:
                 content = (evidence / folder / name).read_bytes()
             except OSError:
-                counts.note("document missing", f"{place}, {folder}/{name}")
+                counts.note("document missing", where)
                 continue
-            text = content.decode("utf-8", errors="replace")
-            yield name, valid_text(text, f"{place}, {folder}/{name}", counts)
+            yield name, decode_line(content, where, counts)
 
 
 def first_words(text: str) -> str:

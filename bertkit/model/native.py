@@ -203,20 +203,53 @@ class NativeLayer(nn.Module):
 
     def forward(self, hidden: Hidden, packed: Packed, rows: TargetIndices | None = None) -> Rows:
         """Map (tokens, width) to (tokens, width), or to (rows, width) for the chosen tokens."""
-        return compute_layers([self], hidden, packed, rows)
+        return self.run_stack([self], hidden, packed, rows)
 
     @staticmethod
     def run_stack(
-        stack: Sequence[NativeLayer], hidden: Hidden, packed: Packed, rows: TargetIndices | None
+        stack: Sequence[NativeLayer],
+        hidden: Hidden,
+        packed: Packed,
+        rows: TargetIndices | None,
+        projected: Tensor | None = None,
     ) -> Rows:
-        """Run hidden states through several layers; see `encoder.run_layers`."""
-        return compute_layers(stack, hidden, packed, rows)
+        """Run hidden states through layers, and return the chosen rows of the last one's output.
+
+        For one short text, preparing a call takes as long as a part of a layer, so most of it is
+        done once for all layers (see `encoder.run_layers`).
+
+        Args:
+            stack: the layers in the order of use.
+            hidden: (tokens, width) the first layer's input.
+            packed: the batch.
+            rows: (rows,) indices of the tokens to return; None for all.
+            projected: what `project` returned for the only layer, or None.
+        """
+        code, hidden = compiled(), hidden.float().contiguous()
+        tokens, boundaries = len(hidden), packed.cu_seqlens.to(torch.int32).contiguous()
+        rows = None if rows is None else rows.long().contiguous()
+        batch = BatchStruct(boundaries=boundaries.data_ptr(), sequences=len(boundaries) - 1)
+        batch.projected = None if projected is None else projected.data_ptr()
+        batch.count = tokens
+        threads = ctypes.c_int64(threads_for(tokens, ROWS_PER_THREAD))
+        for number, layer in enumerate(stack, 1):
+            if rows is not None and number == len(stack):
+                batch.rows, batch.count = rows.data_ptr(), len(rows)
+            out = hidden.new_empty(batch.count, layer.width)
+            if not batch.count:
+                return out
+            batch.hidden, batch.out = hidden.data_ptr(), out.data_ptr()
+            arguments = ctypes.byref(layer.struct), ctypes.byref(batch), threads
+            memory = workspace(code.bertkit_layer_bytes(*arguments))
+            code.bertkit_layer(*arguments, ctypes.c_void_p(memory.data_ptr()))
+            hidden = out
+        return hidden
 
     def attend(
         self, projected: Tensor, hidden: Hidden, packed: Packed, rows: TargetIndices | None
     ) -> Rows:
         """Return the layer's output, given its input and what `project` returned."""
-        return compute_layers([self], hidden, packed, rows, projected)
+        return self.run_stack([self], hidden, packed, rows, projected)
 
     def project(self, hidden: Hidden) -> Tensor:
         """Return (tokens, 3 width): the queries, keys and values of tokens."""
@@ -237,43 +270,3 @@ class NativeLayer(nn.Module):
         layer = ctypes.byref(self.struct)
         memory = workspace(compiled().bertkit_parts_bytes(layer))
         call_compiled(name, layer, *arguments, memory)
-
-
-def compute_layers(
-    layers: Sequence[NativeLayer],
-    hidden: Hidden,
-    packed: Packed,
-    rows: TargetIndices | None,
-    projected: Tensor | None = None,
-) -> Rows:
-    """Run hidden states through layers, and return the chosen rows of the last one's output.
-
-    For one short text, preparing a call takes as long as a part of a layer, so most of it is done
-    once for all layers.
-
-    Args:
-        layers: the layers in the order of use.
-        hidden: (tokens, width) the first layer's input.
-        packed: the batch.
-        rows: (rows,) indices of the tokens to return; None for all.
-        projected: what `project` returned for the only layer, or None.
-    """
-    code, hidden = compiled(), hidden.float().contiguous()
-    tokens, boundaries = len(hidden), packed.cu_seqlens.to(torch.int32).contiguous()
-    rows = None if rows is None else rows.long().contiguous()
-    batch = BatchStruct(boundaries=boundaries.data_ptr(), sequences=len(boundaries) - 1)
-    batch.projected = None if projected is None else projected.data_ptr()
-    batch.count = tokens
-    threads = ctypes.c_int64(threads_for(tokens, ROWS_PER_THREAD))
-    for number, layer in enumerate(layers, 1):
-        if rows is not None and number == len(layers):
-            batch.rows, batch.count = rows.data_ptr(), len(rows)
-        out = hidden.new_empty(batch.count, layer.width)
-        if not batch.count:
-            return out
-        batch.hidden, batch.out = hidden.data_ptr(), out.data_ptr()
-        arguments = ctypes.byref(layer.struct), ctypes.byref(batch), threads
-        memory = workspace(code.bertkit_layer_bytes(*arguments))
-        code.bertkit_layer(*arguments, ctypes.c_void_p(memory.data_ptr()))
-        hidden = out
-    return hidden

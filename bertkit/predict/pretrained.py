@@ -22,7 +22,7 @@ from bertkit.predict.embeddings import text_chunks
 from bertkit.predict.engine import check_outputs, choose_mode
 from bertkit.predict.likelihood import SentenceScore, SentenceScorer, choose_method
 from bertkit.pretraining_data.batch import pack
-from bertkit.tasks.task import prediction_tokens
+from bertkit.tasks.task import prediction_tokens, split_parts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast, choose_device
 from bertkit.training.memory import in_halves
@@ -331,17 +331,11 @@ def window_around(ids: Sequence[int], place: int, size: int) -> tuple[Sequence[i
 
 def batches(sequences: Sequence[Sequence[int]], device: torch.device) -> Iterator[list[int]]:
     """Yield the indices of neighbouring sequences that form a batch of the device's size."""
-    batch: list[int] = []
-    tokens = 0
-    for number, ids in enumerate(sequences):
-        size = max(len(ids), MIN_TOKENS)
-        if batch and tokens + size > prediction_tokens(device):
-            yield batch
-            batch, tokens = [], 0
-        batch.append(number)
-        tokens += size
-    if batch:
-        yield batch
+
+    def size(number: int) -> int:
+        return max(len(sequences[number]), MIN_TOKENS)
+
+    return split_parts(range(len(sequences)), prediction_tokens(device), size)
 
 
 def load_pretrained(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
@@ -355,28 +356,32 @@ def make_batch(
     ordered = [sequences[i] for i in order]
     ids = np.concatenate([one.ids for one in ordered])
     ids = ids.astype(np.int64) if compact is None else compact[ids]
-    segments = [np.arange(len(one.ids)) >= one.first for one in ordered]
-    packed = from_arrays(ids, np.concatenate(segments).astype(np.int64), lengths[order])
+    sizes, firsts = lengths[order], np.array([one.first for one in ordered])
+    starts = np.cumsum(sizes) - sizes
+    positions = np.arange(len(ids)) - np.repeat(starts, sizes)
+    packed = from_arrays(ids, (positions >= np.repeat(firsts, sizes)).astype(np.int64), sizes)
     if parts[0].image is not None:
         from bertkit.multimodal.model import with_images
 
         images = [part.image for part in parts for _ in part.sequences]
         packed = with_images(packed, [images[i] for i in order])
-    starts = packed.cu_seqlens[:-1].numpy().astype(np.int64)
     tensors, counts = targets(parts, place, starts[place]) if targets else ({}, {})
     return TaskBatch(packed, tensors, counts, place)
 
 
-def split_parts(parts: Iterable[Any], tokens: int) -> Iterator[list[Any]]:
+def split_parts(
+    parts: Iterable[Any], tokens: int, tokens_of: Callable[[Any], int] = attrgetter("tokens")
+) -> Iterator[list[Any]]:
     """Yield groups of consecutive parts of at most `tokens` tokens; a longer part is alone."""
     group: list[Any] = []
     size = 0
     for part in parts:
-        if group and size + part.tokens > tokens:
+        own = tokens_of(part)
+        if group and size + own > tokens:
             yield group
             group, size = [], 0
         group.append(part)
-        size += part.tokens
+        size += own
     if group:
         yield group
 

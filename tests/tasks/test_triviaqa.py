@@ -85,6 +85,14 @@ def test_documents_without_labels_are_whole(tmp_path: Path) -> None:
     assert len(found) == 3
 
 
+def test_invalid_bytes_of_a_document_are_counted(tmp_path: Path) -> None:
+    path = archive(tmp_path, RECORD)
+    (tmp_path / "evidence/wikipedia/Rhine.txt").write_bytes(b"The Rhine \xff ends.")
+    [rhine, _], counts = read(path)
+    assert rhine.context == "The Rhine \ufffd ends."
+    assert counts.skipped["invalid UTF-8 replaced, kept"] == 1
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
