@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +34,7 @@ from bertkit.console import Console
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import read_results
-from bertkit.finetuning.settings import FinetuneSettings, Grid, RunSettings, TrainingSettings
+from bertkit.finetuning.settings import FinetuneSettings, Grid, LaterSeeds, TrainingSettings
 from bertkit.predict.load import load_predictor
 from bertkit.training.device import choose_precision
 
@@ -53,17 +52,6 @@ METRICS = {
     "squad-1.1": ("exact_match", "f1"),
     "squad-2.0": ("exact_match", "f1"),
 }
-
-
-@dataclass(frozen=True)
-class LaterSeeds(Grid):
-    """A grid without its first seeds, which were run elsewhere."""
-
-    first: int = 1
-
-    def runs(self) -> list[RunSettings]:
-        """See `Grid`."""
-        return [run for run in super().runs() if run.seed >= self.first]
 
 
 def own_runs(

@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import reference
-from benchmarks.quality import LaterSeeds, Runs, Scored, with_runs
+from benchmarks.quality import Runs, Scored, with_runs
 from benchmarks.quality_data import SETTINGS as QUALITY
 from benchmarks.quality_data import Setting, dataset, grid_values
 from benchmarks.record import ROOT, data_folder, made, new_parser, start_model, write_result
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import read_json, write_json, write_text
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.settings import FinetuneSettings, TrainingSettings
+from bertkit.finetuning.settings import FinetuneSettings, LaterSeeds, TrainingSettings
 
 SETTINGS = {
     "sts-b": Setting(16, 1e-4, 1),

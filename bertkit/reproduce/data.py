@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.datasets.benchmarks import DataFiles, official_paths
+from bertkit.datasets.columns import TextColumns
 from bertkit.datasets.conll import CONLL_SITE
 from bertkit.datasets.examples import QuestionExample, TextExample
 from bertkit.datasets.glue import GLUE, PLACE, find_file
@@ -25,6 +26,7 @@ from bertkit.reproduce.paper import TaskScale
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.data import TaskData, load_dataset
 from bertkit.tasks.spec import spec_for
+from bertkit.tasks.windows import WindowLengths
 from bertkit.text.lines import TextCounts
 from bertkit.text.sentences import split_sentences
 
@@ -38,6 +40,13 @@ FOLDERS = {
     "conll-2003": ("conll2003", "conll-2003", "CoNLL-2003"),
 }
 """Data set -> the names that its folder may have; the GLUE tasks are in `glue`."""
+
+SAMPLES = {
+    "mnli": ("MNLI-10k", TextColumns(text="premise", pair="hypothesis")),
+    "qqp": ("QQP-10k", TextColumns(text="question1", pair="question2")),
+}
+"""GLUE task -> the folder of a sample, in `glue`, that is read if the official files are missing,
+and the columns of its `train.jsonl` and `dev.jsonl`. BabyLM's evaluation has such samples."""
 
 
 def find_data_folder(task: str, data: Path) -> Path:
@@ -53,6 +62,10 @@ def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> TaskDa
     max_length = min(scale.max_length, positions)
     if task == "squad-sentences":
         found = squad_sentences(data, scale, positions)
+    elif sample := find_sample(task, data):
+        lengths = WindowLengths(max_length=max_length)
+        columns = SAMPLES[task][1]
+        found = load_dataset("classification", sample, columns, lengths, positions)
     else:
         options: dict[str, Any] = {"max_length": max_length, "stride": scale.stride}
         if scale.context != "sentence":
@@ -66,8 +79,21 @@ def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> TaskDa
     return replace(found, train=some(found.train, scale.train, 0), dev=dev, test=[])
 
 
+def find_sample(task: str, data: Path) -> DataFiles | None:
+    """Return the files of a task's sample, if they exist and the official folder does not."""
+    if task not in SAMPLES:
+        return None
+    folder = find_data_folder(task, data)
+    train, dev = (folder / SAMPLES[task][0] / f"{split}.jsonl" for split in ("train", "dev"))
+    if (folder / GLUE[task].folder).exists() or not (train.is_file() and dev.is_file()):
+        return None
+    return DataFiles(train=str(train), dev=str(dev))
+
+
 def absent_files(task: str, data: Path) -> str:
     """Return why a task's data cannot be loaded, or "" if all of its files exist."""
+    if find_sample(task, data):
+        return ""
     folder = find_data_folder("squad-1.1" if task == "squad-sentences" else task, data)
     if task in GLUE:
         try:

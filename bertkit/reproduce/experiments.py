@@ -7,7 +7,7 @@ and figure 5 from appendix C.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ LAYER_ROWS = {
 
 
 class TaskRun(NamedTuple):
-    """The fine-tuning of a network on a task, with all seeds."""
+    """The fine-tuning of a network on a task."""
 
     variant: str
     """The name of the pre-trained network."""
@@ -53,6 +53,8 @@ class TaskRun(NamedTuple):
     """The number of pre-training updates after which it is taken; 0 for the finished network."""
     task: str
     head: HeadSettings = PLAIN
+    seed: int = 0
+    """The only seed that is run, if each seed has a network of its own; 0 for all seeds."""
 
     @property
     def name(self) -> str:
@@ -64,6 +66,8 @@ class TaskRun(NamedTuple):
             parts.append(self.head.head)
         if self.head.beside:
             parts.append("beside")
+        if self.seed:
+            parts.append(f"seed-{self.seed}")
         return f"{self.variant}/{'-'.join(parts)}"
 
 
@@ -73,7 +77,8 @@ class Cell(NamedTuple):
     row: str
     column: str
     """The paper's column, even if another task stands in."""
-    job: TaskRun
+    jobs: tuple[TaskRun, ...]
+    """One job with all seeds, or one for each seed; see `split_seeds`."""
     metric: str
     stands_in: bool = False
     """Whether a stand-in task replaces the task of the column."""
@@ -93,7 +98,8 @@ class Experiment:
     @property
     def jobs(self) -> list[TaskRun]:
         """The distinct fine-tuning jobs of the table."""
-        return list(dict.fromkeys(cell.job for cell in self.cells if cell.metric != PERPLEXITY))
+        tuned = [cell for cell in self.cells if cell.metric != PERPLEXITY]
+        return list(dict.fromkeys(job for cell in tuned for job in cell.jobs))
 
     @property
     def rows(self) -> list[str]:
@@ -104,6 +110,44 @@ class Experiment:
     def columns(self) -> list[str]:
         """The names of the columns, in order."""
         return list(dict.fromkeys(cell.column for cell in self.cells))
+
+
+def seed_name(variant: str, seed: int, scale: Scale) -> str:
+    """Return the name of the network of a seed: the variant's own if all seeds share one."""
+    return f"{variant}-seed-{seed}" if variant in scale.repeated else variant
+
+
+def variant_of(network: str) -> str:
+    """Return the variant that a network belongs to; see `seed_name`."""
+    return network.partition("-seed-")[0]
+
+
+def split_seeds(job: TaskRun, scale: Scale) -> tuple[TaskRun, ...]:
+    """Return a job for each seed if one of its networks is pre-trained for each, else the job."""
+    if not {job.variant, job.head.beside} & set(scale.repeated):
+        return (job,)
+
+    def with_seed(seed: int) -> TaskRun:
+        beside = seed_name(job.head.beside, seed, scale)
+        variant, head = seed_name(job.variant, seed, scale), replace(job.head, beside=beside)
+        return job._replace(variant=variant, head=head, seed=seed)
+
+    return tuple(with_seed(seed) for seed in range(1, scale.seeds + 1))
+
+
+def network_flags(
+    variants: Mapping[str, tuple[str, ...]], scale: Scale
+) -> dict[str, tuple[str, ...]]:
+    """Return the networks of the variants, of all seeds if they are repeated, with their flags."""
+    networks = {}
+    for variant, flags in variants.items():
+        if variant in scale.repeated:
+            for seed in range(1, scale.seeds + 1):
+                own = (*flags, "--training.seed", str(seed))
+                networks[seed_name(variant, seed, scale)] = own
+        else:
+            networks[variant] = flags
+    return networks
 
 
 def column_task(column: str) -> tuple[str, str]:
@@ -130,7 +174,8 @@ def table_cell(
         task, metric = stand_in, METRICS.get(stand_in, "accuracy")
     if column == "mnli-mm" and not stand_in:
         metric = f"dev-mismatched {metric}"
-    return Cell(row, column, TaskRun(variant, at, task, head), metric, bool(stand_in))
+    jobs = split_seeds(TaskRun(variant, at, task, head), scale)
+    return Cell(row, column, jobs, metric, bool(stand_in))
 
 
 def plain_table(key: str, scale: Scale) -> Experiment:
@@ -139,7 +184,7 @@ def plain_table(key: str, scale: Scale) -> Experiment:
     cells = [table_cell(key, row, column, BASE, scale) for column in paper.columns]
     f1 = {"qqp", "mrpc"} if key == "table-1" else set()
     cells = [c._replace(metric="f1") if c.column in f1 and not c.stands_in else c for c in cells]
-    return Experiment(paper, tuple(cells), {BASE: ()})
+    return Experiment(paper, tuple(cells), network_flags({BASE: ()}, scale))
 
 
 def table_5(scale: Scale) -> Experiment:
@@ -157,7 +202,7 @@ def table_5(scale: Scale) -> Experiment:
         for column in paper.columns
     ]
     variants = {BASE: (), "no-nsp": NO_NSP, "left-to-right": LEFT_TO_RIGHT}
-    return Experiment(paper, tuple(cells), variants)
+    return Experiment(paper, tuple(cells), network_flags(variants, scale))
 
 
 def table_6(scale: Scale) -> Experiment:
@@ -180,13 +225,14 @@ def table_6(scale: Scale) -> Experiment:
                 *("--model.hidden-size", str(width)),
                 *("--model.num-attention-heads", str(heads)),
             )
-        cells.append(Cell(row, PERPLEXITY, TaskRun(variant, 0, ""), PERPLEXITY))
+        jobs = split_seeds(TaskRun(variant, 0, ""), scale)
+        cells.append(Cell(row, PERPLEXITY, jobs, PERPLEXITY))
         cells += [
             table_cell("table-6", row, column, variant, scale)
             for column in paper.columns
             if column != PERPLEXITY
         ]
-    return Experiment(paper, tuple(cells), variants)
+    return Experiment(paper, tuple(cells), network_flags(variants, scale))
 
 
 def feature_head(scale: Scale, layers: str = "concat-last-four", beside: str = "") -> HeadSettings:
@@ -203,7 +249,7 @@ def table_7(scale: Scale) -> Experiment:
     elmo = feature_head(scale, beside="right-to-left")
     cells.append(table_cell("table-7", "LTR + RTL", "conll-2003", "left-to-right", scale, elmo))
     variants = {BASE: (), "left-to-right": LEFT_TO_RIGHT, "right-to-left": RIGHT_TO_LEFT}
-    return Experiment(paper_tables()["table-7"], tuple(cells), variants)
+    return Experiment(paper_tables()["table-7"], tuple(cells), network_flags(variants, scale))
 
 
 def table_8(scale: Scale) -> Experiment:
@@ -217,7 +263,7 @@ def table_8(scale: Scale) -> Experiment:
         for column in paper.columns:
             head = feature_head(scale) if column.endswith("features") else PLAIN
             cells.append(table_cell("table-8", row, column, variant, scale, head))
-    return Experiment(paper, tuple(cells), variants)
+    return Experiment(paper, tuple(cells), network_flags(variants, scale))
 
 
 def figure_5(scale: Scale) -> Experiment:
@@ -228,7 +274,7 @@ def figure_5(scale: Scale) -> Experiment:
         for step in scale.steps:
             found = table_cell("figure-5", row, "mnli-m", variant, scale, at=step)
             cells.append(found._replace(column=f"{step:,}", thousands=f"{step / 1000:g}"))
-    return Experiment(paper_tables()["figure-5"], tuple(cells), variants)
+    return Experiment(paper_tables()["figure-5"], tuple(cells), network_flags(variants, scale))
 
 
 EXPERIMENTS: dict[str, Callable[[Scale], Experiment]] = {

@@ -9,7 +9,7 @@ from bertkit.checkpoints.pretrained import model_name
 from bertkit.config import as_json
 from bertkit.files import read_json
 from bertkit.finetuning.grid import RunResult, metric_spread
-from bertkit.reproduce.experiments import BASE, PERPLEXITY, Cell, Experiment
+from bertkit.reproduce.experiments import BASE, PERPLEXITY, Cell, Experiment, variant_of
 from bertkit.reproduce.paper import Claim, PaperTable
 from bertkit.reproduce.run import Reproduction
 
@@ -24,9 +24,13 @@ def gather_results(work: Reproduction, experiments: Sequence[Experiment]) -> dic
         for experiment in experiments
         for variant, flags in experiment.variants.items()
     }
+    remarks = list(work.scale.remarks)
+    if work.scale.repeated:
+        names = ", ".join(work.scale.repeated)
+        remarks.append(f"Pre-trained once for each seed: {names}. The others: once.")
     return {
         "scale": as_json(work.scale),
-        "remarks": list(work.scale.remarks),
+        "remarks": remarks,
         "tables": [table_facts(work, experiment, networks) for experiment in experiments],
         "networks": networks,
     }
@@ -85,19 +89,22 @@ def judge_claims(
     paper: PaperTable, cells: Sequence[dict[str, Any]], networks: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Judge a table's claims by its cells and by whether the base network learned NSP."""
-    held_out = networks.get(BASE, {}).get("held_out", {})
-    learned = held_out.get("nsp_accuracy", 1.0) - held_out.get("nsp_majority", 0.0) >= LEARNED
+    own = [facts["held_out"] for name, facts in networks.items() if variant_of(name) == BASE]
+    learned = all(
+        found.get("nsp_accuracy", 1.0) - found.get("nsp_majority", 0.0) >= LEARNED for found in own
+    )
     return [claim_facts(claim, cells, pairs_learned=learned) for claim in paper.claims]
 
 
 def cell_facts(work: Reproduction, experiment: Experiment, cell: Cell) -> dict[str, Any]:
     """Return the content of a cell: what was run, and the value of each seed."""
     paper_column = cell.thousands or cell.column
-    model = work.given(cell.job.variant, cell.job.at)
+    first = cell.jobs[0]
+    model = work.given(first.variant, first.at)
     found: dict[str, Any] = {
         "row": cell.row,
         "column": cell.column,
-        "task": cell.job.task,
+        "task": first.task,
         "metric": cell.metric,
         "stands_in": cell.stands_in,
         "paper": None if cell.stands_in else experiment.paper.value(cell.row, paper_column),
@@ -108,21 +115,24 @@ def cell_facts(work: Reproduction, experiment: Experiment, cell: Cell) -> dict[s
     if cell.metric == PERPLEXITY and found["given"]:
         found |= {"missing": f"{found['given']} was pre-trained elsewhere", "complete": False}
     elif cell.metric == PERPLEXITY:
-        found["values"] = last_perplexity(work, cell.job.variant)
-        found["complete"] = bool(found["values"])
+        found["values"] = [v for job in cell.jobs for v in last_perplexity(work, job.variant)]
+        found["complete"] = len(found["values"]) == len(cell.jobs)
     else:
-        results = work.results(cell.job)
-        found["values"] = [cell_value(result, cell.metric) for result in results if result.scores]
+        results = [result for job in cell.jobs for result in work.results(job)]
+        split, _, metric = cell.metric.rpartition(" ")
+        scored = [result for result in results if result.scores]
+        kept = [result for result in scored if not split or split in result.scores]
+        found["values"] = [cell_value(result, split, metric) for result in kept]
         found["complete"] = len(results) == work.scale.seeds
-        found["degenerate"] = sum(bool(r.degenerate) for r in results if r.scores)
-        if results and not found["values"]:
-            found["missing"] = "every run diverged"
-        path = work.tuned(cell.job) / "finetune.json"
-        if path.is_file():
-            found["inputs"] = read_json(path)["inputs"]
+        found["degenerate"] = sum(bool(result.degenerate) for result in kept)
+        if results and not kept:
+            found["missing"] = f"the data has no {split}" if scored else "every run diverged"
+        paths = [work.tuned(job) / "finetune.json" for job in cell.jobs]
+        if there := [path for path in paths if path.is_file()]:
+            found["inputs"] = read_json(there[0])["inputs"]
     if not found["values"]:
         own = cell.metric == PERPLEXITY
-        reason = work.why_untrainable(cell.job.variant) if own else work.why_unrunnable(cell.job)
+        reason = work.why_untrainable(first.variant) if own else work.why_unrunnable(first)
         found["missing"] = found["missing"] or reason or "not run"
     return found | spread(found["values"])
 
@@ -135,11 +145,10 @@ def last_perplexity(work: Reproduction, variant: str) -> list[float]:
     return [round(measured[-1]["mlm_perplexity"], 4)]
 
 
-def cell_value(result: RunResult, metric: str) -> float:
-    """Return a score in percent; `metric` may be "SPLIT METRIC", else the first split is used."""
-    split, _, name = metric.rpartition(" ")
-    scores = result.scores.get(split) if split else next(iter(result.scores.values()))
-    return round(100 * (scores or {})[name], 2)
+def cell_value(result: RunResult, split: str, metric: str) -> float:
+    """Return a score in percent, on the first split if `split` is empty."""
+    scores = result.scores[split] if split else next(iter(result.scores.values()))
+    return round(100 * scores[metric], 2)
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
@@ -177,9 +186,11 @@ def claim_facts(
     if reason := withheld(claim, better, worse, pairs_learned=pairs_learned):
         return {**facts, "verdict": reason}
     difference = round(better["median"] - worse["median"], 2)
-    if better["metric"] == PERPLEXITY:  # one pre-training run each, and lower is better
-        verdict = "holds once" if difference < 0 else "reversed once"
-        return {**facts, "verdict": verdict, "difference": -difference}
+    if better["metric"] == PERPLEXITY:  # lower is better
+        difference = -difference
+        if min(better["n"], worse["n"]) == 1:
+            verdict = "holds once" if difference > 0 else "reversed once"
+            return {**facts, "verdict": verdict, "difference": difference}
     deviation = max(better["deviation"] or 0.0, worse["deviation"] or 0.0)
     verdict = "not clear" if abs(difference) <= deviation else "reversed"
     if difference > deviation:

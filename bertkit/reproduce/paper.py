@@ -127,7 +127,9 @@ class Scale:
     vocabulary_size: int
     cased: bool
     seeds: int
-    """The number of fine-tuning seeds; each network is pre-trained once."""
+    """The number of fine-tuning seeds."""
+    repeated: tuple[str, ...] = ()
+    """The networks that are pre-trained for each seed; the others are pre-trained once."""
     sizes: tuple[tuple[int, int, int], ...]
     """The network sizes of table 6: layers, width, heads."""
     steps: tuple[int, ...]
@@ -217,6 +219,7 @@ def build_scale(name: str, values: dict[str, Any]) -> Scale:
             "sizes": tuple(tuple(size) for size in values["sizes"]),
             "steps": tuple(values["steps"]),
             "remarks": tuple(values.get("remarks", ())),
+            "repeated": tuple(values.get("repeated", ())),
             "tasks": {"default": default}
             | {task: replace(default, **own) for task, own in given.items()},
             "stand_ins": values.get("stand_ins", {}),

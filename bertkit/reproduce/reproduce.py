@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertkit.console import Console, console_or_new
 from bertkit.corpus.from_text import TextOptions, store_from_text
-from bertkit.errors import BertkitError, HeldError
+from bertkit.errors import BertkitError, HeldError, nearest
 from bertkit.files import read_json, write_json, write_text
 from bertkit.reproduce.experiments import EXPERIMENTS
 from bertkit.reproduce.outcome import gather_results
-from bertkit.reproduce.paper import NO_SOURCES, Sources, find_table, read_scale
+from bertkit.reproduce.paper import NO_SOURCES, Scale, Sources, find_table, read_scale
 from bertkit.reproduce.report import as_markdown, as_page
 from bertkit.reproduce.run import (
     POLL_SECONDS,
@@ -61,6 +62,7 @@ def reproduce_tables(
     chosen = list(EXPERIMENTS) if "all" in tables else [find_table(name).key for name in tables]
     found = read_scale(scale) if scale else recorded_scale(out)
     experiments = [EXPERIMENTS[key](found) for key in chosen]
+    check_repeated(found)
     if render:
         sources = recorded_sources(out)
     elif sources.data is None:
@@ -90,6 +92,17 @@ def reproduce_tables(
         write_tables(gather_results(work, shown_tables), out)
         shown.say(f"tables: {out / 'reproduction.html'}")
     return stopped_by
+
+
+def check_repeated(scale: Scale) -> None:
+    """Refuse names of repeated networks that no table has."""
+    every = [build(replace(scale, repeated=())) for build in EXPERIMENTS.values()]
+    known = {variant for experiment in every for variant in experiment.variants}
+    for name in scale.repeated:
+        if name not in known:
+            raise BertkitError(
+                f"scale {scale.name}: repeated: no network is called '{name}'{nearest(name, known)}"
+            )
 
 
 def write_tables(outcome: dict[str, Any], out: Path) -> None:

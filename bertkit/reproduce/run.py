@@ -23,9 +23,16 @@ from bertkit.errors import BertkitError, DivergedError, HeldError
 from bertkit.files import exclusive_lock, read_json, write_json
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import RunResult, read_results
-from bertkit.finetuning.settings import FinetuneSettings, Grid
+from bertkit.finetuning.settings import FinetuneSettings, Grid, LaterSeeds
 from bertkit.reproduce.data import absent_files, load_task
-from bertkit.reproduce.experiments import BASE, PERPLEXITY, SNAPSHOTS, Experiment, TaskRun
+from bertkit.reproduce.experiments import (
+    BASE,
+    PERPLEXITY,
+    SNAPSHOTS,
+    Experiment,
+    TaskRun,
+    variant_of,
+)
 from bertkit.reproduce.paper import Scale, Sources, build_scale, read_scale
 from bertkit.tasks.data import TaskData
 from bertkit.training.journal import read_journal
@@ -59,7 +66,7 @@ class Reproduction:
 
     def given(self, variant: str, at: int = 0) -> Path | None:
         """Return the model of `--model` if it replaces this network, else None."""
-        return self.sources.model if variant == BASE and not at else None
+        return self.sources.model if variant_of(variant) == BASE and not at else None
 
     def network(self, variant: str, at: int = 0) -> Path:
         """Return the folder of a variant's model: finished, or after `at` updates if not 0."""
@@ -85,14 +92,15 @@ class Reproduction:
         return self.out / "tuned" / job.name
 
     def grid(self, job: TaskRun) -> Grid:
-        """Return the grid of a job's runs: one setting, all seeds."""
+        """Return the grid of a job's runs: one setting, all seeds or that of the job."""
         task = self.scale.task(job.task)
         rate = (task.frozen_learning_rate if job.head.frozen else 0) or task.learning_rate
-        return Grid(
+        return LaterSeeds(
             batch_size=(task.batch_size,),
             learning_rate=(rate,),
             epochs=(task.epochs,),
-            seeds=self.scale.seeds,
+            seeds=job.seed or self.scale.seeds,
+            first=job.seed or 1,
         )
 
     def results(self, job: TaskRun) -> list[RunResult]:
@@ -144,7 +152,11 @@ class Reproduction:
         possible = [job for job in jobs if not self.why_unrunnable(job)]
         needed = {job.variant for job in possible} | {job.head.beside for job in possible}
         needed |= {
-            cell.job.variant for e in experiments for cell in e.cells if cell.metric == PERPLEXITY
+            job.variant
+            for experiment in experiments
+            for cell in experiment.cells
+            for job in cell.jobs
+            if cell.metric == PERPLEXITY
         }
         steps = []
         for variant, flags in variants.items():
@@ -161,7 +173,7 @@ class Reproduction:
         """Return whether a step needs no more work: it is done, or cannot be done."""
         if step.job is None:
             return self.is_trained(step.variant, own=True) or bool(self.failure(step.name))
-        done = len(self.results(step.job)) == self.scale.seeds
+        done = len(self.results(step.job)) == len(self.grid(step.job).runs())
         return done or bool(self.why_unrunnable(step.job))
 
     def is_ready(self, step: ReproductionStep) -> bool:
@@ -188,7 +200,7 @@ class Reproduction:
             self.out / "networks" / step.variant,
             recipe_name=step.variant,
             device=self.device,
-            save_models_at=self.scale.steps if step.variant in SNAPSHOTS else (),
+            save_models_at=self.scale.steps if variant_of(step.variant) in SNAPSHOTS else (),
             console=self.console,
         )
         return stopped_by or 0

@@ -97,6 +97,13 @@ def test_first_and_last_row_and_one_network_each() -> None:
     assert (found["p"]["verdict"], found["p"]["difference"]) == ("holds once", 10.0)
     backwards = claim_facts(Claim("", "p", "first", "last"), cells)
     assert backwards["verdict"] == "reversed once"
+    repeated = [
+        cell(row, "p", values, metric="perplexity")
+        for row, values in (("s", [30.0, 31.0]), ("m", [20.0, 21.0]), ("l", [20.5, 21.5]))
+    ]
+    found = claim_facts(Claim("", "p", "m", "first"), repeated)
+    assert (found["verdict"], found["difference"]) == ("holds", 10.0)
+    assert claim_facts(Claim("", "p", "last", "m"), repeated)["verdict"] == "not clear"
 
 
 def test_a_given_model_is_not_compared_with_the_scales_own() -> None:

@@ -13,6 +13,7 @@ from bertkit.datasets.benchmarks import OFFICIAL
 from bertkit.errors import BertkitError
 from bertkit.reproduce.experiments import EXPERIMENTS, PERPLEXITY, column_task
 from bertkit.reproduce.paper import Scale, Sources, read_scale, shipped_scales
+from bertkit.reproduce.reproduce import check_repeated
 from bertkit.reproduce.run import Reproduction
 from bertkit.training.recipe import PretrainRecipe
 
@@ -31,11 +32,12 @@ def test_every_network_is_a_recipe_and_every_cell_has_a_task(scale: Scale, key: 
     assert len(seen) == len(recipes), "two networks of a table are the same"
     steps = min(recipe.phases.total_steps for recipe in recipes.values())
     for cell in experiment.cells:
-        assert cell.job.variant in recipes
-        assert cell.job.at <= steps
-        assert cell.job.head.beside in ("", *recipes)
-        known = (*OFFICIAL, "squad-sentences")
-        assert cell.metric == PERPLEXITY or cell.job.task in known, cell
+        for job in cell.jobs:
+            assert job.variant in recipes
+            assert job.at <= steps
+            assert job.head.beside in ("", *recipes)
+            known = (*OFFICIAL, "squad-sentences")
+            assert cell.metric == PERPLEXITY or job.task in known, cell
     assert len({job.name for job in experiment.jobs}) == len(experiment.jobs)
 
 
@@ -48,12 +50,38 @@ def test_networks_of_one_name_are_one_network() -> None:
                 assert found.setdefault(variant, flags) == flags
 
 
+def test_a_repeated_network_is_another_one_for_each_seed() -> None:
+    scale = replace(read_scale("tiny"), repeated=("left-to-right",), seeds=2)
+    table = EXPERIMENTS["table-7"](scale)
+    networks = {
+        name: read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(flags)).training.seed
+        for name, flags in table.variants.items()
+    }
+    assert networks == {
+        "bert": 0,
+        "left-to-right-seed-1": 1,
+        "left-to-right-seed-2": 2,
+        "right-to-left": 0,
+    }
+    work = Reproduction(Path("out"), scale, Sources(), "cpu", Console())
+    jobs = {cell.row: cell.jobs for cell in table.cells}
+    seeds = {
+        row: [(job.variant, run.seed) for job in found for run in work.grid(job).runs()]
+        for row, found in jobs.items()
+    }
+    assert seeds["Fine-tuning"] == [("bert", 1), ("bert", 2)]
+    assert seeds["LTR + RTL"] == [("left-to-right-seed-1", 1), ("left-to-right-seed-2", 2)]
+    assert {job.head.beside for job in jobs["LTR + RTL"]} == {"right-to-left"}
+    with pytest.raises(BertkitError, match="no network is called 'brt'; did you mean 'bert'"):
+        check_repeated(replace(scale, repeated=("brt",)))
+
+
 def test_table_5_is_the_papers() -> None:
     experiment = EXPERIMENTS["table-5"](read_scale("base"))
     assert experiment.rows == list(experiment.paper.rows)
     assert experiment.columns == list(experiment.paper.columns)
     assert set(experiment.variants) == {"bert", "no-nsp", "left-to-right"}
-    last = experiment.cells[-1].job
+    last = experiment.cells[-1].jobs[0]
     assert (last.task, last.head.head, last.head.frozen) == ("squad-1.1", "bilstm", False)
     recipes = {
         variant: read_recipe(PretrainRecipe, "base", list(flags))
@@ -97,7 +125,7 @@ def test_table_8_shares() -> None:
     experiment = EXPERIMENTS["table-8"](read_scale("base"))
     masking = {
         row: read_recipe(
-            PretrainRecipe, "base", list(experiment.variants[cell.job.variant])
+            PretrainRecipe, "base", list(experiment.variants[cell.jobs[0].variant])
         ).masking
         for row, cell in zip([cell.row for cell in experiment.cells], experiment.cells, strict=True)
     }

@@ -14,7 +14,7 @@ from bertkit.console import Console
 from bertkit.datasets.examples import GoldAnswer, QuestionExample, WordsExample
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import exclusive_lock
-from bertkit.reproduce.data import absent_files, sentence_pairs, some_documents
+from bertkit.reproduce.data import absent_files, load_task, sentence_pairs, some_documents
 from bertkit.reproduce.experiments import EXPERIMENTS, Experiment
 from bertkit.reproduce.paper import Scale, Sources, TaskScale, read_scale
 from bertkit.reproduce.run import Reproduction, run_experiments
@@ -83,6 +83,7 @@ def toy_scale(folder: Path) -> Path:
         f'title = "toy"\nrecipe = "two-cores"\nflags = {flags}\n'
         "vocabulary_size = 300\ncased = true\n"
         "seeds = 2\nsizes = [[1, 16, 2], [2, 16, 2]]\nsteps = [2, 4]\nunits = 8\n"
+        'repeated = ["2x16x2"]\n'
         "[tasks.default]\nlearning_rate = 1e-3\nepochs = 1\ntrain = 24\ndev = 12\n"
         '[stand_ins.figure-5]\nmnli-m = "squad-sentences"\n'
     )
@@ -137,6 +138,10 @@ def test_absent_data_is_said_and_the_rest_is_run(text: str, labelled: Path, tmp_
     by_column = {cell["column"]: cell for cell in table["cells"] if cell["row"] == "1 x 16, 2"}
     assert by_column["sst-2"]["n"] == 2
     assert by_column["perplexity"]["n"] == 1
+    repeated = {cell["column"]: cell for cell in table["cells"] if cell["row"] == "2 x 16, 2"}
+    assert (repeated["sst-2"]["n"], repeated["perplexity"]["n"]) == (2, 2)
+    assert len(set(repeated["perplexity"]["values"])) == 2, "each seed has its own network"
+    assert (out / "tuned" / "2x16x2-seed-2" / "sst-2-seed-2" / "results.json").is_file()
     assert by_column["mrpc"]["missing"] == (
         "the data folder has no MRPC; get it from https://gluebenchmark.com/tasks"
     )
@@ -284,6 +289,24 @@ def test_a_task_whose_every_seed_diverges_leaves_the_others_alone(
     [figure] = json.loads((tmp_path / "out" / "reproduction.json").read_text())["tables"]
     assert {cell["missing"] for cell in figure["cells"]} == {"every run diverged"}
     assert "| diverged |" in (tmp_path / "out" / "reproduction.md").read_text()
+
+
+def test_a_sample_is_read_where_the_official_files_are_missing(tmp_path: Path) -> None:
+    folder = tmp_path / "glue" / "MNLI-10k"
+    folder.mkdir(parents=True)
+    rows = [
+        json.dumps({"premise": f"cat {i}", "hypothesis": f"dog {i}", "label": i % 3})
+        for i in range(12)
+    ]
+    (folder / "train.jsonl").write_text("\n".join(rows))
+    assert "no MNLI" in absent_files("mnli", tmp_path), "a sample needs both files"
+    (folder / "dev.jsonl").write_text("\n".join(rows[:6]))
+    assert absent_files("mnli", tmp_path) == ""
+    found = load_task("mnli", tmp_path, TaskScale(train=5), 64)
+    assert (len(found.train), [(name, len(dev)) for name, dev in found.dev]) == (5, [("dev", 6)])
+    assert {(one.text[:3], one.pair[:3]) for one in found.train} == {("cat", "dog")}
+    (tmp_path / "glue" / "MNLI").mkdir()
+    assert "no MNLI" in absent_files("mnli", tmp_path), "the official folder is asked for first"
 
 
 def test_the_signal_that_stops_the_work_is_passed_on(tmp_path: Path, labelled: Path) -> None:
