@@ -34,8 +34,9 @@ from bertkit.console import Console
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import read_results
-from bertkit.finetuning.settings import FinetuneSettings, Grid, LaterSeeds, TrainingSettings
+from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
 from bertkit.predict.load import load_predictor
+from bertkit.reproduce.run import LaterSeeds
 from bertkit.training.device import choose_precision
 
 METRICS = {

@@ -30,7 +30,8 @@ from benchmarks.record import ROOT, data_folder, made, new_parser, start_model, 
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import read_json, write_json, write_text
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.settings import FinetuneSettings, LaterSeeds, TrainingSettings
+from bertkit.finetuning.settings import FinetuneSettings, TrainingSettings
+from bertkit.reproduce.run import LaterSeeds
 
 SETTINGS = {
     "sts-b": Setting(16, 1e-4, 1),

@@ -241,18 +241,6 @@ class Grid:
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaterSeeds(Grid):
-    """A grid without the runs of its first seeds, which are made elsewhere."""
-
-    first: int = 1
-    """The first seed that is run; the last is `seeds`."""
-
-    def runs(self) -> list[RunSettings]:
-        """Return the runs whose seed is at least `first`; see `Grid.runs`."""
-        return [run for run in super().runs() if run.seed >= self.first]
-
-
 ONE_RUN, USUAL, OWN_HEAD = Grid(), TrainingSettings(), HeadSettings()
 
 

@@ -41,7 +41,7 @@ FOLDERS = {
 }
 """Data set -> the names that its folder may have; the GLUE tasks are in `glue`."""
 
-SAMPLES = {
+GLUE_SAMPLES = {
     "mnli": ("MNLI-10k", TextColumns(text="premise", pair="hypothesis")),
     "qqp": ("QQP-10k", TextColumns(text="question1", pair="question2")),
 }
@@ -64,7 +64,7 @@ def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> TaskDa
         found = squad_sentences(data, scale, positions)
     elif sample := find_sample(task, data):
         lengths = WindowLengths(max_length=max_length)
-        columns = SAMPLES[task][1]
+        columns = GLUE_SAMPLES[task][1]
         found = load_dataset("classification", sample, columns, lengths, positions)
     else:
         options: dict[str, Any] = {"max_length": max_length, "stride": scale.stride}
@@ -81,10 +81,10 @@ def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> TaskDa
 
 def find_sample(task: str, data: Path) -> DataFiles | None:
     """Return the files of a task's sample, if they exist and the official folder does not."""
-    if task not in SAMPLES:
+    if task not in GLUE_SAMPLES:
         return None
     folder = find_data_folder(task, data)
-    train, dev = (folder / SAMPLES[task][0] / f"{split}.jsonl" for split in ("train", "dev"))
+    train, dev = (folder / GLUE_SAMPLES[task][0] / f"{split}.jsonl" for split in ("train", "dev"))
     if (folder / GLUE[task].folder).exists() or not (train.is_file() and dev.is_file()):
         return None
     return DataFiles(train=str(train), dev=str(dev))

@@ -23,7 +23,7 @@ from bertkit.errors import BertkitError, DivergedError, HeldError
 from bertkit.files import exclusive_lock, read_json, write_json
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import RunResult, read_results
-from bertkit.finetuning.settings import FinetuneSettings, Grid, LaterSeeds
+from bertkit.finetuning.settings import FinetuneSettings, Grid, RunSettings
 from bertkit.reproduce.data import absent_files, load_task
 from bertkit.reproduce.experiments import (
     BASE,
@@ -41,6 +41,18 @@ from bertkit.training.recipe import PretrainRecipe
 
 POLL_SECONDS = 5.0
 """The number of seconds between two checks of the steps that other processes hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaterSeeds(Grid):
+    """A grid without the runs of its first seeds, which are made elsewhere."""
+
+    first: int = 1
+    """The first seed that is run; the last is `seeds`."""
+
+    def runs(self) -> list[RunSettings]:
+        """Return the runs whose seed is at least `first`; see `Grid.runs`."""
+        return [run for run in super().runs() if run.seed >= self.first]
 
 
 class Reproduction:
