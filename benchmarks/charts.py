@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from bertkit.reproduce.experiments import BASE, variant_of
+
 TEXT, GRID, BAND, BERTKIT, SLOWER = "#1c1e21", "#d8dce2", "#c3c9d1", "#2563a8", "#c8501e"
 STYLE = {
     "svg.hashsalt": "bertkit",
@@ -114,6 +116,7 @@ def charts(results: Path) -> dict[str, str]:
     with mpl.rc_context(STYLE):
         drawings = {"speed.svg": speed(results), "quality.svg": quality(results)}
         drawings["growth.svg"] = growth(results)
+        drawings["reproduction.svg"] = reproduction(results)
         for name in ("pretraining", "pretraining-amx", "finetuning", "finetuning-amx"):
             drawings[f"{name}.svg"] = training(rows_of(results, name))
         for path in sorted(results.glob("inference-*.json")):
@@ -256,6 +259,37 @@ def growth(results: Path) -> str:
         axes.spines[["top", "right"]].set_visible(False)
     lines, labels = axes.get_legend_handles_labels()
     figure.legend(lines, labels, loc="outside upper center", ncols=2, frameon=False)
+    return drawn(figure)
+
+
+def reproduction(results: Path) -> str:
+    """The loss of every network of the reproduction while it trains, and figure 5 of the paper."""
+    outcome = json.loads((results / "reproduction.json").read_text(encoding="utf-8"))["outcome"]
+    figure = Figure(figsize=(WIDTH, 3.6), facecolor="white", layout="constrained")
+    losses, scores = figure.subplots(1, 2)
+    for name, facts in outcome["networks"].items():
+        one_way = name.startswith(("left-to-right", "right-to-left"))
+        color = SLOWER if one_way else BERTKIT if variant_of(name) == BASE else BAND
+        if facts["curve"]:
+            losses.plot(*zip(*facts["curve"], strict=True), color=color, linewidth=1)
+    for color, label in ((BERTKIT, BASE), (SLOWER, "one direction"), (BAND, "other networks")):
+        losses.plot([], [], color=color, label=label)
+    losses.set(xlabel="updates", ylabel="held-out loss, nats a target")
+    [found] = [table for table in outcome["tables"] if table["key"] == "figure-5"]
+    for row, color in zip(found["rows"], (BERTKIT, SLOWER), strict=True):
+        cells = [cell for cell in found["cells"] if cell["row"] == row and cell["n"]]
+        steps = [int(cell["column"].replace(",", "")) for cell in cells]
+        low, middle, high = (
+            [cell[key] for cell in cells] for key in ("lowest", "median", "highest")
+        )
+        scores.plot(steps, middle, "o-", color=color, label=row)
+        scores.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
+    task, metric = found["cells"][0]["task"], found["cells"][0]["metric"]
+    scores.set(xlabel="updates before fine-tuning", ylabel=f"{task}, {metric}, %")
+    for axes in (losses, scores):
+        axes.grid(color=GRID, linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=9)
     return drawn(figure)
 
 

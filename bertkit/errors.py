@@ -72,7 +72,7 @@ def short_repr(value: object) -> str:
 def is_ordered(given: Any) -> bool:
     """Return whether a value is a list or the like: not text, and not a DataFrame of columns."""
     unordered = isinstance(given, str | bytes | Mapping | Set) or hasattr(given, "columns")
-    return isinstance(given, Iterable) and not unordered
+    return isinstance(given, Iterable) and not unordered and getattr(given, "ndim", 1) > 0
 
 
 def checked_texts(texts: Any) -> Iterator[str]:
@@ -97,7 +97,7 @@ def refuse_twice(path: str, column: str, names: Sequence[str]) -> None:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint for a misspelt name: `; did you mean 'x'?`, or the list of known names."""
     candidates = sorted(known)
-    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name), candidates, n=1, cutoff=0.6)
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; known: {', '.join(candidates)}" if candidates else ""

@@ -113,6 +113,9 @@ def check_output_files(arguments: ArgumentCollection) -> None:
 def check_place(out: Named) -> None:
     """Raise if an output cannot be created, which a long command would else notice at its end."""
     # os.path.exists raises no error below a folder that may not be entered, unlike Path.exists
+    is_there, is_file = os.path.exists(out.path), os.path.isfile(out.path)  # noqa: PTH110, PTH113
+    if out.mark.kind == "file" and is_there and not is_file:
+        raise BertkitError(f"{out} is a device or a pipe; give the name of a file", code="write")
     above = (one for one in out.path.parents if os.path.exists(one))  # noqa: PTH110
     place = out.path if out.path.is_dir() else next(above, Path())
     if not place.is_dir():
@@ -143,13 +146,34 @@ def types_in(hint: Any) -> Iterator[Any]:
 def named(argument: Argument, mark: Read | Written) -> Iterator[Named]:
     """Yield the paths that were given for a parameter, or else its default."""
     for token in argument.tokens:
-        needed = argument.required or not argument.name.startswith("--")
-        if not token.value and (needed or Path in types_in(argument.hint)):
+        if not token.value:
             raise BertkitError(f"{argument.name} is empty; give a path", code="empty-path")
-        if token.value and "://" not in token.value and not token.value.startswith("hf:"):
-            yield Named(argument.name, Path(token.value), mark)
+        path = local_path(token.value)
+        if path is not None:
+            yield Named(argument.name, path, mark)
+        elif isinstance(mark, Written):
+            raise BertkitError(
+                f"{argument.name} {token.value} is remote; write to a local or mounted folder, "
+                "then copy",
+                code="remote",
+            )
     if not argument.tokens and isinstance(argument.field_info.default, Path):
         yield Named(argument.name, argument.field_info.default, mark)
+
+
+def local_path(given: str) -> Path | None:
+    """Return the local file that a path or an address names, or None if it is elsewhere.
+
+    Addresses such as `file:///home/me/a.txt` and `zip://inside.txt::a.zip` name local files.
+    """
+    if given.startswith("hf:"):
+        return None
+    if "://" not in given:
+        return Path(given)
+    whole = given.rpartition("::")[2]
+    for scheme in ("file://", "local://"):
+        whole = whole.removeprefix(scheme)
+    return None if "://" in whole else Path(whole)
 
 
 def follow_links(argument: Argument) -> None:

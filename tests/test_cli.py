@@ -433,6 +433,37 @@ def test_fractions_for_whole_numbers_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["finetune", "classification", "--model", "m", "--out", "o", "--learning-rate"],
+        ["finetune", "classification", "--model", "m", "--out", "o", "--class-weights"],
+        ["finetune", "classification", "--model", "m", "--out", "o", "--pair", ""],
+        ["pretrain", "--store", "s", "--out", "o", "--weights", "--workers", "0"],
+    ],
+)
+def test_a_flag_without_a_value_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when a shell variable is not set: the default would be taken without a word."""
+    run(*words, status=2)
+    assert "has no value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["vocab", "measure", "tokenizer", "text.txt", "--max-documents", "9" * 20],
+        ["learn", "text.txt", "--out", "t", "--size", "200", "--min-frequency", "9" * 20],
+    ],
+)
+def test_numbers_beyond_64_bits_are_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(*words, status=2)
+    assert "takes a number below 10^18" in capsys.readouterr().err
+
+
 def test_one_number_with_a_comma_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     run("finetune", "rte", "--model", "m", "--out", "o", "--dropout", "0,1", status=2)
     assert 'unable to convert "0,1"' in capsys.readouterr().err

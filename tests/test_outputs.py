@@ -244,6 +244,43 @@ def test_an_empty_path_is_refused(words: list[str]) -> None:
     assert refused.value.code == "empty-path"
 
 
+@pytest.mark.parametrize("address", ["file://{}", "local://{}", "zip://inside.txt::file://{}"])
+def test_an_address_of_a_local_file_is_an_input_like_its_path(address: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.zip"
+    text.write_text("river stone\n")
+    given = address.format(text)
+    for words in (
+        ["vocab", "measure", "tokenizer", given, "--json", str(text)],
+        ["predict", "model", given, "--out", str(text)],
+        ["predict", "model", f"zip://inside.csv::{text}", "--out", str(text)],
+    ):
+        with pytest.raises(BertkitError) as refused:
+            application().parse_args(words, exit_on_error=False, print_error=False)
+        assert refused.value.code == "overwrites-input"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["predict", "model", "in.csv", "--out", "s3://bucket/out.csv"],
+        ["pretrain", "--store", "store", "--out", "gs://bucket/run"],
+        ["explain", "model", "text", "--html", "hf:name/page.html"],
+        ["clean", "in.txt", "--out", "clean", "--json", "file:///tmp/report.json::s3://b/a"],
+    ],
+)
+def test_an_output_that_is_remote_is_refused(words: list[str]) -> None:
+    with pytest.raises(BertkitError) as refused:
+        application().parse_args(words, exit_on_error=False, print_error=False)
+    assert refused.value.code == "remote"
+
+
+def test_a_device_is_refused_before_the_work(tmp_path: Path) -> None:
+    words = ["clean", "in.txt", "--out", str(tmp_path / "clean"), "--json", os.devnull]
+    with pytest.raises(BertkitError) as refused:
+        application().parse_args(words, exit_on_error=False, print_error=False)
+    assert refused.value.code == "write"
+
+
 @pytest.mark.parametrize("name", ["notes.txt/out", "notes.txt/deep/out", "closed/out"])
 def test_an_output_that_cannot_be_created_is_refused_before_the_work(
     name: str, tmp_path: Path

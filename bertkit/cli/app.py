@@ -14,13 +14,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args, get_origin
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Group, UnknownOptionError
+from cyclopts import (
+    App,
+    ArgumentCollection,
+    CoercionError,
+    CycloptsError,
+    Group,
+    UnknownOptionError,
+)
 
 import bertkit
 from bertkit.cli.streams import end_by_exception, stop_looking, take_streams
 from bertkit.config import FLAGS, fill_from, find_recipe, parse
 from bertkit.errors import BertkitError, nearest
-from bertkit.outputs import check_output_files
+from bertkit.outputs import check_output_files, path_mark, types_in
 from bertkit.processes import is_alone, rank
 
 NO_DEVICE_MEMORY = (
@@ -125,8 +132,11 @@ OTHER_NAMES_OF_FLAGS = {
 """What other programs call a flag -> its name here."""
 
 
-def unknown_option(error: CycloptsError) -> str:
-    """Return the message for an unknown flag, which comes before any other error; "" if none."""
+NO_VALUE = "{} has no value; give one, or leave it out"
+
+
+def explain_usage(error: CycloptsError) -> str:
+    """Return the message for an unknown flag, which comes first, or one without a value, or ""."""
     words = error.unused_tokens or []
     if isinstance(error, UnknownOptionError):
         words = [error.token.keyword or error.token.value]
@@ -143,6 +153,8 @@ def unknown_option(error: CycloptsError) -> str:
             if name == "--seed" and close == ["--seeds"]:
                 hint = "--seeds N makes N runs, with seeds 1 to N"
             return f"there is no option {name}; {hint}"
+    if isinstance(error, CoercionError) and error.token and not error.token.value:
+        return NO_VALUE.format(error.token.keyword)
     return ""
 
 
@@ -155,15 +167,24 @@ def known_flags(command: Sequence[str]) -> set[str]:
     return {name for argument in arguments for name in argument.names} | {"--help", "--version"}
 
 
+MAX_WHOLE = 10**18
+"""The largest whole number of a flag, which still fits into 64 bits."""
+
+
 def check_values(arguments: ArgumentCollection) -> None:
     """Reject values that the library would misread.
 
-    These are lists with commas, NaN, and fractions for whole-number flags, which it would round.
+    These are flags with an empty value, which it would take for absent ones, lists with commas,
+    NaN, and fractions for whole-number flags, which it would round.
     """
     for argument in arguments:
         several = get_origin(argument.hint) in (tuple, list)
+        named = argument.name.startswith("--") and bool not in types_in(argument.hint)
+        needs_value = named and path_mark(argument) is None
         kind = get_args(argument.hint)[:1] or (argument.hint,)
         for token in argument.tokens:
+            if not token.value and needs_value:
+                raise BertkitError(NO_VALUE.format(argument.name))
             if several and kind[0] in (int, float) and "," in token.value:
                 apart = " ".join(token.value.replace(",", " ").split())
                 raise BertkitError(
@@ -176,6 +197,8 @@ def check_values(arguments: ArgumentCollection) -> None:
                 )
             if kind[0] is int and not re.fullmatch(r"[+-]?\d[\d_]*", token.value):
                 raise BertkitError(f"{argument.name} takes a whole number, not '{token.value}'")
+            if kind[0] is int and abs(int(token.value)) > MAX_WHOLE:
+                raise BertkitError(f"{argument.name} takes a number below 10^18")
 
 
 def recipe_flags(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -307,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if words[:1] == ["predict"] and not {*words[1:2]} & {*SUBCOMMANDS["predict"]}:
             words = ["/dev/stdin" if one == "-" else one for one in words]  # - is parsed as a flag
         check_command(words)
-        status = parse(application(next(iter(words), None)), words, unknown_option)
+        status = parse(application(next(iter(words), None)), words, explain_usage)
         sys.stdout.flush()
     except BertkitError as error:
         who = f"error of rank {rank()}" if rank() else "error"

@@ -17,7 +17,7 @@ from bertkit.config import SIGNS, as_json, claim_settings
 from bertkit.console import Console, console_or_new
 from bertkit.datasets.benchmarks import FILES, DataFiles
 from bertkit.datasets.readers import Columns
-from bertkit.errors import DivergedError
+from bertkit.errors import DivergedError, InputTypeError, short_repr
 from bertkit.files import exclusive_lock, from_home, write_json
 from bertkit.finetuning.best import LatestRun, is_complete, write_best
 from bertkit.finetuning.card import TunedCards
@@ -109,10 +109,13 @@ def finetune(
         The best run; its model is in `out`/model.
 
     Raises:
+        InputTypeError: the settings are of another type.
         BertkitError: the data or the model is missing or damaged, the folder has other settings,
             every run diverged, a metric is not a finite number, a tracker is not installed, or the
             disk is full.
     """
+    if not isinstance(settings, FinetuneSettings):
+        raise InputTypeError(f"settings must be FinetuneSettings, not {short_repr(settings)}")
     start = model if isinstance(model, PretrainedWeights) else read_pretrained(Path(model))
     given = {"train": train, "dev": dev, "test": test}
     files = dataclasses.replace(files, **{k: v for k, v in given.items() if v is not None})

@@ -24,7 +24,7 @@ from bertkit.datasets.readers import Columns
 from bertkit.datasets.records import Records
 from bertkit.datasets.swag import SWAG_COLUMNS, read_swag
 from bertkit.datasets.tabular import Fields, has_columns, parquet_types
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.files import BLOCK_BYTES, from_home
 from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, input_chunks
 from bertkit.predict.tables import check_ending, is_flat, is_parquet, new_rows
@@ -70,10 +70,15 @@ def predict_file(
         console: the console for progress and what was skipped; None for a new one.
 
     Raises:
+        InputTypeError: the predictor is something else, such as the path of a model.
         BertkitError: the file is missing, damaged or lacks a column, a later input has a column
-            that the predictions have taken, or `out` cannot be written.
+            that the predictions have taken, or `out` is the file itself or cannot be written.
     """
+    if not isinstance(predictor, TaskPredictor):
+        raise InputTypeError(f"give what load(MODEL) returns, not {short_repr(predictor)}")
     file, out = os.fspath(file), None if out is None else Path(out)
+    if out is not None and os.path.realpath(out) == os.path.realpath(file):
+        raise BertkitError(f"{out} is also the input; choose another path", code="overwrites-input")
     with console_or_new(console) as shown:
         counts = TextCounts()
         rows: dict[str, Fields] | None = None if out is None else {}

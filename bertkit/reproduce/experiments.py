@@ -13,13 +13,15 @@ from typing import NamedTuple
 
 from bertkit.config import read_recipe
 from bertkit.finetuning.settings import HeadSettings
-from bertkit.reproduce.paper import PaperTable, Scale, paper_tables
+from bertkit.reproduce.paper import PaperTable, Scale, Size, paper_tables
 from bertkit.training.recipe import PretrainRecipe
 
 PLAIN = HeadSettings()
 BASE = "bert"
 SNAPSHOTS = (BASE, "left-to-right")
 """Networks whose intermediate models are kept for figure 5, whichever table they are made for."""
+RESIZED = ("table-7", "table-8")
+"""The tables whose networks a scale may give a size of their own (`Scale.bases`)."""
 LEFT_TO_RIGHT = ("--objectives.token", "clm", "--objectives.pair", "none")
 RIGHT_TO_LEFT = ("--objectives.token", "clm-reversed", "--objectives.pair", "none")
 NO_NSP = ("--objectives.pair", "none")
@@ -135,6 +137,36 @@ def split_seeds(job: TaskRun, scale: Scale) -> tuple[TaskRun, ...]:
     return tuple(with_seed(seed) for seed in range(1, scale.seeds + 1))
 
 
+def size_flags(size: Size) -> tuple[str, ...]:
+    """Return the flags that give a network a size."""
+    names = ("num-hidden-layers", "hidden-size", "num-attention-heads")
+    words = ((f"--model.{name}", str(value)) for name, value in zip(names, size, strict=True))
+    return tuple(word for pair in words for word in pair)
+
+
+def size_name(size: Size) -> str:
+    """Return the name of a network that differs from the scale's by its size alone."""
+    return "x".join(map(str, size))
+
+
+def resized(variant: str, key: str, scale: Scale) -> str:
+    """Return the name that a variant has in a table; see `Scale.bases`."""
+    if key not in scale.bases:
+        return variant
+    size = size_name(scale.bases[key])
+    return size if variant == BASE else f"{variant}-{size}"
+
+
+def table_networks(
+    key: str, variants: Mapping[str, tuple[str, ...]], scale: Scale
+) -> dict[str, tuple[str, ...]]:
+    """Return the networks of a table, with the size that it has and for every seed."""
+    own = size_flags(scale.bases[key]) if key in scale.bases else ()
+    return network_flags(
+        {resized(variant, key, scale): (*flags, *own) for variant, flags in variants.items()}, scale
+    )
+
+
 def network_flags(
     variants: Mapping[str, tuple[str, ...]], scale: Scale
 ) -> dict[str, tuple[str, ...]]:
@@ -212,19 +244,15 @@ def table_6(scale: Scale) -> Experiment:
     own = read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(())).model
     own_size = (own.num_hidden_layers, own.hidden_size, own.num_attention_heads)
 
-    def parameters(size: tuple[int, int, int]) -> int:
+    def parameters(size: Size) -> int:
         return 12 * size[0] * size[1] ** 2 + scale.vocabulary_size * size[1]  # approximate
 
     for layers, width, heads in sorted(scale.sizes, key=parameters):
-        variant, row = f"{layers}x{width}x{heads}", f"{layers} x {width}, {heads}"
+        variant, row = size_name((layers, width, heads)), f"{layers} x {width}, {heads}"
         if (layers, width, heads) == own_size:
             variant, variants[BASE] = BASE, ()
         else:
-            variants[variant] = (
-                *("--model.num-hidden-layers", str(layers)),
-                *("--model.hidden-size", str(width)),
-                *("--model.num-attention-heads", str(heads)),
-            )
+            variants[variant] = size_flags((layers, width, heads))
         jobs = split_seeds(TaskRun(variant, 0, ""), scale)
         cells.append(Cell(row, PERPLEXITY, jobs, PERPLEXITY))
         cells += [
@@ -242,19 +270,24 @@ def feature_head(scale: Scale, layers: str = "concat-last-four", beside: str = "
 
 def table_7(scale: Scale) -> Experiment:
     """Return table 7: named entities with a fine-tuned and with a frozen encoder."""
-    cells = [table_cell("table-7", "Fine-tuning", "conll-2003", BASE, scale)]
+    key = "table-7"
+    base, forwards, backwards = (
+        resized(name, key, scale) for name in (BASE, "left-to-right", "right-to-left")
+    )
+    cells = [table_cell(key, "Fine-tuning", "conll-2003", base, scale)]
     for row, layers in LAYER_ROWS.items():
         head = feature_head(scale, layers)
-        cells.append(table_cell("table-7", row, "conll-2003", BASE, scale, head))
-    elmo = feature_head(scale, beside="right-to-left")
-    cells.append(table_cell("table-7", "LTR + RTL", "conll-2003", "left-to-right", scale, elmo))
+        cells.append(table_cell(key, row, "conll-2003", base, scale, head))
+    elmo = feature_head(scale, beside=backwards)
+    cells.append(table_cell(key, "LTR + RTL", "conll-2003", forwards, scale, elmo))
     variants = {BASE: (), "left-to-right": LEFT_TO_RIGHT, "right-to-left": RIGHT_TO_LEFT}
-    return Experiment(paper_tables()["table-7"], tuple(cells), network_flags(variants, scale))
+    return Experiment(paper_tables()[key], tuple(cells), table_networks(key, variants, scale))
 
 
 def table_8(scale: Scale) -> Experiment:
     """Return table 8: different shares of masked, kept and replaced targets."""
-    paper, cells, variants = paper_tables()["table-8"], [], {}
+    key = "table-8"
+    paper, cells, variants = paper_tables()[key], [], {}
     for row in paper.rows:
         mask, keep, swap = (int(part) for part in row.split("/"))
         variant = BASE if (mask, keep, swap) == (80, 10, 10) else f"mask-{mask}-{keep}-{swap}"
@@ -262,8 +295,9 @@ def table_8(scale: Scale) -> Experiment:
         variants[variant] = () if variant == BASE else tuple(shares.split())
         for column in paper.columns:
             head = feature_head(scale) if column.endswith("features") else PLAIN
-            cells.append(table_cell("table-8", row, column, variant, scale, head))
-    return Experiment(paper, tuple(cells), network_flags(variants, scale))
+            network = resized(variant, key, scale)
+            cells.append(table_cell(key, row, column, network, scale, head))
+    return Experiment(paper, tuple(cells), table_networks(key, variants, scale))
 
 
 def figure_5(scale: Scale) -> Experiment:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -18,6 +18,9 @@ from bertkit.datasets.benchmarks import OFFICIAL
 from bertkit.errors import BertkitError, nearest
 from bertkit.outputs import DATA, TEXT
 from bertkit.training.recipe import PretrainRecipe
+
+Size = tuple[int, int, int]
+"""The size of a network: layers, width, heads."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,10 @@ class Scale:
     """The number of fine-tuning seeds."""
     repeated: tuple[str, ...] = ()
     """The networks that are pre-trained for each seed; the others are pre-trained once."""
-    sizes: tuple[tuple[int, int, int], ...]
+    sizes: tuple[Size, ...]
     """The network sizes of table 6: layers, width, heads."""
+    bases: Mapping[str, Size] = field(default_factory=dict)
+    """Table -> the size of its networks, if that is not the recipe's."""
     steps: tuple[int, ...]
     """The numbers of updates after which figure 5 fine-tunes the model."""
     units: int
@@ -198,25 +203,27 @@ def build_scale(name: str, values: dict[str, Any]) -> Scale:
     """Build a scale from the parsed content of its file; a wrong field raises an error."""
     given = values.pop("tasks", {})
     default = TaskScale(**given.pop("default", {}))
-    known = {field.name for field in fields(Scale)}
+    known = {one.name for one in fields(Scale)}
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"there is no field '{unknown[0]}'{nearest(unknown[0], known)}")
-    for field in ("vocabulary_size", "seeds", "units"):
-        if type(values[field]) is not int or values[field] < 1:
-            raise ValueError(f"{field} must be a positive integer, not {values[field]!r}")
-    for field in ("sizes", "steps"):
-        if not values[field]:
-            raise ValueError(f"{field} must not be empty")
-    sizes = values["sizes"]
-    if not all(len(size) == 3 and all(type(n) is int and n > 0 for n in size) for size in sizes):
-        raise ValueError("each entry of sizes must be three numbers: layers, width, heads")
-    check_names(given, values.get("stand_ins", {}))
+    for key in ("vocabulary_size", "seeds", "units"):
+        if type(values[key]) is not int or values[key] < 1:
+            raise ValueError(f"{key} must be a positive integer, not {values[key]!r}")
+    for key in ("sizes", "steps"):
+        if not values[key]:
+            raise ValueError(f"{key} must not be empty")
+    bases = values.get("bases", {})
+    for size in (*values["sizes"], *bases.values()):
+        if len(size) != 3 or not all(type(n) is int and n > 0 for n in size):
+            raise ValueError("each size must be three numbers: layers, width, heads")
+    check_names(given, {**{key: {} for key in bases}, **values.get("stand_ins", {})})
     scale = Scale(
         **{
             **values,
             "name": name,
             "flags": tuple(values["flags"]),
             "sizes": tuple(tuple(size) for size in values["sizes"]),
+            "bases": {key: tuple(size) for key, size in bases.items()},
             "steps": tuple(values["steps"]),
             "remarks": tuple(values.get("remarks", ())),
             "repeated": tuple(values.get("repeated", ())),

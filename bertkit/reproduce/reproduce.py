@@ -12,7 +12,7 @@ from bertkit.console import Console, console_or_new
 from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.errors import BertkitError, HeldError, nearest
 from bertkit.files import read_json, write_json, write_text
-from bertkit.reproduce.experiments import EXPERIMENTS
+from bertkit.reproduce.experiments import EXPERIMENTS, RESIZED
 from bertkit.reproduce.outcome import gather_results
 from bertkit.reproduce.paper import NO_SOURCES, Scale, Sources, find_table, read_scale
 from bertkit.reproduce.report import as_markdown, as_page
@@ -95,9 +95,11 @@ def reproduce_tables(
 
 
 def check_repeated(scale: Scale) -> None:
-    """Refuse names of repeated networks that no table has."""
+    """Refuse names of repeated networks that no table has, and sizes of tables that ignore them."""
     every = [build(replace(scale, repeated=())) for build in EXPERIMENTS.values()]
     known = {variant for experiment in every for variant in experiment.variants}
+    for key in scale.bases.keys() - RESIZED:
+        raise BertkitError(f"scale {scale.name}: bases: {key} has no base of its own")
     for name in scale.repeated:
         if name not in known:
             raise BertkitError(

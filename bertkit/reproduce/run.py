@@ -31,6 +31,7 @@ from bertkit.reproduce.experiments import (
     SNAPSHOTS,
     Experiment,
     TaskRun,
+    size_name,
     variant_of,
 )
 from bertkit.reproduce.paper import Scale, Sources, build_scale, read_scale
@@ -78,7 +79,8 @@ class Reproduction:
 
     def given(self, variant: str, at: int = 0) -> Path | None:
         """Return the model of `--model` if it replaces this network, else None."""
-        return self.sources.model if variant_of(variant) == BASE and not at else None
+        bases = {BASE, *map(size_name, self.scale.bases.values())}
+        return self.sources.model if variant_of(variant) in bases and not at else None
 
     def network(self, variant: str, at: int = 0) -> Path:
         """Return the folder of a variant's model: finished, or after `at` updates if not 0."""

@@ -62,7 +62,7 @@ def serving_app(
     """
     if wrong := [model for model in models if not isinstance(model, str | Path)]:
         raise InputTypeError(f"give each model as a path or a name, not {short_repr(wrong[0])}")
-    if isinstance(hosts, str):
+    if isinstance(hosts, str) or not isinstance(hosts, Collection):
         raise InputTypeError(f"hosts must be a list of names, not {hosts!r}; put it in brackets")
     check_token(token)
     metrics, given = Metrics(), [str(model) for model in models]

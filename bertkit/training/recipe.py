@@ -144,8 +144,7 @@ class Objectives:
             value = getattr(self, name)
             if value not in known:
                 raise BertkitError(
-                    f"objectives.{name} cannot be {value!r}{nearest(str(value), known)}; it is "
-                    f"one of {', '.join(known)}"
+                    f"objectives.{name} cannot be {value!r}{nearest(str(value), known)}"
                 )
         if self.token == "rtd" and self.has_pairs:
             raise BertkitError(

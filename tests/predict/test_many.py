@@ -12,7 +12,7 @@ import pytest
 
 from bertkit import load, to_frame
 from bertkit.datasets.examples import TextExample
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, InputTypeError
 from bertkit.predict.evaluate import evaluate
 from bertkit.predict.files import predict_file
 from bertkit.predict.load import load_predictor
@@ -167,6 +167,18 @@ def test_files_are_predicted_and_scored_from_python(models: Path, tmp_path: Path
     assert scored.scores["accuracy"] == sum(right) / 2
     with pytest.raises(BertkitError, match="classification does not accept --words"):
         predict_file(predictor, str(file), columns={"words": "said"}, out=out)
+
+
+def test_a_file_is_not_replaced_by_its_predictions(models: Path, tmp_path: Path) -> None:
+    file = tmp_path / "in.csv"
+    file.write_text("text\nriver stone\n")
+    predictor = load_predictor([models / "classify"], device="cpu", precision="fp32")
+    with pytest.raises(BertkitError) as refused:
+        predict_file(predictor, file, out=tmp_path / "." / "in.csv")
+    assert refused.value.code == "overwrites-input"
+    assert file.read_text() == "text\nriver stone\n"
+    with pytest.raises(InputTypeError, match="give what load"):
+        predict_file(str(models / "classify"), file)  # type: ignore[arg-type]
 
 
 def test_a_file_of_squad_is_predicted(models: Path, tmp_path: Path) -> None:

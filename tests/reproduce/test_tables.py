@@ -11,6 +11,7 @@ from bertkit.config import read_recipe
 from bertkit.console import Console
 from bertkit.datasets.benchmarks import OFFICIAL
 from bertkit.errors import BertkitError
+from bertkit.model.features import check_layers
 from bertkit.reproduce.experiments import EXPERIMENTS, PERPLEXITY, column_task
 from bertkit.reproduce.paper import Scale, Sources, read_scale, shipped_scales
 from bertkit.reproduce.reproduce import check_repeated
@@ -38,6 +39,8 @@ def test_every_network_is_a_recipe_and_every_cell_has_a_task(scale: Scale, key: 
             assert job.head.beside in ("", *recipes)
             known = (*OFFICIAL, "squad-sentences")
             assert cell.metric == PERPLEXITY or job.task in known, cell
+            if job.head.frozen:
+                check_layers(job.head.layers, recipes[job.variant].config(100))
     assert len({job.name for job in experiment.jobs}) == len(experiment.jobs)
 
 
@@ -48,6 +51,25 @@ def test_networks_of_one_name_are_one_network() -> None:
         for build in EXPERIMENTS.values():
             for variant, flags in build(scale).variants.items():
                 assert found.setdefault(variant, flags) == flags
+
+
+def test_a_table_may_have_networks_of_another_size() -> None:
+    scale = replace(read_scale("tiny"), bases={"table-7": (2, 32, 4)}, sizes=((2, 32, 4),))
+    table = EXPERIMENTS["table-7"](scale)
+    sizes = {
+        name: read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(flags)).model
+        for name, flags in table.variants.items()
+    }
+    names = ["2x32x4", "left-to-right-2x32x4", "right-to-left-2x32x4"]
+    assert list(sizes) == names
+    assert {(one.num_hidden_layers, one.hidden_size) for one in sizes.values()} == {(2, 32)}
+    assert [job.variant for job in table.jobs][-2:] == names[:2]
+    assert table.jobs[-1].head.beside == names[2]
+    assert EXPERIMENTS["table-6"](scale).variants[names[0]] == table.variants[names[0]]
+    given = Reproduction(Path("out"), scale, Sources(model=Path("own")), "cpu", Console())
+    assert given.network(names[0]) == Path("own")
+    with pytest.raises(BertkitError, match="table-5 has no base of its own"):
+        check_repeated(replace(scale, bases={"table-5": (2, 32, 4)}))
 
 
 def test_a_repeated_network_is_another_one_for_each_seed() -> None:
@@ -163,9 +185,11 @@ def test_scales_of_ones_own(tmp_path: Path) -> None:
     whole = Path("bertkit/reproduce/tiny.toml").read_text()
     for before, after, message in (
         ("seeds = 2", 'seeds = "2"', "seeds must be a positive integer, not '2'"),
-        ("[[4, 32, 2], [4, 64, 2]]", "[[4, 32]]", "sizes must be three numbers"),
+        ("[[4, 32, 2], [4, 64, 2]]", "[[4, 32]]", "each size must be three numbers"),
         ("steps = [50, 150]", "steps = [50, 151]", "updates up to the recipe's 150"),
         ("steps = [50, 150]", "steps = []", "steps must not be empty"),
+        ("[tasks.default]", "[bases]\ntable-7 = [4, 32]\n[tasks.default]", "three numbers"),
+        ("[tasks.default]", "[bases]\ntabel-7 = [4, 32, 2]\n[tasks.default]", "not a table"),
         ("[tasks.default]", "[tasks]\ndefault = 3\n[other]", "scale .*mine.toml: "),
         ("[tasks.default]", "[tasks.sst2]\n[tasks.default]", "'sst2' is not a task.*'sst-2'"),
         ("[stand_ins.table-5]", "[stand_ins.tabel-5]", "'tabel-5' is not a table.*'table-5'"),

@@ -21,7 +21,7 @@ from bertkit import FinetuneSettings, Grid, TrainingSettings, finetune, load
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.cli.app import main
 from bertkit.datasets.examples import TextExample, WordsExample
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, InputTypeError
 from bertkit.finetuning.run import class_weights, train_task
 from bertkit.finetuning.settings import RunSettings
 from bertkit.tasks.classification import Classification, MultiLabelClassification
@@ -65,6 +65,11 @@ def outcome(out: Path) -> dict[str, bytes]:
 
 def kinds(records: list[Record]) -> list[tuple[str, int]]:
     return [(record["kind"], record["step"]) for record in records]
+
+
+def test_settings_of_another_type_are_refused(pretrained: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputTypeError, match="settings must be FinetuneSettings"):
+        finetune("classification", pretrained, tmp_path, train=ROWS, settings={"seeds": 2})  # type: ignore[arg-type]
 
 
 def test_every_record_of_a_run_is_passed_on(pretrained: Path, tmp_path: Path) -> None:

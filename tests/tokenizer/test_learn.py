@@ -15,6 +15,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -169,6 +170,7 @@ def test_only_lists_of_texts_are_read() -> None:
     other = Tokenizer.from_vocabulary(tokenizer.vocabulary, lowercase=True, compat="hf")
     table = pd.DataFrame({"text": ["a", "a a", None]})
     wrong: list[Any] = [table.text, table, table.to_dict("records"), {"text": "a"}, ["a", math.nan]]
+    wrong.append(np.array("a"))
     for texts in wrong:
         with pytest.raises(InputTypeError):
             learn_vocabulary(texts, 10)
