@@ -162,18 +162,10 @@ def named(argument: Argument, mark: Read | Written) -> Iterator[Named]:
 
 
 def local_path(given: str) -> Path | None:
-    """Return the local file that a path or an address names, or None if it is elsewhere.
-
-    Addresses such as `file:///home/me/a.txt` and `zip://inside.txt::a.zip` name local files.
-    """
-    if given.startswith("hf:"):
-        return None
-    if "://" not in given:
-        return Path(given)
-    whole = given.rpartition("::")[2]
-    for scheme in ("file://", "local://"):
-        whole = whole.removeprefix(scheme)
-    return None if "://" in whole else Path(whole)
+    """Return the local file of a path or an address (`zip://inside.txt::a.zip`), or None."""
+    whole = given.rpartition("::")[2] if "://" in given else given
+    whole = whole.removeprefix("file://").removeprefix("local://")
+    return None if "://" in whole or given.startswith("hf:") else Path(whole)
 
 
 def follow_links(argument: Argument) -> None:

@@ -29,7 +29,7 @@ from bertkit.corpus.store import TokenStore
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 if TYPE_CHECKING:
-    from bertkit.model.encoder import ModelConfig
+    from bertkit.model.encoder import Encoder, ModelConfig
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +157,14 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
         return path
 
     return make
+
+
+def load_encoder(directory: Path) -> Encoder:
+    """Load the encoder and pooler of a BERT directory; raise if it lacks one of their weights."""
+    from bertkit.checkpoints.huggingface import load_model, require_all_weights
+    from bertkit.model.encoder import Encoder
+
+    return require_all_weights(load_model(directory, Encoder), directory)
 
 
 def run(*words: object, status: int = 0) -> None:

@@ -119,7 +119,7 @@ def test_imports_stay_light(module: str, heavy: list[str]) -> None:
     ("module", "most_files", "most_lines"),
     [
         ("bertkit.training.pretrain", 33, 7_240),
-        ("bertkit.finetuning.finetune", 80, 16_810),
+        ("bertkit.finetuning.finetune", 80, 16_820),
         ("bertkit.predict.load", 67, 13_890),
     ],
 )
@@ -154,4 +154,4 @@ def test_the_package_does_not_grow() -> None:
     names = Counter(name for path in SOURCES for name in public_names(path))
     assert {name for name, count in names.items() if count > 1} == set()
     assert len(SOURCES) <= 236
-    assert sum(len(path.read_text().splitlines()) for path in SOURCES) <= 48_750
+    assert sum(len(path.read_text().splitlines()) for path in SOURCES) <= 48_920

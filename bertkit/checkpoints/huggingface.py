@@ -35,7 +35,7 @@ from bertkit.checkpoints.families import (
 from bertkit.checkpoints.weights import load_state, shown_names, weight_files
 from bertkit.errors import BertkitError
 from bertkit.files import read_object
-from bertkit.model.encoder import Encoder, ModelConfig, skip_weight_init
+from bertkit.model.encoder import ModelConfig, skip_weight_init
 from bertkit.model.heads import PretrainingModel
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -61,15 +61,6 @@ class LoadResult(Generic[Model]):
     """Parameters of heads or the pooler that the file lacks; they are randomly initialised."""
     unexpected_keys: list[str]
     """Tensors in the file that belong to other heads."""
-
-
-def load_encoder(directory: Path) -> Encoder:
-    """Load the encoder and pooler of any BERT directory, without heads and in evaluation mode.
-
-    Raises:
-        BertkitError: the directory or a file is missing or damaged, or is not a BERT with a pooler.
-    """
-    return require_all_weights(load_model(directory, Encoder), directory)
 
 
 def load_pretraining_model(directory: Path) -> PretrainingModel:

@@ -84,8 +84,7 @@ def _store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenS
     if not any((out / name).exists() for name in ("tokenizer", "store")):
         (out / "corpus.json").unlink(missing_ok=True)  # left by flags that failed
     # a tokenizer is compared by its content, as the folder of a model on the hub may change
-    earlier = {"learned": flags["learned"]}  # which earlier versions did not record
-    claim_settings(out / "corpus.json", flags, "a corpus", ignored=("tokenizer",), defaults=earlier)
+    claim_settings(out / "corpus.json", flags, "a corpus", ignored=("tokenizer",))
     if corpus.tokenizer is not None:
         tokenizer = Tokenizer.load(corpus.tokenizer)
     elif all((out / made).is_file() for made in BEGUN):

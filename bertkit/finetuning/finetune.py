@@ -257,11 +257,11 @@ class FinetuningRun:
             ignored = ["files", "start", "beside"]
             if not self.settings.training.early_stopping:
                 ignored.append("tuning.eval_every")  # which changes only what is printed
-            others = ("recipe.json", *SIGNS)
-            path, shared = self.out / "finetune.json", self.shared()
-            older = {"tuning": as_json(USUAL), "metric": self.task.metric, "metrics": []}
             claim_settings(
-                path, shared, "a fine-tuning", ignored=ignored, foreign=others, defaults=older
+                *(self.out / "finetune.json", self.shared(), "a fine-tuning"),
+                ignored=ignored,
+                foreign=("recipe.json", *SIGNS),
+                defaults={"tuning": as_json(USUAL)},
             )
             for line in keep_environment(self.out):
                 self.console.say(f"different from when this folder was created: {line}")

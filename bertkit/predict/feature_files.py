@@ -28,8 +28,6 @@ from bertkit.files import (
     BLOCK_BYTES,
     disk_errors,
     escaped,
-    map_array,
-    read_json,
     require_utf8,
     sha256_file,
     write_atomic,
@@ -185,8 +183,10 @@ def write_npy(
 ) -> None:
     """Write an array and its index. The header is written twice, at last with the number of rows.
 
-    The index holds the array's checksum. The old index is removed before the array is replaced, and
-    the new one is written last, so `read_npy` notices if the process was killed in between.
+    The index holds the details, the array's checksum, "boundaries" (the first row of each text,
+    then the number of rows) and, unless pooled, the "tokens" and "offsets" of each text. The old
+    index is removed before the array is replaced, and the new one is written last, so there is no
+    index, or an older array's, if the process was killed in between.
     """
     index = path.with_name(f"{path.name}.json")
     names = TOKEN_FIELDS if first.tokens else ()
@@ -224,24 +224,6 @@ def write_feature_index(
             file.write(f', "{name}": '.encode())
             items.copy_to(file)
         file.write(b"}\n")
-
-
-def read_npy(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
-    """Return the memory-mapped vectors of a file, (rows, width), and its index.
-
-    The index holds the details, "boundaries" (the first row of each text, then the number of rows)
-    and, unless pooled, the "tokens" and "offsets" of each text.
-
-    Raises:
-        BertkitError: a file is missing or damaged, or the two were not written together.
-    """
-    index = read_json(path.with_name(f"{path.name}.json"))
-    recorded = index.get("sha256") if isinstance(index, dict) else None
-    if not path.is_file() or sha256_file(path) != recorded:
-        raise BertkitError(
-            f"{path} is not the array that {path.name}.json was written for; write both again"
-        )
-    return map_array(path), index
 
 
 def npy_header(rows: int, width: int, kind: np.dtype[Any]) -> bytes:

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from bertkit.checkpoints.huggingface import (
     load_config,
-    load_encoder,
     load_model,
     load_pretraining_model,
     load_state,
@@ -25,7 +24,7 @@ from bertkit.model.encoder import Encoder, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
-from tests.conftest import Bomb
+from tests.conftest import Bomb, load_encoder
 
 
 class FakeTokenizer:

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bertkit.model.encoder as encoder_module
-from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.errors import BertkitError
 from bertkit.explain.trace import check_batch
 from bertkit.model import cpu
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.pretraining_data.batch import Packed, pack
-from tests.conftest import tiny_config
+from tests.conftest import load_encoder, tiny_config
 
 TINY = tiny_config(30, hidden_size=8, intermediate_size=16, max_position_embeddings=16)
 

@@ -15,7 +15,7 @@ from bertkit.checkpoints.extend import (
     extend_tokenizer,
     write_extended,
 )
-from bertkit.checkpoints.huggingface import load_encoder, load_model, load_pretraining_model
+from bertkit.checkpoints.huggingface import load_model, load_pretraining_model
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.cli.app import application as cli
@@ -31,6 +31,7 @@ from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.text.documents import TextCounts
 from bertkit.tokenizer.train import choose_domain_words
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+from tests.conftest import load_encoder
 
 PIECES = [
     *SPECIAL_TOKENS, "[unused0]", "[unused1]", "[unused2]", "the", "cell", "mito", "##cho",

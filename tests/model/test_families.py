@@ -20,7 +20,6 @@ from bertkit.checkpoints.families import (
 )
 from bertkit.checkpoints.huggingface import (
     load_config,
-    load_encoder,
     load_model,
     load_pretraining_model,
 )
@@ -35,7 +34,7 @@ from bertkit.model.inference import prepare_encoder
 from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
 from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import need_precision
+from tests.conftest import load_encoder, need_precision
 
 transformers = pytest.importorskip("transformers")
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.errors import BertkitError
 from bertkit.model import inference
 from bertkit.model.encoder import Encoder, Layer, ModelConfig
@@ -23,7 +22,7 @@ from bertkit.model.inference import (
     quantize,
 )
 from bertkit.pretraining_data.batch import pack
-from tests.conftest import need_precision
+from tests.conftest import load_encoder, need_precision
 from tests.model.test_encoder import spread
 
 VNNI = torch.cpu.get_capabilities().get("avx512_vnni", False)

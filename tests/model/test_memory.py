@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import ModelConfig
@@ -24,6 +23,7 @@ from bertkit.predict.load import load
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import load_encoder
 
 TEXT = "river stone"
 
@@ -127,6 +127,7 @@ import sys
 from pathlib import Path
 
 from bertkit.predict.load import load
+from tests.conftest import load_encoder
 
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()

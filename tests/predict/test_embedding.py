@@ -12,20 +12,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.checkpoints.save import save_model
 from bertkit.cli.predict import embed_command, similar_command
 from bertkit.errors import BertkitError
+from bertkit.files import read_json
 from bertkit.model.encoder import Encoder
 from bertkit.model.inference import possible_modes
 from bertkit.model.pooling import TextPooling, read_pooling, write_pooling
 from bertkit.predict import embeddings as embedding
 from bertkit.predict import engine
 from bertkit.predict.embeddings import Embedder, load_embedder, nearest_texts
-from bertkit.predict.feature_files import read_npy
 from bertkit.predict.features import Extraction, extract
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import tiny_config
+from tests.conftest import load_encoder, tiny_config
 
 TEXTS = ["River stone, meadow.", "", "walking slowly", "copper thread market " * 9, "lantern"]
 LONG = TEXTS[3]
@@ -222,7 +221,7 @@ def test_a_file_of_vectors(
     (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n")
     out = tmp_path / "v.npy"
     embed_command(directory, str(tmp_path / "texts.txt"), out=out, device="cpu", precision="fp32")
-    rows, index = read_npy(out)
+    rows, index = np.load(out), read_json(out.with_name("v.npy.json"))
     np.testing.assert_allclose(rows, load(directory, normalize=True).encode(TEXTS), atol=1e-6)
     assert (index["pooling"], index["normalize"], index["precision"]) == ("mean", True, "fp32")
     assert "5 vectors of 32 numbers, 1 in several windows, 0 cut" in capsys.readouterr().err

@@ -14,7 +14,6 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
-from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.cli.app import main
 from bertkit.errors import NOT_FINITE, BertkitError
 from bertkit.model.encoder import Encoder
@@ -23,7 +22,7 @@ from bertkit.predict.features import Extraction, extract
 from bertkit.predict.text_vectors import read_lines
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import run, tiny_config
+from tests.conftest import load_encoder, run, tiny_config
 
 Write = Callable[[str, str], Path]
 TEXTS = ["River stone, meadow.", "", "walking zebra", "x" * 30, "lantern\t\u200b"]
