@@ -14,6 +14,8 @@ from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
 from bertkit.serve.limits import DEFAULT_LIMITS, Limits, check_token
 
+MAX_TOKEN = 65_536
+"""The number of bytes that are read of a file with a token."""
 TOKEN_VARIABLE = "BERTKIT_TOKEN"  # noqa: S105 - a variable's name
 
 
@@ -106,7 +108,8 @@ def read_token(file: Path | None) -> str:
         raise BertkitError(f"{TOKEN_VARIABLE} is set but blank; set it to the token, or unset it")
     if file is not None:
         try:
-            token = file.read_text(encoding="utf-8").strip()
+            with file.open("rb") as opened:  # a pipe is fine, an endless device is not read whole
+                token = opened.read(MAX_TOKEN).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise BertkitError(f"--token-file {file} cannot be read: {error}") from error
         if not token:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin, get_type_hints
 
-from bertkit.config import read_recipe
+from bertkit.config import TYPE_NAMES, matches_type, read_recipe
 from bertkit.datasets.benchmarks import OFFICIAL
 from bertkit.errors import BertkitError, nearest
+from bertkit.finetuning.settings import Grid
 from bertkit.outputs import DATA, TEXT
 from bertkit.training.recipe import PretrainRecipe
 
@@ -117,6 +118,20 @@ class TaskScale:
     context: str = "sentence"
     """The context of a word in tagging: sentence or document."""
 
+    def __post_init__(self) -> None:
+        """Check that every value is possible.
+
+        Raises:
+            ValueError, BertkitError: a value is not; the message names the field.
+        """
+        rates, epochs = (self.learning_rate,), (self.epochs,)
+        Grid(batch_size=(self.batch_size,), learning_rate=rates, epochs=epochs)
+        for name in ("frozen_learning_rate", "train", "dev", "max_length", "stride"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if self.context not in ("sentence", "document"):
+            raise ValueError(f"context must be sentence or document, not '{self.context}'")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
@@ -174,14 +189,15 @@ def read_scale(name: str) -> Scale:
         path = Path(name)
         if not path.is_file():
             raise BertkitError(f"{path} does not exist; give the name of a scale or its .toml file")
-        text = path.read_text(encoding="utf-8")
     elif name in shipped_scales():
-        text = resources.files("bertkit.reproduce").joinpath(f"{name}.toml").read_text()
+        path = Path(str(resources.files("bertkit.reproduce"))) / f"{name}.toml"
     else:
         raise BertkitError(f"no scale is called '{name}'{nearest(name, shipped_scales())}")
     try:
-        return build_scale(Path(name).stem, tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, AttributeError, TypeError, KeyError, ValueError) as error:
+        return build_scale(Path(name).stem, tomllib.loads(path.read_text(encoding="utf-8")))
+    except KeyError as error:
+        raise BertkitError(f"scale {name}: the field {error} is missing") from None
+    except (RecursionError, AttributeError, TypeError, ValueError) as error:
         raise BertkitError(f"scale {name}: {error}; see a shipped scale for the fields") from None
 
 
@@ -199,15 +215,27 @@ def check_names(tasks: Mapping[str, Any], stand_ins: Mapping[str, Mapping[str, s
             raise ValueError(f"'{name}' is not {what}{nearest(name, choice)}")
 
 
+def check_types(kind: type, values: Mapping[str, Any], prefix: str) -> None:
+    """Refuse values of a scale's file whose type is not that of their field."""
+    for name, hint in get_type_hints(kind).items():
+        plain = get_origin(hint) in (None, tuple)  # the others are objects, checked by themselves
+        if name in values and plain and not matches_type(values[name], hint):
+            wanted = TYPE_NAMES[get_origin(hint) or hint]
+            raise ValueError(f"{prefix}{name} must be {wanted}, not {values[name]!r}")
+
+
 def build_scale(name: str, values: dict[str, Any]) -> Scale:
     """Build a scale from the parsed content of its file; a wrong field raises an error."""
     given = values.pop("tasks", {})
+    check_types(Scale, values, "")
+    for task, own in given.items():
+        check_types(TaskScale, own, f"tasks.{task}.")
     default = TaskScale(**given.pop("default", {}))
     known = {one.name for one in fields(Scale)}
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"there is no field '{unknown[0]}'{nearest(unknown[0], known)}")
     for key in ("vocabulary_size", "seeds", "units"):
-        if type(values[key]) is not int or values[key] < 1:
+        if values[key] < 1:
             raise ValueError(f"{key} must be a positive integer, not {values[key]!r}")
     for key in ("sizes", "steps"):
         if not values[key]:

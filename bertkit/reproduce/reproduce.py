@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.config import read_recipe
 from bertkit.console import Console, console_or_new
 from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.errors import BertkitError, HeldError, nearest
@@ -23,6 +25,8 @@ from bertkit.reproduce.run import (
     recorded_scale,
     run_experiments,
 )
+from bertkit.training.device import choose_device
+from bertkit.training.recipe import PretrainRecipe
 
 
 def reproduce_tables(
@@ -62,13 +66,17 @@ def reproduce_tables(
     chosen = list(EXPERIMENTS) if "all" in tables else [find_table(name).key for name in tables]
     found = read_scale(scale) if scale else recorded_scale(out)
     experiments = [EXPERIMENTS[key](found) for key in chosen]
-    check_repeated(found)
+    check_networks(found)
     if render:
         sources = recorded_sources(out)
     elif sources.data is None:
         raise BertkitError("there is no labelled data to fine-tune on; give --data FOLDER")
     elif not sources.data.is_dir():
         raise BertkitError(f"there is no folder {sources.data} to fine-tune on; correct --data")
+    if not render:
+        choose_device(device)  # fails before text is prepared
+        if sources.model is not None:
+            read_pretrained(sources.model)
     with console_or_new(console) as shown:
         work = Reproduction(out, found, sources, device, shown)
         stopped_by = 0
@@ -94,10 +102,14 @@ def reproduce_tables(
     return stopped_by
 
 
-def check_repeated(scale: Scale) -> None:
-    """Refuse names of repeated networks that no table has, and sizes of tables that ignore them."""
+def check_networks(scale: Scale) -> None:
+    """Refuse networks that are impossible, and names of networks or tables that have no effect."""
     every = [build(replace(scale, repeated=())) for build in EXPERIMENTS.values()]
-    known = {variant for experiment in every for variant in experiment.variants}
+    known = {
+        variant: read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(flags))
+        for experiment in every
+        for variant, flags in experiment.variants.items()
+    }
     for key in scale.bases.keys() - RESIZED:
         raise BertkitError(f"scale {scale.name}: bases: {key} has no base of its own")
     for name in scale.repeated:

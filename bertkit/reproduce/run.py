@@ -71,7 +71,8 @@ class Reproduction:
         """Record the settings in the folder, or check that they are the recorded ones."""
         settings = {"scale": as_json(self.scale), "sources": as_json(self.sources)}
         path = self.out / "reproduce.json"
-        made = any((self.out / name).exists() for name in ("text", "networks", "tuned"))
+        parts = [self.out / name for name in ("text", "networks", "tuned")]
+        made = [one for part in parts for one in part.glob("*") if one.name != ".lock"]
         if not made:  # settings with which nothing was made do not bind
             path.unlink(missing_ok=True)
         same = path.is_file() and recorded_scale(self.out) == self.scale  # it may lack new fields

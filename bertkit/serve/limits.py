@@ -22,6 +22,8 @@ CHARACTERS_OF_TOKEN = 6
 """An upper bound on characters per token in running text. A text's length divided by it gives the
 fewest tokens that the text can have, before it is tokenized."""
 
+MAX_WAIT = 1e6
+"""The largest value of a limit on time, in the unit of that limit."""
 BYTES_OF_NUMBER = 8
 """The bytes that a number and its comma take in a response; most numbers take more."""
 
@@ -95,6 +97,9 @@ class Limits:
                 raise BertkitError(
                     f"--{name.replace('_', '-')} must be 0 or more, got {getattr(self, name)}"
                 )
+        for name in ("max_delay", "grace", "deadline"):
+            if getattr(self, name) > MAX_WAIT:
+                raise BertkitError(f"--{name.replace('_', '-')} must be at most {MAX_WAIT:,.0f}")
 
     @property
     def max_unread(self) -> int:

@@ -178,8 +178,13 @@ def handle_hangup(handler: Callable[[int, FrameType | None], None]) -> Iterator[
         signal.signal(number, before)
 
 
+MAX_PORT = 65_535
+
+
 def open_socket(host: str, port: int) -> socket.socket:
     """Return a listening socket, so that the address stays reserved while models are loaded."""
+    if not 0 <= port <= MAX_PORT:
+        raise BertkitError(f"--port must be from 0 to {MAX_PORT:,}, got {port}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -193,7 +198,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         except BaseException:
             found.close()
             raise
-    except (OSError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise BertkitError(
             f"cannot listen at {host}:{port}: {reason}; choose another --host or --port"

@@ -78,7 +78,11 @@ def missing_package(url: str, error: ImportError) -> BertkitError:
 @contextmanager
 def open_url(url: str) -> Iterator[BinaryIO]:
     """Open a file behind a URL for reading."""
-    with fsspec.open(url, "rb", **time_limits(url)) as file:
+    try:
+        opened = fsspec.open(url, "rb", **time_limits(url))
+    except ImportError as error:
+        raise missing_package(url, error) from error
+    with opened as file:
         yield cast("BinaryIO", io.BufferedReader(RemoteStream(file), COMPRESSED_BYTES))
 
 

@@ -14,7 +14,7 @@ from bertkit.errors import BertkitError
 from bertkit.model.features import check_layers
 from bertkit.reproduce.experiments import EXPERIMENTS, PERPLEXITY, column_task
 from bertkit.reproduce.paper import Scale, Sources, read_scale, shipped_scales
-from bertkit.reproduce.reproduce import check_repeated
+from bertkit.reproduce.reproduce import check_networks
 from bertkit.reproduce.run import Reproduction
 from bertkit.training.recipe import PretrainRecipe
 
@@ -68,8 +68,10 @@ def test_a_table_may_have_networks_of_another_size() -> None:
     assert EXPERIMENTS["table-6"](scale).variants[names[0]] == table.variants[names[0]]
     given = Reproduction(Path("out"), scale, Sources(model=Path("own")), "cpu", Console())
     assert given.network(names[0]) == Path("own")
+    with pytest.raises(BertkitError, match="num_attention_heads"):
+        check_networks(replace(scale, bases={"table-7": (2, 32, 3)}))
     with pytest.raises(BertkitError, match="table-5 has no base of its own"):
-        check_repeated(replace(scale, bases={"table-5": (2, 32, 4)}))
+        check_networks(replace(scale, bases={"table-5": (2, 32, 4)}))
 
 
 def test_a_repeated_network_is_another_one_for_each_seed() -> None:
@@ -95,7 +97,7 @@ def test_a_repeated_network_is_another_one_for_each_seed() -> None:
     assert seeds["LTR + RTL"] == [("left-to-right-seed-1", 1), ("left-to-right-seed-2", 2)]
     assert {job.head.beside for job in jobs["LTR + RTL"]} == {"right-to-left"}
     with pytest.raises(BertkitError, match="no network is called 'brt'; did you mean 'bert'"):
-        check_repeated(replace(scale, repeated=("brt",)))
+        check_networks(replace(scale, repeated=("brt",)))
 
 
 def test_table_5_is_the_papers() -> None:
@@ -184,10 +186,23 @@ def test_scales_of_ones_own(tmp_path: Path) -> None:
         read_scale("nowhere.toml")
     whole = Path("bertkit/reproduce/tiny.toml").read_text()
     for before, after, message in (
-        ("seeds = 2", 'seeds = "2"', "seeds must be a positive integer, not '2'"),
-        ("[[4, 32, 2], [4, 64, 2]]", "[[4, 32]]", "each size must be three numbers"),
+        ("seeds = 2", 'seeds = "2"', "seeds must be a whole number, not '2'"),
+        (
+            "[[4, 32, 2], [4, 64, 2]]",
+            "[[4, 32]]",
+            "sizes must be a list|each size must be three numbers",
+        ),
         ("steps = [50, 150]", "steps = [50, 151]", "updates up to the recipe's 150"),
         ("steps = [50, 150]", "steps = []", "steps must not be empty"),
+        ("cased = true", 'cased = "false"', "cased must be true or false"),
+        ("train = 256", 'train = "256"', "tasks.default.train must be a whole number"),
+        ("epochs = 1", "epochs = [1]", "tasks.default.epochs must be a whole number"),
+        ("epochs = 1", "epochs = 0", "epochs must be a finite number above 0"),
+        ("train = 256", "train = -1", "train must be 0 or more"),
+        ("epochs = 1", 'context = "page"', "context must be sentence or document"),
+        ("units = 32", "repeated = [[4, 32, 2]]\nunits = 32", "repeated must be a list"),
+        ("units = 32\n", "", "the field 'units' is missing"),
+        ("units = 32", f"units = {'[' * 3000}", "scale .*mine.toml: "),
         ("[tasks.default]", "[bases]\ntable-7 = [4, 32]\n[tasks.default]", "three numbers"),
         ("[tasks.default]", "[bases]\ntabel-7 = [4, 32, 2]\n[tasks.default]", "not a table"),
         ("[tasks.default]", "[tasks]\ndefault = 3\n[other]", "scale .*mine.toml: "),

@@ -309,6 +309,31 @@ def test_a_sample_is_read_where_the_official_files_are_missing(tmp_path: Path) -
     assert "no MNLI" in absent_files("mnli", tmp_path), "the official folder is asked for first"
 
 
+def test_settings_with_which_nothing_was_made_do_not_bind(tmp_path: Path) -> None:
+    def begin(text: str) -> None:
+        sources = Sources(text=(text,), data=tmp_path)
+        Reproduction(tmp_path / "out", TINY, sources, "cpu", Console()).begin()
+
+    begin("typo.txt")
+    (tmp_path / "out" / "text").mkdir()
+    (tmp_path / "out" / "text" / ".lock").touch()
+    begin("right.txt")
+    (tmp_path / "out" / "networks" / "bert").mkdir(parents=True)
+    with pytest.raises(BertkitError, match="other settings"):
+        begin("other.txt")
+
+
+def test_what_cannot_work_is_refused_before_text_is_prepared(
+    labelled: Path, tmp_path: Path
+) -> None:
+    out, scale = tmp_path / "out", str(toy_scale(tmp_path))
+    for model, device in ((tmp_path / "no-model", "cpu"), (None, "tpu")):
+        sources = Sources(text=("text.txt",), data=labelled, model=model)
+        with pytest.raises(BertkitError, match=r"no-model|tpu"):
+            reproduce_command("2", out=out, scale=scale, sources=sources, device=device)
+    assert not out.exists()
+
+
 def test_the_signal_that_stops_the_work_is_passed_on(tmp_path: Path, labelled: Path) -> None:
     class Stopped(Recorded):
         def run(self, step: object) -> int:

@@ -343,6 +343,9 @@ def test_every_request_is_answered_once_with_its_own_answer(
 def test_limits_must_make_sense(name: str, value: Any) -> None:
     with pytest.raises(BertkitError, match=f"--{name.replace('_', '-')} must be"):
         Limits(**{name: value})
+    if name in ("deadline", "max_delay"):  # the clock of a thread ends long before a float does
+        with pytest.raises(BertkitError, match="must be at most"):
+            Limits(**{name: 1e308})
 
 
 def test_a_wrong_number_of_results_is_an_error_of_each_request(

@@ -233,6 +233,8 @@ def test_tokens_come_from_a_file_or_the_environment(
     file = tmp_path / "token"
     with pytest.raises(BertkitError, match="cannot be read"):
         read_token(file)
+    with pytest.raises(BertkitError, match="ASCII"):
+        read_token(Path("/dev/zero"))  # which never ends
     file.write_text("\n")
     with pytest.raises(BertkitError, match="is empty"):
         read_token(file)
@@ -247,6 +249,13 @@ def test_tokens_come_from_a_file_or_the_environment(
     monkeypatch.setenv("BERTKIT_TOKEN", "größe")
     with pytest.raises(BertkitError, match="ASCII"):
         read_token(None)
+
+
+@pytest.mark.parametrize("place", [("127.0.0.1", 70_000), ("127.0.0.1", -1), ("a..b", 0), (".", 0)])
+def test_an_impossible_address_is_refused(place: tuple[str, int]) -> None:
+    """A port beyond 65,535 would be another one."""
+    with pytest.raises(BertkitError, match="--port"):
+        open_socket(*place)
 
 
 def test_an_address_that_is_taken_is_named() -> None:

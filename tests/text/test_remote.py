@@ -144,6 +144,11 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(BertkitError, match=r"pip install 'fsspec\[s3\]'"):
         find_sources(["s3://bucket/a.txt"])
+    with (
+        pytest.raises(BertkitError, match=r"pip install 'fsspec\[s3\]'"),
+        open_binary("s3://b/a.json"),
+    ):
+        pass
 
 
 class Breaking:
