@@ -145,13 +145,13 @@ def types_in(hint: Any) -> Iterator[Any]:
 
 def named(argument: Argument, mark: Read | Written) -> Iterator[Named]:
     """Yield the paths that were given for a parameter, or else its default."""
+    needed = argument.required or not argument.name.startswith("--")
     for token in argument.tokens:
-        if not token.value:
+        if not token.value and (needed or Path in types_in(argument.hint)):
             raise BertkitError(f"{argument.name} is empty; give a path", code="empty-path")
-        path = local_path(token.value)
-        if path is not None:
+        if token.value and (path := local_path(token.value)):
             yield Named(argument.name, path, mark)
-        elif isinstance(mark, Written):
+        elif token.value and isinstance(mark, Written):
             raise BertkitError(
                 f"{argument.name} {token.value} is remote; write to a local or mounted folder, "
                 "then copy",

@@ -438,7 +438,6 @@ def test_fractions_for_whole_numbers_are_refused(
     [
         ["finetune", "classification", "--model", "m", "--out", "o", "--learning-rate"],
         ["finetune", "classification", "--model", "m", "--out", "o", "--class-weights"],
-        ["finetune", "classification", "--model", "m", "--out", "o", "--pair", ""],
         ["pretrain", "--store", "s", "--out", "o", "--weights", "--workers", "0"],
     ],
 )

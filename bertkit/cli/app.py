@@ -27,7 +27,7 @@ import bertkit
 from bertkit.cli.streams import end_by_exception, stop_looking, take_streams
 from bertkit.config import FLAGS, fill_from, find_recipe, parse
 from bertkit.errors import BertkitError, nearest
-from bertkit.outputs import check_output_files, path_mark, types_in
+from bertkit.outputs import check_output_files, types_in
 from bertkit.processes import is_alone, rank
 
 NO_DEVICE_MEMORY = (
@@ -174,13 +174,12 @@ MAX_WHOLE = 10**18
 def check_values(arguments: ArgumentCollection) -> None:
     """Reject values that the library would misread.
 
-    These are flags with an empty value, which it would take for absent ones, lists with commas,
-    NaN, and fractions for whole-number flags, which it would round.
+    These are numbers without a value, which it would take for absent ones, lists with commas, NaN,
+    and fractions for whole-number flags, which it would round.
     """
     for argument in arguments:
         several = get_origin(argument.hint) in (tuple, list)
-        named = argument.name.startswith("--") and bool not in types_in(argument.hint)
-        needs_value = named and path_mark(argument) is None
+        needs_value = not {bool, str, Path} & {*types_in(argument.hint)}
         kind = get_args(argument.hint)[:1] or (argument.hint,)
         for token in argument.tokens:
             if not token.value and needs_value:

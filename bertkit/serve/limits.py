@@ -22,7 +22,7 @@ CHARACTERS_OF_TOKEN = 6
 """An upper bound on characters per token in running text. A text's length divided by it gives the
 fewest tokens that the text can have, before it is tokenized."""
 
-MAX_WAIT = 1e6
+MAX_WAIT = 1e9
 """The largest value of a limit on time, in the unit of that limit."""
 BYTES_OF_NUMBER = 8
 """The bytes that a number and its comma take in a response; most numbers take more."""

@@ -382,7 +382,7 @@ def test_a_reproduction_begun_before_a_field_was_there_resumes(tmp_path: Path) -
     out, sources = tmp_path / "out", Sources(text=("text.txt",), data=tmp_path)
     work = Reproduction(out, TINY, sources, "cpu", Console())
     work.begin()
-    (out / "networks").mkdir()
+    (out / "networks" / "bert").mkdir(parents=True)
     recorded = json.loads((out / "reproduce.json").read_text())
     for task in recorded["scale"]["tasks"].values():
         del task["frozen_learning_rate"]
@@ -391,7 +391,7 @@ def test_a_reproduction_begun_before_a_field_was_there_resumes(tmp_path: Path) -
     other = Reproduction(out, replace(TINY, seeds=9), sources, "cpu", Console())
     with pytest.raises(BertkitError, match="other settings"):
         other.begin()
-    (out / "networks").rmdir()
+    (out / "networks" / "bert").rmdir()
     other.begin()  # nothing was made of the first
 
 
