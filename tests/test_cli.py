@@ -453,7 +453,7 @@ def test_a_flag_without_a_value_is_refused(
     "words",
     [
         ["vocab", "measure", "tokenizer", "text.txt", "--max-documents", "9" * 20],
-        ["learn", "text.txt", "--out", "t", "--size", "200", "--min-frequency", "9" * 20],
+        ["learn", "text.txt", "--out", "t", "--size", "200", "--min-frequency", "9" * 5000],
     ],
 )
 def test_numbers_beyond_64_bits_are_refused(

@@ -167,8 +167,8 @@ def known_flags(command: Sequence[str]) -> set[str]:
     return {name for argument in arguments for name in argument.names} | {"--help", "--version"}
 
 
-MAX_WHOLE = 10**18
-"""The largest whole number of a flag, which still fits into 64 bits."""
+MAX_DIGITS = 18
+"""The number of digits of a flag's whole number, which then fits into 64 bits."""
 
 
 def check_values(arguments: ArgumentCollection) -> None:
@@ -196,8 +196,8 @@ def check_values(arguments: ArgumentCollection) -> None:
                 )
             if kind[0] is int and not re.fullmatch(r"[+-]?\d[\d_]*", token.value):
                 raise BertkitError(f"{argument.name} takes a whole number, not '{token.value}'")
-            if kind[0] is int and abs(int(token.value)) > MAX_WHOLE:
-                raise BertkitError(f"{argument.name} takes a number below 10^18")
+            if kind[0] is int and len(token.value.lstrip("+-0").replace("_", "")) > MAX_DIGITS:
+                raise BertkitError(f"{argument.name} takes a number below 10^{MAX_DIGITS}")
 
 
 def recipe_flags(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

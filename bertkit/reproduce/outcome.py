@@ -27,7 +27,8 @@ def gather_results(work: Reproduction, experiments: Sequence[Experiment]) -> dic
     remarks = list(work.scale.remarks)
     if work.scale.repeated:
         names = ", ".join(work.scale.repeated)
-        remarks.append(f"Pre-trained once for each seed: {names}. The others: once.")
+        said = f"The networks {names} are pre-trained once for each seed, all others once."
+        remarks.append(said)
     return {
         "scale": as_json(work.scale),
         "remarks": remarks,
