@@ -15,6 +15,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from bertkit.reproduce.experiments import BASE, variant_of
+from bertkit.reproduce.report import plot_scores
 
 TEXT, GRID, BAND, BERTKIT, SLOWER = "#1c1e21", "#d8dce2", "#c3c9d1", "#2563a8", "#c8501e"
 STYLE = {
@@ -276,20 +277,11 @@ def reproduction(results: Path) -> str:
         losses.plot([], [], color=color, label=label)
     losses.set(xlabel="updates", ylabel="held-out loss, nats a target")
     [found] = [table for table in outcome["tables"] if table["key"] == "figure-5"]
-    for row, color in zip(found["rows"], (BERTKIT, SLOWER), strict=True):
-        cells = [cell for cell in found["cells"] if cell["row"] == row and cell["n"]]
-        steps = [int(cell["column"].replace(",", "")) for cell in cells]
-        low, middle, high = (
-            [cell[key] for cell in cells] for key in ("lowest", "median", "highest")
-        )
-        scores.plot(steps, middle, "o-", color=color, label=row)
-        scores.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
-    task, metric = found["cells"][0]["task"], found["cells"][0]["metric"]
-    scores.set(xlabel="updates before fine-tuning", ylabel=f"{task}, {metric}, %")
+    losses.legend(frameon=False, fontsize=9)
+    plot_scores(scores, found, (BERTKIT, SLOWER))
     for axes in (losses, scores):
         axes.grid(color=GRID, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=9)
     return drawn(figure)
 
 

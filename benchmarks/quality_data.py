@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from benchmarks.record import start_model
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.datasets.benchmarks import DataFiles
-from bertkit.datasets.columns import ChoiceColumns, TextColumns
+from bertkit.datasets.columns import ChoiceColumns
 from bertkit.files import write_json, write_text
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
+from bertkit.reproduce.data import GLUE_SAMPLES
 from bertkit.tasks.data import TaskData, load_dataset
 from bertkit.tasks.windows import QuestionWindows, WindowLengths, WordWindows
 
@@ -50,10 +51,7 @@ SETTINGS = {
 
 ARC = ChoiceColumns(text="0", choices=("1", "2", "3", "4"), label="5", header=False)
 ARC_FILES = ("arc_easy_train2251.csv", "arc_easy_dev570.csv")
-SAMPLES = {
-    "mnli-10k": ("MNLI-10k", TextColumns(text="premise", pair="hypothesis")),
-    "qqp-10k": ("QQP-10k", TextColumns(text="question1", pair="question2")),
-}
+SAMPLES = {f"{task}-10k": sample for task, sample in GLUE_SAMPLES.items()}
 """Samples of GLUE's large sets as JSON lines: folder and columns."""
 
 SST_TRAIN = 20_000

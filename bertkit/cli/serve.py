@@ -15,7 +15,7 @@ from bertkit.errors import BertkitError
 from bertkit.serve.limits import DEFAULT_LIMITS, Limits, check_token
 
 MAX_TOKEN = 65_536
-"""The number of bytes that are read of a file with a token."""
+"""The largest number of characters of a token."""
 TOKEN_VARIABLE = "BERTKIT_TOKEN"  # noqa: S105 - a variable's name
 
 
@@ -109,10 +109,14 @@ def read_token(file: Path | None) -> str:
     if file is not None:
         try:
             with file.open("rb") as opened:  # a pipe is fine, an endless device is not read whole
-                token = opened.read(MAX_TOKEN).decode().strip()
+                token = opened.read(MAX_TOKEN + 1).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise BertkitError(f"--token-file {file} cannot be read: {error}") from error
         if not token:
             raise BertkitError(f"--token-file {file} is empty; write the token into it")
     check_token(token)
+    if len(token) > MAX_TOKEN:
+        raise BertkitError(
+            f"the token has more than {MAX_TOKEN:,} characters; choose a shorter one"
+        )
     return token

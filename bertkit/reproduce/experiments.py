@@ -151,7 +151,7 @@ def size_name(size: Size) -> str:
 
 def resized(variant: str, key: str, scale: Scale) -> str:
     """Return the name that a variant has in a table; see `Scale.bases`."""
-    if key not in scale.bases:
+    if not variant or key not in scale.bases:
         return variant
     size = size_name(scale.bases[key])
     return size if variant == BASE else f"{variant}-{size}"
@@ -160,25 +160,16 @@ def resized(variant: str, key: str, scale: Scale) -> str:
 def table_networks(
     key: str, variants: Mapping[str, tuple[str, ...]], scale: Scale
 ) -> dict[str, tuple[str, ...]]:
-    """Return the networks of a table, with the size that it has and for every seed."""
-    own = size_flags(scale.bases[key]) if key in scale.bases else ()
-    return network_flags(
-        {resized(variant, key, scale): (*flags, *own) for variant, flags in variants.items()}, scale
-    )
-
-
-def network_flags(
-    variants: Mapping[str, tuple[str, ...]], scale: Scale
-) -> dict[str, tuple[str, ...]]:
-    """Return the networks of the variants, of all seeds if they are repeated, with their flags."""
+    """Return the networks of a table with their flags: of its size, and of all seeds."""
+    size = size_flags(scale.bases[key]) if key in scale.bases else ()
     networks = {}
     for variant, flags in variants.items():
-        if variant in scale.repeated:
-            for seed in range(1, scale.seeds + 1):
-                own = (*flags, "--training.seed", str(seed))
-                networks[seed_name(variant, seed, scale)] = own
-        else:
-            networks[variant] = flags
+        name, own = resized(variant, key, scale), (*flags, *size)
+        if name not in scale.repeated:
+            networks[name] = own
+            continue
+        for seed in range(1, scale.seeds + 1):
+            networks[seed_name(name, seed, scale)] = (*own, "--training.seed", str(seed))
     return networks
 
 
@@ -206,7 +197,8 @@ def table_cell(
         task, metric = stand_in, METRICS.get(stand_in, "accuracy")
     if column == "mnli-mm" and not stand_in:
         metric = f"dev-mismatched {metric}"
-    jobs = split_seeds(TaskRun(variant, at, task, head), scale)
+    head = replace(head, beside=resized(head.beside, table, scale))
+    jobs = split_seeds(TaskRun(resized(variant, table, scale), at, task, head), scale)
     return Cell(row, column, jobs, metric, bool(stand_in))
 
 
@@ -216,7 +208,7 @@ def plain_table(key: str, scale: Scale) -> Experiment:
     cells = [table_cell(key, row, column, BASE, scale) for column in paper.columns]
     f1 = {"qqp", "mrpc"} if key == "table-1" else set()
     cells = [c._replace(metric="f1") if c.column in f1 and not c.stands_in else c for c in cells]
-    return Experiment(paper, tuple(cells), network_flags({BASE: ()}, scale))
+    return Experiment(paper, tuple(cells), table_networks(key, {BASE: ()}, scale))
 
 
 def table_5(scale: Scale) -> Experiment:
@@ -234,7 +226,7 @@ def table_5(scale: Scale) -> Experiment:
         for column in paper.columns
     ]
     variants = {BASE: (), "no-nsp": NO_NSP, "left-to-right": LEFT_TO_RIGHT}
-    return Experiment(paper, tuple(cells), network_flags(variants, scale))
+    return Experiment(paper, tuple(cells), table_networks("table-5", variants, scale))
 
 
 def table_6(scale: Scale) -> Experiment:
@@ -260,7 +252,7 @@ def table_6(scale: Scale) -> Experiment:
             for column in paper.columns
             if column != PERPLEXITY
         ]
-    return Experiment(paper, tuple(cells), network_flags(variants, scale))
+    return Experiment(paper, tuple(cells), table_networks("table-6", variants, scale))
 
 
 def feature_head(scale: Scale, layers: str = "concat-last-four", beside: str = "") -> HeadSettings:
@@ -271,15 +263,12 @@ def feature_head(scale: Scale, layers: str = "concat-last-four", beside: str = "
 def table_7(scale: Scale) -> Experiment:
     """Return table 7: named entities with a fine-tuned and with a frozen encoder."""
     key = "table-7"
-    base, forwards, backwards = (
-        resized(name, key, scale) for name in (BASE, "left-to-right", "right-to-left")
-    )
-    cells = [table_cell(key, "Fine-tuning", "conll-2003", base, scale)]
+    cells = [table_cell(key, "Fine-tuning", "conll-2003", BASE, scale)]
     for row, layers in LAYER_ROWS.items():
         head = feature_head(scale, layers)
-        cells.append(table_cell(key, row, "conll-2003", base, scale, head))
-    elmo = feature_head(scale, beside=backwards)
-    cells.append(table_cell(key, "LTR + RTL", "conll-2003", forwards, scale, elmo))
+        cells.append(table_cell(key, row, "conll-2003", BASE, scale, head))
+    elmo = feature_head(scale, beside="right-to-left")
+    cells.append(table_cell(key, "LTR + RTL", "conll-2003", "left-to-right", scale, elmo))
     variants = {BASE: (), "left-to-right": LEFT_TO_RIGHT, "right-to-left": RIGHT_TO_LEFT}
     return Experiment(paper_tables()[key], tuple(cells), table_networks(key, variants, scale))
 
@@ -295,8 +284,7 @@ def table_8(scale: Scale) -> Experiment:
         variants[variant] = () if variant == BASE else tuple(shares.split())
         for column in paper.columns:
             head = feature_head(scale) if column.endswith("features") else PLAIN
-            network = resized(variant, key, scale)
-            cells.append(table_cell(key, row, column, network, scale, head))
+            cells.append(table_cell(key, row, column, variant, scale, head))
     return Experiment(paper, tuple(cells), table_networks(key, variants, scale))
 
 
@@ -308,7 +296,9 @@ def figure_5(scale: Scale) -> Experiment:
         for step in scale.steps:
             found = table_cell("figure-5", row, "mnli-m", variant, scale, at=step)
             cells.append(found._replace(column=f"{step:,}", thousands=f"{step / 1000:g}"))
-    return Experiment(paper_tables()["figure-5"], tuple(cells), network_flags(variants, scale))
+    return Experiment(
+        paper_tables()["figure-5"], tuple(cells), table_networks("figure-5", variants, scale)
+    )
 
 
 EXPERIMENTS: dict[str, Callable[[Scale], Experiment]] = {

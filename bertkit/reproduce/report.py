@@ -196,29 +196,36 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
-def curves(found: dict[str, Any]) -> str:
-    """Draw figure 5 as an SVG element: score against updates, with a line for each network."""
-    lines = []
-    for row, colour in zip(found["rows"], (TRAINING, HELD_OUT), strict=True):
-        cells = [c for c in found["cells"] if c["row"] == row and c["n"]]
+def cells_of(found: dict[str, Any], row: str) -> list[dict[str, Any]]:
+    """Return the cells of a table's row that were run."""
+    return [cell for cell in found["cells"] if cell["row"] == row and cell["n"]]
+
+
+def plot_scores(axes: Any, found: dict[str, Any], colours: Sequence[str]) -> None:
+    """Draw figure 5 into axes: score against updates, with a line and a range for each row."""
+    for row, colour in zip(found["rows"], colours, strict=True):
+        cells = cells_of(found, row)
         steps = [int(cell["column"].replace(",", "")) for cell in cells]
-        lines.append((row, colour, steps, cells))
+        low, middle, high = ([c[key] for c in cells] for key in ("lowest", "median", "highest"))
+        axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(steps, middle, "o-", color=colour, label=row, markersize=4)
+    axes.set_xlabel("updates of pre-training")
+    first = found["cells"][0]
+    axes.set_ylabel(f"{first['task']}, {first['metric']}, %")
+    axes.legend(frameon=False, fontsize=9)
+
+
+def curves(found: dict[str, Any]) -> str:
+    """Draw figure 5 as an SVG element, with a logarithmic scale of updates."""
 
     def paint(axes: Any) -> None:
-        for row, colour, steps, cells in lines:
-            lowest, highest = ([cell[name] for cell in cells] for name in ("lowest", "highest"))
-            axes.fill_between(steps, lowest, highest, color=colour, alpha=0.2, linewidth=0)
-            medians = [cell["median"] for cell in cells]
-            axes.plot(steps, medians, "o-", color=colour, label=row, markersize=4)
+        plot_scores(axes, found, (TRAINING, HELD_OUT))
         axes.set_xscale("log")
-        axes.set_xlabel("updates of pre-training")
-        first = found["cells"][0]
-        axes.set_ylabel(f"{first['task']}, {first['metric']}, %")
-        axes.legend(frameon=False, fontsize=9)
 
+    lines = [(row, cells_of(found, row)) for row in found["rows"]]
     words = "; ".join(
         f"{row}: " + ", ".join(f"{cell['median']:.1f} after {cell['column']}" for cell in cells)
-        for row, _, _, cells in lines
+        for row, cells in lines
     )
     prefix = hashlib.sha256(words.encode()).hexdigest()[:8]
     return render_svg(paint, f"figure-{prefix}-", words)

@@ -104,12 +104,11 @@ def reproduce_tables(
 
 def check_networks(scale: Scale) -> None:
     """Refuse networks that are impossible, and names of networks or tables that have no effect."""
-    every = [build(replace(scale, repeated=())) for build in EXPERIMENTS.values()]
-    known = {
-        variant: read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(flags))
-        for experiment in every
-        for variant, flags in experiment.variants.items()
-    }
+    known: dict[str, tuple[str, ...]] = {}
+    for build in EXPERIMENTS.values():
+        known |= build(replace(scale, repeated=())).variants
+    for flags in known.values():
+        read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(flags))
     for key in scale.bases.keys() - RESIZED:
         raise BertkitError(f"scale {scale.name}: bases: {key} has no base of its own")
     for name in scale.repeated:

@@ -127,7 +127,6 @@ import sys
 from pathlib import Path
 
 from bertkit.predict.load import load
-from tests.conftest import load_encoder
 
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -235,6 +235,9 @@ def test_tokens_come_from_a_file_or_the_environment(
         read_token(file)
     with pytest.raises(BertkitError, match="ASCII"):
         read_token(Path("/dev/zero"))  # which never ends
+    file.write_text("a" * 70_000)
+    with pytest.raises(BertkitError, match="more than"):
+        read_token(file)
     file.write_text("\n")
     with pytest.raises(BertkitError, match="is empty"):
         read_token(file)
