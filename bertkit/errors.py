@@ -94,6 +94,17 @@ def refuse_twice(path: str, column: str, names: Sequence[str]) -> None:
         raise BertkitError(f"{path} has two columns '{column}'; rename one of them")
 
 
+def flag(name: str) -> str:
+    """Return the command-line flag of a field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_known(what: str, name: object, known: Iterable[str], code: str | None = None) -> None:
+    """Raise a BertkitError with a hint unless a name is one of the known ones."""
+    if name not in (names := list(known)):
+        raise BertkitError(f"no {what} is called '{name}'{nearest(str(name), names)}", code=code)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint for a misspelt name: `; did you mean 'x'?`, or the list of known names."""
     candidates = sorted(known)

@@ -6,11 +6,12 @@ import errno
 import glob
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -280,6 +281,29 @@ def read_json(path: Path) -> Any:
         raise BertkitError(f"{path} is not valid JSON ({error}); restore or remake it") from None
 
 
+def jsonable(value: Any) -> Any:
+    """Return a value in which everything is of a type that JSON has.
+
+    NaN and infinity become None, and scalars of NumPy and torch become numbers.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): jsonable(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(one) for one in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def read_optional(path: Path, **how: Any) -> dict[str, Any]:
+    """Read a JSON object as `read_object` does; return {} if the file does not exist."""
+    return read_object(path, **how) if path.exists() else {}
+
+
 def read_object(
     path: Path, maximum: int = MOST_OBJECT_BYTES, *, file_names: bool = False
 ) -> dict[str, Any]:
@@ -363,11 +387,11 @@ def replace_folder(path: Path, new: Path, aside: Path) -> None:
 
 
 @contextmanager
-def exclusive_lock(folder: Path, wait: float = 0.0) -> Iterator[None]:
+def exclusive_lock(folder: Path, wait: float = 0.0, name: str = ".lock") -> Iterator[None]:
     """Lock a folder against other processes for the duration of a block; a kill releases it.
 
     The folder is created if it is missing. `wait` is the number of seconds to wait for another
-    process that holds the lock.
+    process that holds the lock, and `name` that of the lock file, for locks of parts of a folder.
 
     Raises:
         HeldError: another process held the lock for all of `wait`.
@@ -375,8 +399,8 @@ def exclusive_lock(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    give_up = time.monotonic() + wait
-    with open_lock(folder / ".lock") as file:
+    give_up = time.monotonic() + max(wait, 0.2)  # others hold it for a moment to see if it is free
+    with open_lock(folder / name) as file:
         while not try_lock(file, folder):
             if time.monotonic() >= give_up:
                 raise HeldError(

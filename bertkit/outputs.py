@@ -116,6 +116,8 @@ def check_place(out: Named) -> None:
     is_there, is_file = os.path.exists(out.path), os.path.isfile(out.path)  # noqa: PTH110, PTH113
     if out.mark.kind == "file" and is_there and not is_file:
         raise BertkitError(f"{out} is a device or a pipe; give the name of a file", code="write")
+    if out.mark.kind != "file" and is_there and not out.path.is_dir():
+        raise BertkitError(f"{out} is not a folder; give the name of a folder", code="write")
     above = (one for one in out.path.parents if os.path.exists(one))  # noqa: PTH110
     place = out.path if out.path.is_dir() else next(above, Path())
     if not place.is_dir():
@@ -227,6 +229,8 @@ def same(one: Path, other: Path) -> bool:
 
 def within(path: Path, folder: Path) -> Path | None:
     """Return a path relative to a folder that contains or equals it, or None if it is elsewhere."""
+    if "\0" in str(path):
+        return None  # no file can have this name
     real, outer = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     return real.relative_to(outer) if real.is_relative_to(outer) else None
 

@@ -227,6 +227,14 @@ def test_outputs_do_not_replace_each_other(tmp_path: Path) -> None:
         with pytest.raises(BertkitError) as refused:
             application().parse_args(words, exit_on_error=False, print_error=False)
         assert refused.value.code == "folder"
+    for words in (  # found at once, not after hours
+        ["evaluate", "model", "data.csv", "--out", str(text)],
+        ["learn", "other.txt", "--out", str(text)],
+        ["evaluate", "model", "data.csv", "--out", os.devnull],
+    ):
+        with pytest.raises(BertkitError) as refused:
+            application().parse_args(words, exit_on_error=False, print_error=False)
+        assert refused.value.code == "write"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from bertkit.checkpoints.families import family_names
 from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder
 from bertkit.checkpoints.save import check_free, model_details
 from bertkit.checkpoints.weights import write_tensors
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, check_known
 from bertkit.files import new_folder, read_object, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import HEAD_FILE
@@ -77,7 +77,7 @@ def extend_tokenizer(
     Raises:
         BertkitError: no word is new, or there are fewer [unused] entries than new words.
     """
-    check_choice("--place", place, POSITIONS)
+    check_known("placement", place, POSITIONS)
     new = list(choose_new_tokens(tokenizer, words, counts))
     if not new:
         why = "; ".join(f"{reason}: {times:,}" for reason, times in sorted(counts.skipped.items()))
@@ -112,12 +112,6 @@ def with_vocabulary(tokenizer: Tokenizer, vocabulary: Sequence[str]) -> Tokenize
         max_word_characters=tokenizer.max_word_characters,
         strip_accents=tokenizer.strip_accents,
     )
-
-
-def check_choice(flag: str, value: str, known: Sequence[str]) -> None:
-    """Raise a BertkitError unless the value of a flag is one of the known ones."""
-    if value not in known:
-        raise BertkitError(f"unknown {flag} '{value}'{nearest(value, known)}")
 
 
 def choose_new_tokens(
@@ -185,7 +179,7 @@ def extend_tensors(
     Raises:
         BertkitError: `init` is unknown.
     """
-    check_choice("--init", init, STARTS)
+    check_known("initialisation", init, STARTS)
     generator = torch.Generator().manual_seed(0)
     extended = dict(tensors)
     for name in (EMBEDDINGS, DECODER_BIAS):

@@ -77,10 +77,7 @@ def load_pretraining_model(directory: Path) -> PretrainingModel:
     pairs = "cls.seq_relationship.weight" in tensors
     build = partial(PretrainingModel, pairs=pairs)
     loaded = load_into(config, tensors, build, directory)
-    if not pairs:
-        needed = [name for name in loaded.missing_keys if not name.startswith("bert.pooler.")]
-        loaded = dataclasses.replace(loaded, missing_keys=needed)
-    return require_all_weights(loaded, directory)
+    return require_all_weights(loaded, directory, pooler=pairs)
 
 
 def no_language_head(tensors: Iterable[str], source: Path) -> str:
@@ -125,14 +122,17 @@ def load_parts(directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     return config, load_state(directory)
 
 
-def require_all_weights(loaded: LoadResult[Model], source: Path) -> Model:
-    """Return the loaded model, or raise BertkitError if any of its weights are missing."""
-    if loaded.missing_keys:
+def require_all_weights(loaded: LoadResult[Model], source: Path, *, pooler: bool = True) -> Model:
+    """Return the loaded model, or raise BertkitError if a weight of it is missing.
+
+    `pooler` says whether the weights of the pooler, which many heads do not read, are needed.
+    """
+    needed = [n for n in loaded.missing_keys if pooler or not n.startswith("bert.pooler.")]
+    if needed:
         tuned = tuned_tensors(loaded.unexpected_keys)
         what = f" and holds the head of a fine-tuned model ({shown_names(tuned)})" if tuned else ""
         raise BertkitError(
-            f"{source} lacks {shown_names(loaded.missing_keys)}{what}; fine-tune it, or "
-            "choose a complete model"
+            f"{source} lacks {shown_names(needed)}{what}; fine-tune it, or choose a complete model"
         )
     return loaded.model
 

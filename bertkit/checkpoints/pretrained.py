@@ -21,7 +21,7 @@ from bertkit.checkpoints.hub import download_model, hub_commit, parse_hub_name
 from bertkit.checkpoints.huggingface import LoadResult, Model, load_into, load_parts
 from bertkit.checkpoints.weights import recorded_recipe
 from bertkit.errors import BertkitError
-from bertkit.files import from_home, read_object
+from bertkit.files import from_home, read_optional
 from bertkit.model.encoder import ModelConfig, check_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -162,5 +162,4 @@ def read_details(folder: Path) -> dict[str, Any]:
     Raises:
         BertkitError: the file is damaged.
     """
-    path = folder / "bertkit.json"
-    return read_object(path) if path.exists() else {}
+    return read_optional(folder / "bertkit.json")

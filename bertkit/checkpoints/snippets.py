@@ -13,7 +13,7 @@ from typing import Any
 
 from bertkit.checkpoints.families import weight_head_names
 from bertkit.checkpoints.weights import recorded_recipe
-from bertkit.files import read_object
+from bertkit.files import read_object, read_optional
 
 HERE_LINE = 'model_name = "."  # this folder, or the name of the model on the hub'
 FOLDER_LINE = 'folder = "."  # the folder of these files'
@@ -77,8 +77,7 @@ def saved_form(folder: Path) -> SavedForm:
         BertkitError: a file is damaged.
     """
     config = read_object(folder / "config.json")
-    path = folder / "bertkit.json"
-    details = read_object(path) if path.is_file() else {}
+    details = read_optional(folder / "bertkit.json")
     family, names = str(config.get("model_type", "bert")), config.get("architectures")
     named = str(names[0]) if isinstance(names, list) and names else ""
     # with a head of its own, transformers loads only the encoder

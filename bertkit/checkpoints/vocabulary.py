@@ -10,14 +10,13 @@ from bertkit.checkpoints.extend import (
     POSITIONS,
     STARTS,
     Extension,
-    check_choice,
     check_out,
     extend_tokenizer,
     write_extended,
 )
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.console import Console, console_or_new
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, check_known
 from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped, plain_lines
 from bertkit.text.sources import one_source
@@ -68,8 +67,8 @@ def extend_vocabulary(
     out = Path(out)
     if (words is None) == (not text) or (count is None) == bool(text):
         raise BertkitError("say what to add: either --words FILE or --text PATHS with --count")
-    check_choice("--place", place, POSITIONS)
-    check_choice("--init", init, STARTS)
+    check_known("placement", place, POSITIONS)
+    check_known("initialisation", init, STARTS)
     if count is not None and count < 1:
         raise BertkitError(f"--count must be at least 1, got {count}")
     counts = TextCounts()

@@ -33,7 +33,7 @@ from bertkit.cli.options import (
 )
 from bertkit.config import flag_group
 from bertkit.console import Console
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, flag
 from bertkit.files import BLOCK_BYTES, from_home
 from bertkit.outputs import FILE, TEXT
 from bertkit.text.lines import TextCounts, describe_skipped
@@ -96,8 +96,7 @@ def predict_command(
     named = given(columns)
     if named and not is_file[0]:
         raise BertkitError(
-            f"--{next(iter(named)).replace('_', '-')} is for files, and the input is a text; leave "
-            "it out"
+            f"{flag(next(iter(named)))} is for files, and the input is a text; leave it out"
         )
     predictor = load_predictor(
         [model, *ensemble], device=device, precision=precision, null_threshold=null_threshold

@@ -12,7 +12,7 @@ from bertkit.config import FLATTEN, read_recipe
 from bertkit.console import Console
 from bertkit.corpus.from_text import NO_TEXT, TextOptions, store_from_text
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, flag
 from bertkit.outputs import FOLDER, NAMED, OWN
 from bertkit.processes import is_alone, rank
 from bertkit.report.pretraining import write_report
@@ -139,7 +139,7 @@ def check_start(
     for name, value in vars(settings.model).items():
         if value != sizes[name] and name not in ("dropout", "max_position_embeddings"):
             raise BertkitError(
-                f"--model.{name.replace('_', '-')} has no effect with --init-from, since the sizes "
+                f"{flag(f'model.{name}')} has no effect with --init-from, since the sizes "
                 "are those of the model; leave it out"
             )
     if corpus.text and corpus.tokenizer is None:
@@ -171,9 +171,7 @@ def check_corpus_flags(
     if bool(store) == bool(corpus.text):
         raise BertkitError("say where the text is: either --store STORE or --text PATHS")
     if store and corpus != NO_TEXT:
-        flags = [
-            f"--{n.replace('_', '-')}" for n, v in vars(corpus).items() if v != vars(NO_TEXT)[n]
-        ]
+        flags = [flag(n) for n, v in vars(corpus).items() if v != vars(NO_TEXT)[n]]
         raise BertkitError(f"--store holds tokenized text already; leave out {', '.join(flags)}")
     if (cache or cache_gigabytes is not None) and not any("://" in place for place in store):
         raise BertkitError(

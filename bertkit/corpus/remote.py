@@ -9,6 +9,7 @@ one-line error, and network failures are retried.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import time
@@ -25,20 +26,15 @@ from bertkit.corpus.store import ARRAYS, ShardInfo, check_shard
 from bertkit.errors import BertkitError
 from bertkit.files import (
     disk_errors,
+    exclusive_lock,
     from_home,
     not_through_links,
-    open_lock,
     read_json,
     write_atomic,
     write_json,
 )
 from bertkit.text.remote import missing_package, time_limits
 from bertkit.text.sources import is_remote, one_line
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks: only one process at a time is safe
-    fcntl = None  # type: ignore[assignment]
 
 Fetched = TypeVar("Fetched")
 
@@ -115,10 +111,8 @@ class RemoteStore:
             raise BertkitError(
                 f"{self.url} is not a token store (no manifest.json there); check the address"
             ) from None
-        with disk_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
         manifest = self.folder / "manifest.json"
-        with locked(self.folder / ".opening"):
+        with exclusive_lock(self.folder, math.inf, ".opening"):
             write_json(self.folder / "remote.json", {"url": self.url, "gigabytes": self.gigabytes})
             there = all((self.folder / name).is_file() for name in SMALL_FILES)
             if there and manifest.is_file() and manifest.read_bytes() == content:
@@ -147,7 +141,8 @@ class RemoteStore:
         """
 
         def ensure(shard: ShardInfo) -> None:
-            with locked(self.folder / f".{shard.name}.lock"):  # one process fetches it
+            own = f".{shard.name}.lock"  # one process fetches it
+            with exclusive_lock(self.folder, math.inf, own):
                 try:
                     check_shard(self.folder, shard, checksums=verify)
                 except BertkitError:  # absent, or damaged after it was fetched
@@ -162,11 +157,11 @@ class RemoteStore:
         """Download a shard's files into the cache, whose limit counts finished files only."""
         parts = {kind: self.folder / f".{shard.name}.{kind}.part" for kind in ARRAYS}
         try:
-            with locked(self.root / ".lock"):
+            with exclusive_lock(self.root, math.inf):
                 make_room(self.root, self.gigabytes, sum(shard.bytes.values()))
             for kind, part in parts.items():
                 self._download(shard, kind, part)
-            with locked(self.root / ".lock"), disk_errors(self.folder):
+            with exclusive_lock(self.root, math.inf), disk_errors(self.folder):
                 make_room(self.root, self.gigabytes, sum(shard.bytes.values()))  # others finished
                 for kind, part in parts.items():
                     part.replace(self.folder / f"{shard.name}.{kind}.npy")
@@ -257,17 +252,6 @@ def make_room(root: Path, gigabytes: float, needed: int) -> None:
             f"the cache {root} may hold {limit:,} bytes, and {used:,} are needed; allow more "
             "gigabytes"
         )
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Wait for a lock file and hold it for the duration of the block."""
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with open_lock(path) as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 FETCH_BYTES = 1 << 20

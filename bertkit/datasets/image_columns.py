@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from bertkit.datasets.readers import Columns, Reading
 from bertkit.datasets.records import Records
 from bertkit.datasets.tabular import Fields
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, flag
 
 IMAGE_OPTIONS = (
     *("image_column", "image_size", "patch_size", "image_boxes", "image_network", "co_layers"),
@@ -86,8 +86,7 @@ class ImageColumns(Columns):
             for name in ("image_features", *IMAGE_OPTIONS):
                 if getattr(self, name) != getattr(ImageColumns, name):
                     raise BertkitError(
-                        f"--{name.replace('_', '-')} needs the column of the images; give "
-                        "--image-column",
+                        f"{flag(name)} needs the column of the images; give --image-column",
                         code="image-column",
                     )
             return lambda row, place: None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from bertkit.datasets.readers import row_texts
 from bertkit.datasets.records import MissingColumnError, Records, as_source
 from bertkit.datasets.tabular import first_left_out, numbered_rows
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, check_known
 from bertkit.text.lines import TextCounts, plain_lines, value_name
 from bertkit.text.sources import Source, find_sources, uncompressed_name
 
@@ -66,13 +66,11 @@ def read_minimal_pairs(
         BertkitError: the split is unknown or needs BLiMP, there is no pair, a column is missing or
             named twice, lines of a text have no counterpart, or a file is damaged.
     """
-    if split not in PAIR_SPLITS:
+    check_known("split", split, PAIR_SPLITS, code="split")
+    if good == bad or not (good and bad):
         raise BertkitError(
-            f"there is no split '{split}'{nearest(split, PAIR_SPLITS)}", code="split"
-        )
-    if good == bad:
-        raise BertkitError(
-            f"--good and --bad both name the column '{good}'; each sentence has its own",
+            f"--good and --bad must name two columns, one for each sentence, not '{good}' and "
+            f"'{bad}'",
             code="column",
         )
     source = as_source(data, "data")

@@ -21,7 +21,7 @@ from bertkit.datasets.tabular import (
     numbered_rows,
     valid_text,
 )
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, flag
 from bertkit.text.lines import TextCounts, value_name
 
 RowReader = Callable[[Fields, str], Example | None]
@@ -75,7 +75,7 @@ class Columns(ABC):
             for name in value if several and isinstance(value, tuple | list) else [value]:
                 if not (isinstance(name, str) or name is None) or not (name or empty):
                     raise BertkitError(
-                        f"--{option.replace('_', '-')} is {name!r}, not the name of a column; "
+                        f"{flag(option)} is {name!r}, not the name of a column; "
                         "give its name as text",
                         code="column",
                     )
@@ -147,7 +147,7 @@ class Columns(ABC):
             for option in (*self.input_options, self.target_option, "id"):
                 value = getattr(self, option)
                 if error.column in (value if isinstance(value, tuple) else (value,)):
-                    said = f"{error} (--{option.replace('_', '-')} names the column)"
+                    said = f"{error} ({flag(option)} names the column)"
                     raise MissingColumnError(said, error.column) from None
             raise
 

@@ -25,7 +25,7 @@ from bertkit.checkpoints.save import model_details
 from bertkit.console import Console, console_or_new
 from bertkit.datasets.benchmarks import OFFICIAL
 from bertkit.datasets.columns import TextColumns
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, check_known
 from bertkit.export.card import export_card, export_form
 from bertkit.export.directories import write_google, write_hugging_face
 from bertkit.export.onnx import (
@@ -248,8 +248,7 @@ def write_export(source: ExportSource, to: str, out: Path, check: Check = CHECK)
             a library is missing, or the folder holds something else (such as the model itself) or
             cannot be written.
     """
-    if to not in WRITERS:
-        raise BertkitError(f"unknown format '{to}'{nearest(to, WRITERS)}")
+    check_known("format", to, WRITERS)
     if source.path.resolve().is_relative_to(out.resolve()):
         raise BertkitError(f"{out} contains the model to export; choose another folder")
     empty = out.is_dir() and not any(out.iterdir())

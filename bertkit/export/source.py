@@ -24,7 +24,7 @@ from bertkit.checkpoints.pretrained import (
     resolve_model,
 )
 from bertkit.checkpoints.weights import shown_names
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, check_known
 from bertkit.export.padded import OUTPUTS, Discriminator, PaddedModel
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
@@ -103,8 +103,7 @@ def read_export_source(
     Raises:
         BertkitError: there is no model, the model is damaged, or the head is unknown.
     """
-    if head not in EXPORT_HEADS:
-        raise BertkitError(f"no head is called '{head}'{nearest(head, EXPORT_HEADS)}")
+    check_known("head", head, EXPORT_HEADS)
     path = resolve_model(path)
     if head == "embedding" or (head == "auto" and is_embedder(path)):
         bare, tokenizer, settings = read_embedder(path, pooling=pooling, normalize=normalize)
@@ -157,9 +156,6 @@ def pretrained_source(start: PretrainedWeights) -> ExportSource:
     else:
         return encoder_source(start)
     loaded = start.build(build, keep_head=True, copy=False)
-    if head != "pretraining":  # only the head on pairs reads the pooler
-        loaded.missing_keys[:] = [
-            name for name in loaded.missing_keys if not name.startswith("bert.pooler.")
-        ]
-    model: nn.Module = require_all_weights(loaded, start.path)
+    pooler = head == "pretraining"  # only the head on pairs reads it
+    model: nn.Module = require_all_weights(loaded, start.path, pooler=pooler)
     return ExportSource(start.path, head, model, start.tokenizer, start.details, pooler=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.checkpoints.card import CARD, kept_card
-from bertkit.files import read_json, write_json
+from bertkit.files import read_optional, write_json
 from bertkit.finetuning.card import TunedCards
 from bertkit.finetuning.evaluation import Scorer
 from bertkit.finetuning.grid import (
@@ -22,6 +22,7 @@ from bertkit.finetuning.grid import (
     shown_scores,
 )
 from bertkit.finetuning.settings import RunSettings
+from bertkit.outputs import within
 from bertkit.tasks.data import describe_cut, digest_inputs, labelled_part, write_results
 from bertkit.tasks.saved import load_task_model
 from bertkit.tasks.task import PredictedSplit
@@ -32,7 +33,7 @@ LatestRun = tuple[str, dict[str, list[Any]]]
 
 def is_complete(out: Path, scorer: Scorer, best: RunResult, results: Sequence[RunResult]) -> bool:
     """Return whether `write_best` is done for these runs, and the model is intact."""
-    found = read_written(out)
+    found = read_optional(out / "results.json", file_names=True)
     predicted = found.get("predicted", {})
     for name, inputs in scorer.data.test:
         own = predicted.get(name, {})
@@ -48,12 +49,6 @@ def is_complete(out: Path, scorer: Scorer, best: RunResult, results: Sequence[Ru
         return False
     seals = {run["name"]: run.get("sha256") for run in found.get("runs", [])}
     return seals == {result.name: result.as_json()["sha256"] for result in results}
-
-
-def read_written(out: Path) -> dict[str, Any]:
-    """Return the content of `results.json`, or {} if there is none."""
-    path = out / "results.json"
-    return read_json(path) if path.is_file() else {}
 
 
 def write_best(
@@ -134,15 +129,16 @@ def earlier_splits(out: Path, scorer: Scorer, best: RunResult) -> dict[str, dict
 
     Predictions of another model are deleted, since `results/` belongs to the current `model/`.
     """
-    before = read_written(out)
+    before = read_optional(out / "results.json", file_names=True)
     earlier = {
         name: own for name, own in before.get("predicted", {}).items() if name not in scorer.items
     }
     if before.get("model") == best.model:
         return earlier
     for name, own in earlier.items():
-        for file in own["files"]:
-            (out / "results" / file).unlink(missing_ok=True)
+        for path in (out / "results" / file for file in own["files"]):
+            if within(path, out / "results"):  # the record may be a stranger's
+                path.unlink(missing_ok=True)
         scorer.console.say(
             f"{name} predictions of {before['best']}, the best run before, are deleted; "
             "give the file again for those of this one"

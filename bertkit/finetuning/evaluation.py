@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bertkit.console import Console
-from bertkit.errors import BertkitError, nearest, short_repr
+from bertkit.errors import BertkitError, check_known, short_repr
 from bertkit.finetuning.grid import shown_scores
 from bertkit.model.task_heads import TaskModel
 from bertkit.tasks.data import TaskData
@@ -62,11 +62,7 @@ class Scorer:
                     "labels and the predictions",
                     code="metric",
                 )
-        if self.metric not in (*known, *metrics):
-            raise BertkitError(
-                f"no metric is called '{metric}'{nearest(metric, [*known, *metrics])}",
-                code="metric",
-            )
+        check_known("metric", self.metric, (*known, *metrics), code="metric")
         if self.metric in known and self.metric.endswith(("error", "threshold")):
             raise BertkitError(
                 f"runs are compared by a score that is better if higher, and {metric} is not; "

@@ -108,9 +108,15 @@ def read_result(path: Path) -> RunResult:
         BertkitError: the file is damaged.
     """
     try:
-        return RunResult.from_json(read_json(path))
+        result = RunResult.from_json(read_json(path))
     except (TypeError, KeyError, AttributeError):
         raise BertkitError(f"{path} is damaged; delete it to repeat the run") from None
+    if result.name != path.parent.name:  # models are kept or deleted by this name
+        raise BertkitError(
+            f"{path} is of the run {result.name}; give the folder that name, or delete it",
+            code="renamed-run",
+        )
+    return result
 
 
 def best_run(results: Sequence[RunResult]) -> RunResult:

@@ -15,14 +15,13 @@ from bertkit.checkpoints.card import Card
 from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.config import as_json
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, check_known
 from bertkit.finetuning.settings import HeadSettings, RunSettings, TrainingSettings
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import (
     HEADS,
     FeatureModel,
     check_layers,
-    save_feature_model,
     save_with_head,
 )
 from bertkit.model.task_heads import TaskModel, add_bilstm, add_conditional_end, extra_head
@@ -84,9 +83,7 @@ def build_with(
         BertkitError: an option needs another one, the task has no such head, or the second model
             does not fit.
     """
-    known = (*HEADS, "conditional")
-    if head.head not in known:
-        raise BertkitError(f"no head is called '{head.head}'{nearest(head.head, known)}")
+    check_known("head", head.head, (*HEADS, "conditional"))
     conditional = head.head == "conditional"
     if conditional and (head.frozen or not isinstance(task, QuestionAnswering)):
         raise BertkitError(
@@ -142,7 +139,7 @@ def save_tuned(
         BertkitError: the folder holds something else or cannot be written.
     """
     if isinstance(model, FeatureModel):
-        save_feature_model(folder, model, tokenizer, details, card)
+        save_with_head(folder, model, tokenizer, details, card)
     elif name := extra_head(model):
         details = {**details, "head": name, "frozen": False}
         save_with_head(folder, model, tokenizer, details, card)

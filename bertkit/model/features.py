@@ -19,7 +19,7 @@ from bertkit.checkpoints.limits import check_finite_weights
 from bertkit.checkpoints.pretrained import read_details
 from bertkit.checkpoints.save import save_model
 from bertkit.checkpoints.weights import read_tensors, shown_names, write_tensors
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, check_known
 from bertkit.model.bilstm import BiLSTM
 from bertkit.model.cpu import Dropout
 from bertkit.model.encoder import Encoder, ModelConfig, initialize
@@ -46,8 +46,7 @@ HEAD_FILE = "head.safetensors"
 
 def check_layers(layers: str, config: ModelConfig) -> None:
     """Raise a BertkitError if a choice of layers is unknown or the model has too few for it."""
-    if layers not in LAYERS:
-        raise BertkitError(f"no layers are called '{layers}'{nearest(layers, LAYERS)}")
+    check_known("choice of layers", layers, LAYERS)
     needed = 4 if layers.endswith("last-four") else 2 if layers == "second-to-last" else 1
     if config.num_hidden_layers < needed:
         raise BertkitError(
@@ -148,8 +147,7 @@ class FeatureModel(nn.Module):
     ) -> None:
         super().__init__()
         check_layers(layers, config)
-        if head not in HEADS:
-            raise BertkitError(f"no head is called '{head}'{nearest(head, HEADS)}")
+        check_known("head", head, HEADS)
         self.config, self.layers, self.head = config, layers, head
         self.encoder = Encoder(config).requires_grad_(False).eval()
         width = feature_width(layers, config)
@@ -212,8 +210,11 @@ def save_with_head(
     """Write the encoder as a model directory, with the head next to it in `head.safetensors`.
 
     transformers can load the encoder (BertModel). A second encoder is written to `beside/`. The
-    "head" in the details names the type of head; for the rest see `save_model`.
+    "head" in the details names the type of head, that of a `FeatureModel` by itself, with its
+    layers; for the rest see `save_model`.
     """
+    if isinstance(model, FeatureModel):
+        details = {**details, "layers": model.layers, "head": model.head}
     tensors = {n: t.detach().to("cpu", torch.float32) for n, t in head_state(model).items()}
     beside = getattr(model, "beside", None)
 
@@ -225,20 +226,8 @@ def save_with_head(
     save_model(directory, model.encoder, tokenizer, details, extra=write_head, card=card)
 
 
-def save_feature_model(
-    directory: Path,
-    model: FeatureModel,
-    tokenizer: Tokenizer,
-    details: Mapping[str, Any],
-    card: Card | None = None,
-) -> None:
-    """Write a model by `save_with_head`, and record its layers and head in `bertkit.json`."""
-    details = {**details, "layers": model.layers, "head": model.head}
-    save_with_head(directory, model, tokenizer, details, card)
-
-
 def load_feature_model(directory: Path) -> FeatureModel:
-    """Load a model that `save_feature_model` wrote, on the CPU and in evaluation mode.
+    """Load a `FeatureModel` that `save_with_head` wrote, on the CPU and in evaluation mode.
 
     Raises:
         BertkitError: a file is missing or damaged, or the head does not fit the encoder.

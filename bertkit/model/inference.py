@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, check_known
 from bertkit.model.attention import has_bf16, has_products, self_attention
 from bertkit.model.cpu import MODES
 from bertkit.model.encoder import Encoder, Layer, ModelConfig, gelu_form
@@ -95,8 +95,7 @@ class PreparedLayers(nn.ModuleList):
 
 def check_mode(mode: str, config: ModelConfig | None = None) -> None:
     """Raise a BertkitError if a mode is unknown or not supported here, for a network if given."""
-    if mode not in MODES:
-        raise BertkitError(f"no precision is called '{mode}'{nearest(mode, MODES)}")
+    check_known("precision", mode, MODES)
     if mode not in possible_modes(config):
         raise BertkitError(
             "int8 needs a processor with AVX512-VNNI and a torch built with oneDNN, or with AVX2 "

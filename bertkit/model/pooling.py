@@ -24,8 +24,15 @@ import torch
 from torch import Tensor
 
 from bertkit.checkpoints.huggingface import load_config
-from bertkit.errors import BertkitError, nearest
-from bertkit.files import MOST_OBJECT_BYTES, check_file_size, read_json, read_object, write_json
+from bertkit.errors import BertkitError, check_known
+from bertkit.files import (
+    MOST_OBJECT_BYTES,
+    check_file_size,
+    read_json,
+    read_object,
+    read_optional,
+    write_json,
+)
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Pooled
@@ -97,8 +104,7 @@ def lower_around(text: str) -> str:
 
 def check_pooling(pooling: str, config: ModelConfig) -> None:
     """Raise a BertkitError if a pooling is unknown or the model has too few layers for it."""
-    if pooling not in POOLINGS:
-        raise BertkitError(f"no pooling is called '{pooling}'{nearest(pooling, POOLINGS)}")
+    check_known("pooling", pooling, POOLINGS)
     if pooling == "mean-last-four" and config.num_hidden_layers < 4:
         raise BertkitError(
             f"'{pooling}' needs 4 layers and the model has {config.num_hidden_layers}; choose mean"
@@ -136,8 +142,8 @@ def is_embedder(folder: Path) -> bool:
     """
     modules = (folder / "modules.json").is_file()
     path = folder / "config_sentence_transformers.json"
-    theirs = modules and read_optional_json(path).get("model_type") != "CrossEncoder"
-    return theirs or "embedding" in read_optional_json(folder / "bertkit.json")
+    theirs = modules and read_optional(path).get("model_type") != "CrossEncoder"
+    return theirs or "embedding" in read_optional(folder / "bertkit.json")
 
 
 def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling]:
@@ -154,15 +160,15 @@ def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling
     """
     if not (folder / "modules.json").is_file():
         settings = vars(TextPooling())
-        saved = read_optional_json(folder / "bertkit.json").get("embedding", settings)
+        saved = read_optional(folder / "bertkit.json").get("embedding", settings)
         types = {name: type(value) for name, value in settings.items()}
         if not isinstance(saved, dict) or {n: type(v) for n, v in saved.items()} != types:
             raise BertkitError(f"{folder / 'bertkit.json'}: embedding is not valid; save it again")
         return folder, TextPooling(**saved | ({} if pooling == "auto" else {"pooling": pooling}))
     modules = read_modules(folder, encoder_alone=pooling != "auto")
     weights = folder / modules.get("Transformer", "")
-    transformer = read_optional_json(weights / "sentence_bert_config.json")
-    described = read_optional_json(folder / "config_sentence_transformers.json")
+    transformer = read_optional(weights / "sentence_bert_config.json")
+    described = read_optional(folder / "config_sentence_transformers.json")
     prompts, chosen = described.get("prompts") or {}, str(described.get("default_prompt_name"))
     prompt = (prompts.get(chosen) if isinstance(prompts, dict) else prompts) or ""
     if not isinstance(prompt, str):
@@ -264,15 +270,10 @@ def pooling_name(mode: str, config: ModelConfig, source: Path) -> str:
 def read_max_length(weights: Path, transformer: Mapping[str, Any]) -> int:
     """Return how many tokens of a text sentence-transformers reads; 0 if no file limits it."""
     path, name = weights / "tokenizer_config.json", "model_max_length"
-    max_length = transformer.get("max_seq_length") or read_optional_json(path).get(name) or 0
+    max_length = transformer.get("max_seq_length") or read_optional(path).get(name) or 0
     if not isinstance(max_length, int | float):
         raise BertkitError(f"{weights}: the maximum length {max_length!r} is not a number")
     return int(max_length) if max_length < 1e6 else 0  # transformers writes 1e30 for "no limit"
-
-
-def read_optional_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or an empty one if the file does not exist."""
-    return read_object(path) if path.exists() else {}
 
 
 def write_pooling(folder: Path, pooling: TextPooling, config: ModelConfig) -> None:

@@ -39,10 +39,11 @@ from bertkit.model.pooling import (
     summary_vectors,
     weighted_vectors,
 )
-from bertkit.predict.engine import batch_map, check_outputs, choose_mode, prepare_for
+from bertkit.predict.engine import batch_map, choose_mode, prepare_for
 from bertkit.tasks.task import (
     HostCopy,
     ItemPart,
+    check_outputs,
     make_batch,
     one_ahead,
     prediction_tokens,

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from bertkit.console import Console
-from bertkit.errors import NOT_FINITE, BertkitError
+from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder
 from bertkit.model.inference import PreparedLayers, check_mode, prepare_encoder
 from bertkit.model.task_heads import TaskModel
@@ -108,20 +108,6 @@ def survive_forks() -> None:
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
-
-
-def check_outputs(*outputs: np.ndarray) -> None:
-    """Check that all outputs are finite, because no prediction can be made otherwise.
-
-    Raises:
-        BertkitError: an output is NaN or infinite.
-    """
-    if not all(np.isfinite(output).all() for output in outputs):
-        raise BertkitError(
-            "the model's outputs have NaN or infinite numbers: its weights are finite but too "
-            "large; use another checkpoint of the model",
-            code=NOT_FINITE,
-        )
 
 
 def shares(tokens: int, threads: int) -> tuple[int, int]:

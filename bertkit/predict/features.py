@@ -19,7 +19,6 @@ from torch import Tensor
 from bertkit.errors import NOT_FINITE, BertkitError, nearest
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import check_layers, encoder_features
-from bertkit.predict.engine import check_outputs
 from bertkit.tasks.data import with_unknown
 from bertkit.tasks.task import (
     NOTHING_UNKNOWN,
@@ -27,6 +26,7 @@ from bertkit.tasks.task import (
     ItemPart,
     Items,
     Unknown,
+    check_outputs,
     make_batch,
     prediction_tokens,
     split_outputs,

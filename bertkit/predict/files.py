@@ -24,14 +24,14 @@ from bertkit.datasets.readers import Columns
 from bertkit.datasets.records import Records
 from bertkit.datasets.swag import SWAG_COLUMNS, read_swag
 from bertkit.datasets.tabular import Fields, has_columns, parquet_types
-from bertkit.errors import BertkitError, InputTypeError, short_repr
+from bertkit.errors import BertkitError, InputTypeError, flag, short_repr
 from bertkit.files import BLOCK_BYTES, from_home
 from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, input_chunks
 from bertkit.predict.tables import check_ending, is_flat, is_parquet, new_rows
 from bertkit.predict.word_splitter import words_example
 from bertkit.tasks.data import describe_losses
 from bertkit.tasks.predictions import flat_row
-from bertkit.tasks.spec import SPECS, TaskSpec, flag
+from bertkit.tasks.spec import SPECS, TaskSpec
 from bertkit.tasks.task import NOTHING_UNKNOWN
 from bertkit.tasks.token_classification import are_all_unique
 from bertkit.text.documents import optional_library
@@ -76,7 +76,7 @@ def predict_file(
     """
     if not isinstance(predictor, TaskPredictor):
         raise InputTypeError(f"give what load(MODEL) returns, not {short_repr(predictor)}")
-    file, out = os.fspath(file), None if out is None else Path(out)
+    file, out = from_home(os.fspath(file)), None if out is None else Path(from_home(out))
     if out is not None and os.path.realpath(out) == os.path.realpath(file):
         raise BertkitError(f"{out} is also the input; choose another path", code="overwrites-input")
     with console_or_new(console) as shown:

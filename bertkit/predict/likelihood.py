@@ -31,14 +31,14 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, check_known
 from bertkit.model.encoder import Layer, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.inference import FloatProduct, PreparedLayer, SingleQuery, round_up_rows
-from bertkit.predict.engine import batch_map, check_outputs, prepare_for
+from bertkit.predict.engine import batch_map, prepare_for
 from bertkit.pretraining_data.batch import Packed, from_arrays
 from bertkit.shapes import Rows, VocabularyLogits
-from bertkit.tasks.task import prediction_tokens
+from bertkit.tasks.task import check_outputs, prediction_tokens
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
 from bertkit.training.memory import in_halves
@@ -87,10 +87,7 @@ def choose_method(name: str, config: ModelConfig) -> str:
     masked = config.direction == "bidirectional"
     if name == "auto":
         return METHODS[0] if masked else "causal"
-    if name not in METHODS:
-        raise BertkitError(
-            f"no method is called '{name}'{nearest(name, (*METHODS, 'auto'))}", code="method"
-        )
+    check_known("method", name, (*METHODS, "auto"), code="method")
     if masked == (name == "causal"):
         own = "is a masked language model" if masked else "predicts adjacent tokens, not masks"
         raise BertkitError(f"the model {own}; leave out the method {name}", code="method")

@@ -17,7 +17,8 @@ from bertkit.checkpoints.pretrained import (
 from bertkit.checkpoints.save import SAVED_HEADS
 from bertkit.checkpoints.weights import recorded_recipe
 from bertkit.errors import BertkitError
-from bertkit.model.pooling import is_embedder, read_optional_json, read_pooling
+from bertkit.files import read_optional
+from bertkit.model.pooling import is_embedder, read_pooling
 from bertkit.predict.predictors import PREDICTORS, TaskPredictor
 from bertkit.tasks.saved import load_task_model, task_details
 from bertkit.tasks.spec import SPECS
@@ -98,7 +99,7 @@ def is_tuned(folder: Path) -> bool:
     """Return whether a model directory contains a fine-tuned model."""
     if str(read_details(folder).get("task")) in SPECS:
         return True
-    named = read_optional_json(folder / "config.json").get("architectures")
+    named = read_optional(folder / "config.json").get("architectures")
     tuned = {head for head, _ in SAVED_HEADS.values()}
     return isinstance(named, list) and any(tuned & weight_head_names(str(name)) for name in named)
 
@@ -127,7 +128,7 @@ def model_info(model: Path | str) -> dict[str, Any]:
         task = str(details["task"])
     elif is_embedder(start.path):
         details, task = {"settings": vars(read_pooling(start.path)[1])}, "embedding"
-    family = read_optional_json(folder / "config.json") if folder.is_dir() else {}
+    family = read_optional(folder / "config.json") if folder.is_dir() else {}
     dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in start.tensors.values()})
     return {
         "model": start.origin,

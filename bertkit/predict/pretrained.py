@@ -19,10 +19,10 @@ from bertkit.errors import BertkitError, InputTypeError, is_ordered, short_repr
 from bertkit.model.encoder import ONE_SEGMENT
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
 from bertkit.predict.embeddings import text_chunks
-from bertkit.predict.engine import check_outputs, choose_mode
+from bertkit.predict.engine import choose_mode
 from bertkit.predict.likelihood import SentenceScore, SentenceScorer, choose_method
 from bertkit.pretraining_data.batch import pack
-from bertkit.tasks.task import prediction_tokens, split_parts
+from bertkit.tasks.task import check_outputs, prediction_tokens, split_parts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast, choose_device
 from bertkit.training.memory import in_halves

@@ -24,12 +24,12 @@ from bertkit.datasets.examples import TextExample
 from bertkit.datasets.records import as_source
 from bertkit.errors import BertkitError
 from bertkit.files import write_json, write_json_lines
-from bertkit.predict.engine import check_outputs, count_bar
+from bertkit.predict.engine import count_bar
 from bertkit.predict.load import load_predictor
 from bertkit.predict.predictors import TaskPredictor
 from bertkit.tasks.data import describe_items, with_unknown
 from bertkit.tasks.spec import SPECS
-from bertkit.tasks.task import Items, make_batch, prediction_tokens
+from bertkit.tasks.task import Items, check_outputs, make_batch, prediction_tokens
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.device import environment
 

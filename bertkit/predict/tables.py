@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError
-from bertkit.files import disk_errors, new_file, require_utf8, temporary_name
+from bertkit.files import disk_errors, jsonable, new_file, require_utf8, temporary_name
 from bertkit.text.documents import optional_library
 
 Rows = Sequence[dict[str, Any]]
@@ -132,19 +131,6 @@ def json_text(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):
         return json.dumps(jsonable(value), ensure_ascii=False)
-
-
-def jsonable(value: Any) -> Any:
-    """Return a value in which everything is of a type that JSON has."""
-    if isinstance(value, Mapping):
-        return {str(name): jsonable(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def encodable(value: Any) -> Any:

@@ -70,13 +70,7 @@ def extract_file(
             precision=choose_precision(precision, where),
         )
         details = {"model": str(model), "layers": extraction.layers, "pooling": extraction.pooling}
-        progress = VectorProgress(console)
-        write_features(out, progress.follow(found), format, details)
-        progress.report(counts)
-        console.say(
-            f"{out}: {progress.texts:,} texts, {progress.rows:,} vectors of {progress.width:,} "
-            f"numbers, {describe_losses(progress.windowed, {}, progress.unknown)}"
-        )
+        VectorProgress(console).write(found, out, format, details, counts)
 
 
 def embed_file(
@@ -122,12 +116,7 @@ def embed_file(
         found = text_embeddings(embedder, read_lines(file, column, counts), progress, cut=cut)
         details = {"model": str(model), "normalize": embedder.settings.normalize}
         details |= {"pooling": embedder.settings.pooling, "precision": embedder.mode}
-        write_features(out, progress.follow(found), format, details)
-        progress.report(counts)
-        console.say(
-            f"{out}: {progress.texts:,} vectors of {progress.width:,} numbers, "
-            f"{describe_losses(progress.windowed, {'texts cut': progress.cut}, progress.unknown)}"
-        )
+        progress.write(found, out, format, details, counts)
 
 
 def text_embeddings(
@@ -161,10 +150,21 @@ class VectorProgress:
             yield text
             self.console.update({"done": self.texts, "vectors": self.rows})
 
-    def report(self, counts: TextCounts) -> None:
-        """Close the progress bar and print what was noted about the texts."""
+    def write(
+        self,
+        found: Iterable[TextFeatures],
+        out: Path,
+        format: str,  # noqa: A002
+        details: dict[str, str],
+        counts: TextCounts,
+    ) -> None:
+        """Write the features by `write_features`, and print what was noted about the texts."""
+        write_features(out, self.follow(found), format, details)
         self.console.close()
         self.console.say(*describe_skipped(counts.skipped, counts.examples))
+        losses = describe_losses(self.windowed, {"texts cut": self.cut}, self.unknown)
+        vectors = f"{self.rows:,} vectors of {self.width:,} numbers"
+        self.console.say(f"{out}: {self.texts:,} texts, {vectors}, {losses}")
 
 
 def learned_layer_mix(start: PretrainedWeights, layers: str) -> Tensor | None:

@@ -25,7 +25,7 @@ from bertkit.pretraining_data.masking import MaskingOptions, draw_masks
 from bertkit.pretraining_data.pairs import example_lengths
 from bertkit.pretraining_data.rng import MASKS, keyed_rng
 from bertkit.pretraining_data.sampler import START, AnyPosition, ExampleSource
-from bertkit.processes import Workers, check_process_count
+from bertkit.processes import Workers
 from bertkit.shapes import SequenceLabels, TargetIndices
 
 
@@ -211,10 +211,8 @@ def stream_steps(
     batches.
 
     Raises:
-        BertkitError: the batch has fewer sequences than micro-batches, or the number of `workers`
-            is impossible.
+        BertkitError: the batch has fewer sequences than micro-batches.
     """
-    check_process_count(workers, "--workers")
     check_batch_sizes([batch_size], micro_batches, world)
     assert micro_batches % world == 0, "every rank gets the same number of micro-batches"
 

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, check_known
 from bertkit.pretraining_data.rng import PAIRS, keyed_rng
 
 SPECIALS = 3
@@ -72,9 +72,7 @@ class PairOptions:
         return self.max_length - SPECIALS + (self.pair == "single-segment")
 
     def __post_init__(self) -> None:
-        if self.pair not in PAIR_OBJECTIVES:
-            hint = nearest(self.pair, PAIR_OBJECTIVES)
-            raise BertkitError(f"no pair objective is called '{self.pair}'{hint}")
+        check_known("pair objective", self.pair, PAIR_OBJECTIVES)
         if self.max_length < SPECIALS + 2:
             raise BertkitError(
                 f"a pair needs a maximum length of at least {SPECIALS + 2}, got {self.max_length}"

@@ -8,6 +8,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
+from bertkit.files import read_optional
 from bertkit.finetuning.grid import RunResult
 from bertkit.finetuning.results import FinetuningResults
 from bertkit.report.html import field_title, flatten_fields, render_page
@@ -22,7 +23,6 @@ from bertkit.report.plots import (
     draw_plot,
     format_number,
 )
-from bertkit.report.pretraining import optional_json
 from bertkit.tasks.metrics import is_fraction
 from bertkit.training.journal import JOURNAL, read_journal
 
@@ -64,7 +64,7 @@ def finetuning_page(folder: Path) -> str:
             (title, flatten_fields(value))
             for title, value in (
                 ("What all runs share", tuned.shared),
-                ("Environment", optional_json(folder / "environment.json")),
+                ("Environment", read_optional(folder / "environment.json", file_names=True)),
             )
             if value
         ],

@@ -16,7 +16,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from bertkit.errors import BertkitError
-from bertkit.files import read_json, write_text
+from bertkit.files import read_optional, write_text
 from bertkit.report.html import field_title, flatten_fields, render_page
 from bertkit.report.plots import Plot, curve, draw_plot, format_number
 from bertkit.training.journal import JOURNAL, read_journal
@@ -151,15 +151,10 @@ def pretraining_page(run: Path) -> str:
         state=run_state(content),
         cards=run_cards(content),
         summary=summary_text(content),
-        sections=(optional_json(run / "demo.json") or {}).get("sections", []),
+        sections=read_optional(run / "demo.json", file_names=True).get("sections", []),
         drawings=[drawing for plot in PLOTS for drawing in draw(content, plot)],
         tables=[table for table in record_tables(content, run) if table[2]],
     )
-
-
-def optional_json(path: Path) -> Any:
-    """Return a JSON file's value, or None if the file does not exist."""
-    return read_json(path) if path.is_file() else None
 
 
 def run_state(run: PretrainingReport) -> str:
@@ -276,7 +271,7 @@ def record_tables(
     known = {key: value for key, value in run.start.items() if key not in {"kind", "time"}}
     facts = {"Before the first step": known}
     for file in ("recipe", "environment", "corpus"):
-        facts[file.capitalize()] = optional_json(folder / f"{file}.json") or {}
+        facts[file.capitalize()] = read_optional(folder / f"{file}.json", file_names=True)
     for title, value in facts.items():
         tables.append((title, ["field", "value"], [list(row) for row in flatten_fields(value)]))
     return tables

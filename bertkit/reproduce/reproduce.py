@@ -130,9 +130,12 @@ def recorded_sources(out: Path) -> Sources:
     path = out / "reproduce.json"
     if not path.is_file():
         raise BertkitError(f"{out} holds no reproduction to render; leave out --render")
-    values = read_json(path)["sources"]
-    paths = {name: values[name] and Path(values[name]) for name in ("data", "model")}
-    return Sources(text=tuple(values["text"]), **paths)
+    try:
+        values = read_json(path)["sources"]
+        paths = {name: values[name] and Path(values[name]) for name in ("data", "model")}
+        return Sources(text=tuple(values["text"]), **paths)
+    except (TypeError, KeyError):
+        raise BertkitError(f"{path} is damaged; choose another --out") from None
 
 
 def describe_work(work: Reproduction, steps: list[ReproductionStep]) -> str:

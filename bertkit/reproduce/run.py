@@ -20,7 +20,7 @@ from bertkit.config import as_json, claim_settings, read_recipe
 from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError, HeldError
-from bertkit.files import exclusive_lock, read_json, write_json
+from bertkit.files import exclusive_lock, read_json, read_object, write_json
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import RunResult, read_results
 from bertkit.finetuning.settings import FinetuneSettings, Grid, RunSettings
@@ -106,6 +106,10 @@ class Reproduction:
         """Return the folder of a fine-tuning job."""
         return self.out / "tuned" / job.name
 
+    def models(self, job: TaskRun) -> list[Path]:
+        """Return the models that a job has left so far; a finished job has none."""
+        return [p for glob in ("runs/*/model", "model") for p in self.tuned(job).glob(glob)]
+
     def grid(self, job: TaskRun) -> Grid:
         """Return the grid of a job's runs: one setting, all seeds or that of the job."""
         task = self.scale.task(job.task)
@@ -146,7 +150,7 @@ class Reproduction:
     def failure(self, step: str) -> str:
         """Return why a step ended without a result, or "" if it did not."""
         path = self.out / "failed" / f"{folder_name(step)}.json"
-        return str(read_json(path)["reason"]) if path.is_file() else ""
+        return str(read_object(path).get("reason")) if path.is_file() else ""
 
     def give_up(self, step: ReproductionStep, error: DivergedError) -> None:
         """Record that a step diverged, so that the other steps can continue."""
@@ -189,7 +193,7 @@ class Reproduction:
         if step.job is None:
             return self.is_trained(step.variant, own=True) or bool(self.failure(step.name))
         done = len(self.results(step.job)) == len(self.grid(step.job).runs())
-        return done or bool(self.why_unrunnable(step.job))
+        return (done and not self.models(step.job)) or bool(self.why_unrunnable(step.job))
 
     def is_ready(self, step: ReproductionStep) -> bool:
         """Return whether the networks that a step starts from are trained."""
@@ -237,9 +241,8 @@ class Reproduction:
             settings=FinetuneSettings(grid=self.grid(job), head=head, device=self.device),
             console=self.console,
         )
-        shutil.rmtree(self.tuned(job) / "model", ignore_errors=True)  # only scores are needed
-        for run in (self.tuned(job) / "runs").glob("*/model"):
-            shutil.rmtree(run, ignore_errors=True)
+        for model in self.models(job):  # only scores are needed
+            shutil.rmtree(model)
 
 
 @dataclass(frozen=True)

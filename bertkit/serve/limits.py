@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, flag
 
 LOG = logging.getLogger("bertkit.serve")
 MAX_INPUTS = 2048
@@ -87,19 +87,13 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Check that every limit is in range."""
-        above_zero = ("max_queue_tokens", "max_batch_tokens", "deadline", "max_bytes", "max_answer")
-        for name in (*above_zero, "max_connections"):
-            if not 0 < getattr(self, name) < math.inf:
-                flag = name.replace("_", "-")
-                raise BertkitError(f"--{flag} must be above 0, got {getattr(self, name)}")
-        for name in ("max_delay", "grace"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise BertkitError(
-                    f"--{name.replace('_', '-')} must be 0 or more, got {getattr(self, name)}"
-                )
-        for name in ("max_delay", "grace", "deadline"):
-            if getattr(self, name) > MAX_WAIT:
-                raise BertkitError(f"--{name.replace('_', '-')} must be at most {MAX_WAIT:,.0f}")
+        for name, value in vars(self).items():
+            may_be_0 = name in ("max_delay", "grace")
+            if not (value >= 0 if may_be_0 else value > 0) or value == math.inf:
+                range_ = "0 or more" if may_be_0 else "above 0"
+                raise BertkitError(f"{flag(name)} must be {range_}, got {value}")
+            if name in ("max_delay", "grace", "deadline") and value > MAX_WAIT:
+                raise BertkitError(f"{flag(name)} must be at most {MAX_WAIT:,.0f}")
 
     @property
     def max_unread(self) -> int:

@@ -75,10 +75,8 @@ def load_task_model(
         model = load_feature_model(folder)
     else:
         loaded = load_model(folder, task.build)
-        if not isinstance(loaded.model, ClassificationModel):  # other heads do not use the pooler
-            needed = [name for name in loaded.missing_keys if not name.startswith("bert.pooler.")]
-            loaded = replace(loaded, missing_keys=needed)
-        model = require_all_weights(loaded, folder)
+        pooler = isinstance(loaded.model, ClassificationModel)
+        model = require_all_weights(loaded, folder, pooler=pooler)
     check_vocabulary(model.config, tokenizer.size)
     return LoadedTask(model.to(device).eval(), task, tokenizer, details)
 

@@ -28,7 +28,7 @@ from bertkit.datasets.examples import (
     WordsExample,
 )
 from bertkit.datasets.readers import Columns
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, flag, nearest
 from bertkit.tasks.classification import Classification, MultiLabelClassification
 from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tasks.question_answering import QuestionAnswering
@@ -179,8 +179,3 @@ def task_types_with(option: str) -> list[str]:
             field.name == option for made in (spec.columns, spec.windows) for field in fields(made)
         )
     ]
-
-
-def flag(name: str) -> str:
-    """Return the command-line flag of a field."""
-    return f"--{name.replace('_', '-')}"

@@ -386,6 +386,20 @@ def split_parts(
         yield group
 
 
+def check_outputs(*outputs: np.ndarray) -> None:
+    """Check that all outputs are finite, because no prediction can be made otherwise.
+
+    Raises:
+        BertkitError: an output is NaN or infinite.
+    """
+    if not all(np.isfinite(output).all() for output in outputs):
+        raise BertkitError(
+            "the model's output is NaN or infinite: its weights are damaged or so large that they "
+            "overflow; use another checkpoint of the model, or train it again",
+            code=NOT_FINITE,
+        )
+
+
 def run_model(
     model: TaskModel,
     items: Items,
@@ -435,12 +449,7 @@ def run_model(
     every = chain.from_iterable(each(partial(in_halves, launch), groups))
     for copy, batch, group in one_ahead(every, device):
         rows = copy.numpy()
-        if not np.isfinite(rows).all():
-            raise BertkitError(
-                "the model's output is NaN or infinite: its weights are damaged or so large that "
-                "they overflow; restore the model or fine-tune it again",
-                code=NOT_FINITE,
-            )
+        check_outputs(rows)
         for output in split_outputs(rows, batch, group, isinstance(model, ClassificationModel)):
             i, j = places[order[done]]
             outputs[i][j] = output

@@ -31,14 +31,14 @@ from bertkit.datasets.conll import (
     write_conll,
 )
 from bertkit.datasets.examples import WordsExample, joined
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, check_known
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import SEEN_ONCE, balanced, softmax, unknown_label
 from bertkit.tasks.predictions import TagsPrediction, tagged_text
 from bertkit.tasks.task import Item, ItemPart, Items, PredictedSplit, Task, TaskBatch, TaskInputs
-from bertkit.tasks.windows import NO_TAG, WordTarget, check_context, word_tokens, word_windows
+from bertkit.tasks.windows import CONTEXTS, NO_TAG, WordTarget, word_tokens, word_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 
@@ -85,7 +85,7 @@ class TokenClassification(Task):
         Raises:
             BertkitError: there is no such context, or no room for a token.
         """
-        check_context(self.context)
+        check_known("context", self.context, CONTEXTS)
         if self.max_length < 3:
             raise BertkitError(
                 f"a length of {self.max_length} leaves no room for a word; give at least 3 tokens"

@@ -26,7 +26,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from bertkit.datasets.examples import WordsExample
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, check_known
 from bertkit.tasks.task import Encoded, ItemPart
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -104,17 +104,7 @@ class WordWindows(WindowLengths):
     def __post_init__(self) -> None:
         """See `WindowLengths`."""
         super().__post_init__()
-        check_context(self.context)
-
-
-def check_context(context: str) -> None:
-    """Check that a context is one of `CONTEXTS`.
-
-    Raises:
-        BertkitError: it is not; the message suggests one.
-    """
-    if context not in CONTEXTS:
-        raise BertkitError(f"no context is '{context}'{nearest(context, CONTEXTS)}")
+        check_known("context", self.context, CONTEXTS)
 
 
 def check_window_lengths(max_length: int, stride: int) -> None:

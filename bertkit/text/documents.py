@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bertkit.errors import BertkitError, nearest, refuse_twice
+from bertkit.errors import BertkitError, check_known, nearest, refuse_twice
 from bertkit.text.lines import (
     LONE_SURROGATE,
     NumberedRow,
@@ -23,7 +23,7 @@ from bertkit.text.lines import (
     split_rows,
     text_lines,
 )
-from bertkit.text.sources import DAMAGE, FORMATS, Source, find_sources, one_line, open_binary
+from bertkit.text.sources import DAMAGE, Source, find_sources, one_line, open_binary
 
 __all__ = ["Source", "TextCounts", "find_sources", "read_documents"]
 
@@ -45,8 +45,7 @@ def read_documents(source: Source, counts: TextCounts, *, column: str = "text") 
     if source.format == "unknown":
         counts.note("file of unknown type", source.path)
         return
-    if source.format not in DOCUMENT_READERS:
-        raise BertkitError(f"unknown format '{source.format}'{nearest(source.format, FORMATS)}")
+    check_known("format", source.format, DOCUMENT_READERS)
     counts.files += 1
     before = counts.documents, counts.skipped.total()
     try:

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from bertkit.errors import BertkitError, InputTypeError, nearest, short_repr
+from bertkit.errors import BertkitError, InputTypeError, check_known, short_repr
 from bertkit.files import from_home
 from bertkit.outputs import files_below
 
@@ -88,8 +88,7 @@ def find_sources(
         BertkitError: a path is missing, a folder or glob holds nothing to read, the format is
             unknown, or a remote address cannot be reached.
     """
-    if format not in (*FORMATS, "auto"):
-        raise BertkitError(f"unknown format '{format}'{nearest(format, (*FORMATS, 'auto'))}")
+    check_known("format", format, (*FORMATS, "auto"))
     if not paths:
         raise BertkitError("no input was named; give files, folders, globs or hf:NAME data sets")
     sources: list[Source] = []

@@ -28,7 +28,7 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import WordPieceTrainer
 
-from bertkit.errors import BertkitError, checked_texts, nearest
+from bertkit.errors import BertkitError, check_known, checked_texts
 from bertkit.processes import interruptible
 from bertkit.tokenizer.count import count_words
 from bertkit.tokenizer.files import CONTINUATION, SPECIAL_TOKENS
@@ -87,8 +87,7 @@ def check_settings(size: int, min_frequency: int, max_alphabet: int, criterion: 
             f"a vocabulary needs a size of 1 to {LARGEST:,} tokens, and max_alphabet and "
             f"min_frequency of at least 1; got {size:,}, {max_alphabet}, {min_frequency}"
         )
-    if criterion not in CRITERIA:
-        raise BertkitError(f"unknown criterion '{criterion}'{nearest(criterion, CRITERIA)}")
+    check_known("criterion", criterion, CRITERIA)
 
 
 def learn_from_counts(

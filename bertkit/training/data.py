@@ -67,7 +67,7 @@ class TrainingData:
         """Yield this rank's micro-batches for the rest of a phase after its first `made` updates.
 
         Raises:
-            BertkitError: the batch cannot be divided among the ranks, or `workers` is negative.
+            BertkitError: the batch cannot be divided among the ranks.
         """
         examples, builder = self.open(phase)
         return stream_steps(

@@ -21,7 +21,7 @@ import torch
 
 import bertkit
 from bertkit.config import differences
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, check_known, nearest
 from bertkit.files import read_json, write_json
 from bertkit.model.attention import choose_kernel, has_bf16
 from bertkit.model.cpu import library, step_types
@@ -110,8 +110,7 @@ def choose_precision(name: str, device: torch.device) -> str:
         BertkitError: the precision is unknown, or the device does not support it.
     """
     known, on_cuda = (*PRECISIONS, "auto"), device.type == "cuda"
-    if name not in known:
-        raise BertkitError(f"no precision is called '{name}'{nearest(name, known)}")
+    check_known("precision", name, known)
     made = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "auto":
         return "bf16" if made or (device.type == "cpu" and has_bf16()) else "fp32"

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 import bertkit
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError
 from bertkit.files import write_text
 from bertkit.processes import is_alone
 from bertkit.training.device import has_cuda
@@ -167,12 +167,6 @@ MAX_TIMEOUT = 1_000_000_000
 STRATEGIES = ("ddp", "fsdp")
 
 
-def check_strategy(strategy: str) -> None:
-    """Raise a BertkitError unless the strategy is known."""
-    if strategy not in STRATEGIES:
-        raise BertkitError(f"no strategy is called '{strategy}'{nearest(strategy, STRATEGIES)}")
-
-
 def check_timeout(timeout: float) -> None:
     """Raise a BertkitError unless a timeout is a number of seconds that torch can count."""
     if not 0 < timeout <= MAX_TIMEOUT:
@@ -301,9 +295,16 @@ class GracefulStop:
                 signal.signal(name, handler)
 
 
+RANKS_MARK = ".ranks"
+
+
 def mark_of_first(folder: Path, ranks: Ranks) -> str:
-    """Write a mark into a folder on rank 0, and return what this rank reads there, or "none"."""
-    path, mark = folder / ".ranks", secrets.token_hex(8)
+    """Write a mark into a folder on rank 0, and return what this rank reads there, or "none".
+
+    Once all ranks have read it, delete it: network file systems may show old content to the next
+    run.
+    """
+    path, mark = folder / RANKS_MARK, secrets.token_hex(8)
     ranks.on_rank0(lambda: write_text(path, mark))
     for _ in range(10):
         if path.is_file():

@@ -8,7 +8,6 @@ null.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import Any, Self
 
 from bertkit.console import Console
 from bertkit.errors import BertkitError
-from bertkit.files import disk_errors, not_through_links, write_text
+from bertkit.files import disk_errors, jsonable, not_through_links, write_text
 
 JOURNAL = "journal.jsonl"
 
@@ -79,9 +78,8 @@ class Journal:
     def _open_trackers(
         self, names: Sequence[str], folder: Path, resume_step: int | None, since: float | None
     ) -> None:
-        from bertkit.training.trackers import TRACKERS, check_trackers, is_installed
+        from bertkit.training.trackers import TRACKERS, is_installed
 
-        check_trackers(names)
         for name in names:
             message = "no TensorBoard events: the package tensorboard is not installed"
             if is_installed(name):
@@ -102,7 +100,7 @@ class Journal:
             BertkitError: the disk is full, or a tracker cannot be started.
             Exception: whatever `on_record` raises.
         """
-        stamped = {**standard(record), "time": time()}
+        stamped = {**jsonable(record), "time": time()}
         with disk_errors(self.path):
             self.file.write(json_line(stamped))
             self.file.flush()
@@ -138,20 +136,7 @@ class Journal:
 
 def json_line(record: dict[str, Any]) -> str:
     """Format a record as one line of standard JSON."""
-    return json.dumps(standard(record), ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def standard(value: Any) -> Any:
-    """Convert a value to standard JSON: without NaN, infinity, NumPy or torch scalars, or paths."""
-    if isinstance(value, dict):
-        return {str(key): standard(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [standard(item) for item in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
+    return json.dumps(jsonable(record), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:

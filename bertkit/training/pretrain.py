@@ -26,7 +26,7 @@ from torch import Tensor
 from bertkit.config import as_json, read_recipe
 from bertkit.console import Console, console_or_new
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError, DivergedError, HeldError
+from bertkit.errors import BertkitError, DivergedError, HeldError, check_known
 from bertkit.files import exclusive_lock, read_object
 from bertkit.pretraining_data.loader import check_batch_sizes
 from bertkit.pretraining_data.sampler import START
@@ -41,9 +41,10 @@ from bertkit.training.data import (
 )
 from bertkit.training.device import choose_device, choose_precision, device_notes, matmul_peak
 from bertkit.training.distributed import (
+    RANKS_MARK,
+    STRATEGIES,
     GracefulStop,
     Ranks,
-    check_strategy,
     check_timeout,
     code_digest,
     init_distributed,
@@ -233,7 +234,7 @@ def check_options(
         BertkitError: the strategy is unknown or does not suit the recipe, a number is out of range,
             or a tracker is not installed.
     """
-    check_strategy(strategy)
+    check_known("strategy", strategy, STRATEGIES)
     if recipe.phases.copy_positions and strategy == "fsdp":
         raise BertkitError(
             "phases.copy_positions does not work with --strategy fsdp; set it to false"
@@ -312,6 +313,7 @@ def claim_folder(run: Run, digest: str, held: ExitStack) -> list[str]:
                 "save_models_at": str(sorted(run.save_models_at)),
             }
         )
+        ranks.on_rank0((run.folder / RANKS_MARK).unlink)
     changes = ranks.on_rank0(
         lambda: claim_run_folder(run.folder, recipe, run.recipe_name, run.store, digest)
     )

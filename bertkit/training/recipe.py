@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertkit.config import as_json, claim_settings, differences
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, check_known, nearest
 from bertkit.files import escaped, write_json
 from bertkit.pretraining_data.masking import MaskingOptions, count_targets
 from bertkit.pretraining_data.pairs import PAIR_OBJECTIVES, TOKEN_OBJECTIVES, PairOptions
@@ -321,8 +321,7 @@ def learning_rate(
         BertkitError: the schedule is unknown, or the warm-up does not end before training does.
         ValueError: the step is negative.
     """
-    if schedule not in SCHEDULES:
-        raise BertkitError(f"no schedule is called '{schedule}'{nearest(schedule, SCHEDULES)}")
+    check_known("schedule", schedule, SCHEDULES)
     if not 0 <= warmup_steps < total_steps:
         raise BertkitError(
             f"the warm-up of {warmup_steps} steps must end before the {total_steps} steps of "

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bertkit.config import dotted_values
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, check_known
 
 
 class Tracker(Protocol):
@@ -165,8 +165,7 @@ def check_trackers(names: Iterable[str]) -> None:
         BertkitError: a tracker does not exist, or its package is not installed.
     """
     for name in names:
-        if name not in TRACKERS:
-            raise BertkitError(f"no tracker is called '{name}'{nearest(name, TRACKERS)}")
+        check_known("tracker", name, TRACKERS)
         if name != "tensorboard" and not is_installed(name):
             raise BertkitError(
                 f"the package {name} is not installed; run pip install 'bertkit[{name}]'",

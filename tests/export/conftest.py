@@ -11,7 +11,7 @@ import torch
 from bertkit.checkpoints.save import save_model
 from bertkit.export.padded import Discriminator
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.features import FeatureModel, save_feature_model
+from bertkit.model.features import FeatureModel, save_with_head
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.pooling import TextPooling, write_pooling
 from bertkit.tasks.classification import Classification, MultiLabelClassification
@@ -89,5 +89,5 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     for name, head in (("frozen", "linear"), ("bilstm", "bilstm")):
         layers = "weighted-sum-last-four" if name == "frozen" else "last"
         frozen = FeatureModel(deep, 3, layers, head, units=8)
-        save_feature_model(folder / name, frozen, tokenizer, details)
+        save_with_head(folder / name, frozen, tokenizer, details)
     return folder

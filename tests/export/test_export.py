@@ -212,7 +212,7 @@ def test_what_cannot_be_exported_is_refused(models: Path, tmp_path: Path) -> Non
         write_export(bilstm, "onnx", tmp_path / "out")
     with pytest.raises(BertkitError, match=r"no other library has a head .* a BiLSTM"):
         write_export(bilstm, "huggingface", tmp_path / "out")
-    with pytest.raises(BertkitError, match="unknown format 'onx'; did you mean 'onnx'"):
+    with pytest.raises(BertkitError, match="no format is called 'onx'; did you mean 'onnx'"):
         write_export(plain, "onx", tmp_path / "out")
     with pytest.raises(BertkitError, match="no head is called 'encode'; did you mean 'encoder'"):
         read_export_source(models / "encoder", head="encode")

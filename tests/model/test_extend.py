@@ -254,10 +254,10 @@ def test_refusals(tmp_path: Path, small: Tokenizer) -> None:
         vocabulary("co-enzyme", "a b")
     with pytest.raises(BertkitError, match=r"3 \[unused\] entries for 4 new words"):
         vocabulary("aa", "bb", "cc", "dd", place="unused")
-    with pytest.raises(BertkitError, match="unknown --place 'apend'; did you mean 'append'"):
+    with pytest.raises(BertkitError, match="no placement is called 'apend'; did you mean 'append'"):
         vocabulary("aa", place="apend")
     start = save(tmp_path / "old", small)
-    with pytest.raises(BertkitError, match="unknown --init 'men'"):
+    with pytest.raises(BertkitError, match="no initialisation is called 'men'"):
         extend_tensors(start.tensors, vocabulary("aa"), start.config, init="men")
     with pytest.raises(BertkitError, match="is the model itself"):
         write_extended(start, vocabulary("aa"), tmp_path / "old")
@@ -370,8 +370,14 @@ def test_the_verb_wants_one_kind_of_words(tmp_path: Path) -> None:
     ("flags", "said"),
     [
         (("--count", "0"), "--count must be at least 1"),
-        (("--count", "1", "--place", "apend"), "unknown --place 'apend'; did you mean 'append'"),
-        (("--count", "1", "--init", "men"), "unknown --init 'men'; did you mean 'mean'"),
+        (
+            ("--count", "1", "--place", "apend"),
+            "no placement is called 'apend'; did you mean 'append'",
+        ),
+        (
+            ("--count", "1", "--init", "men"),
+            "no initialisation is called 'men'; did you mean 'mean'",
+        ),
         (("--count", "1", "--out", "old"), "is also an input"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[-1],

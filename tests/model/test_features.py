@@ -25,7 +25,7 @@ from bertkit.model.features import (
     encoder_features,
     feature_width,
     load_feature_model,
-    save_feature_model,
+    save_with_head,
 )
 from bertkit.model.inference import prepare_encoder
 from bertkit.pretraining_data.batch import pack
@@ -179,7 +179,7 @@ def saved(tokenizer: Tokenizer, tmp_path: Path) -> tuple[Path, FeatureModel]:
         "labels": ["O", "B-X", "I-X"],
         "settings": {"max_length": 32},
     }
-    save_feature_model(tmp_path / "model", model.eval(), tokenizer, details)
+    save_with_head(tmp_path / "model", model.eval(), tokenizer, details)
     return tmp_path / "model", model
 
 
@@ -195,7 +195,7 @@ def test_round_trip(saved: tuple[Path, FeatureModel]) -> None:
         assert torch.equal(loaded(packed), model(packed))
     assert loaded.train().encoder.training is False
     again = folder.with_name("again")
-    save_feature_model(again, loaded, tokenizer=Tokenizer.load(folder), details={})
+    save_with_head(again, loaded, tokenizer=Tokenizer.load(folder), details={})
     for name in ("model.safetensors", "head.safetensors"):
         assert (again / name).read_bytes() == (folder / name).read_bytes()
     assert read_json(again / "bertkit.json") == {
@@ -250,7 +250,7 @@ def test_damaged_files(saved: tuple[Path, FeatureModel]) -> None:
 
     fails({"head": "linear"}, "bilstm.lstm.bias_hh_l0.* 'weighted-sum-last-four' with 'linear'")
     fails({"layers": "last"}, "mix missing, unknown or of another shape")
-    fails({"layers": "lost"}, "no layers are called 'lost'; did you mean 'last'")
+    fails({"layers": "lost"}, "no choice of layers is called 'lost'; did you mean 'last'")
     (folder / "head.safetensors").write_bytes(b"nothing")
     fails({}, "head.safetensors is damaged")
     (folder / "head.safetensors").unlink()
@@ -287,7 +287,7 @@ def test_an_encoder_beside(head: str, tokenizer: Tokenizer, tmp_path: Path, batc
         "labels": ["O", "B-X", "I-X"],
         "settings": {"max_length": 32},
     }
-    save_feature_model(tmp_path / "m", model.eval(), tokenizer, details)
+    save_with_head(tmp_path / "m", model.eval(), tokenizer, details)
     assert read_json(tmp_path / "m" / "config.json")["architectures"] == ["BertModel"]
     assert read_json(tmp_path / "m" / "beside" / "config.json")["direction"] == "right_to_left"
     loaded = load_feature_model(tmp_path / "m")
@@ -310,7 +310,7 @@ def test_other_networks_give_features_too(
     model = FeatureModel(config, 3, "weighted-sum", "bilstm", units=UNITS).eval()
     assert model.mix is not None
     assert len(model.mix) == 4, "three layers, be they shared, and the scale"
-    save_feature_model(tmp_path / "m", model, tokenizer, {})
+    save_with_head(tmp_path / "m", model, tokenizer, {})
     with torch.no_grad():
         packed = batch(9, 4)
         torch.testing.assert_close(load_feature_model(tmp_path / "m")(packed), model(packed))

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.features import FeatureModel, save_feature_model
+from bertkit.model.features import FeatureModel, save_with_head
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load
@@ -47,7 +47,7 @@ def frozen_tagger(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> No
     task = TokenClassification(("O", "B-X", "I-X"), max_length=32)
     details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
     model = FeatureModel(config, 3, "last", "bilstm", units=4)
-    save_feature_model(folder, model, tokenizer, details)
+    save_with_head(folder, model, tokenizer, details)
 
 
 def as_bin(write: Callable[..., None]) -> Callable[..., None]:

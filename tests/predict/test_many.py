@@ -169,13 +169,17 @@ def test_files_are_predicted_and_scored_from_python(models: Path, tmp_path: Path
         predict_file(predictor, str(file), columns={"words": "said"}, out=out)
 
 
-def test_a_file_is_not_replaced_by_its_predictions(models: Path, tmp_path: Path) -> None:
+def test_a_file_is_not_replaced_by_its_predictions(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / "in.csv"
     file.write_text("text\nriver stone\n")
     predictor = load_predictor([models / "classify"], device="cpu", precision="fp32")
-    with pytest.raises(BertkitError) as refused:
-        predict_file(predictor, file, out=tmp_path / "." / "in.csv")
-    assert refused.value.code == "overwrites-input"
+    for own, out in ((file, tmp_path / "." / "in.csv"), ("~/in.csv", file), (file, "~/in.csv")):
+        with pytest.raises(BertkitError) as refused:
+            predict_file(predictor, own, out=out)
+        assert refused.value.code == "overwrites-input"
     assert file.read_text() == "text\nriver stone\n"
     with pytest.raises(InputTypeError, match="give what load"):
         predict_file(str(models / "classify"), file)  # type: ignore[arg-type]

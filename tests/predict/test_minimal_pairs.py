@@ -185,9 +185,10 @@ def test_bad_requests_have_codes(
         with pytest.raises(BertkitError) as caught:
             read_minimal_pairs(write("c.txt", text), TextCounts())
         assert caught.value.code == "blank-line"
-    same = {"good": "sentence_bad", "bad": "sentence_bad"}
-    with pytest.raises(BertkitError, match="both name the column 'sentence_bad'"):
-        read_minimal_pairs(blimp, TextCounts(), **same)
+    for good in ("sentence_bad", ""):
+        with pytest.raises(BertkitError) as caught:
+            read_minimal_pairs(blimp, TextCounts(), good=good, bad="sentence_bad")
+        assert caught.value.code == "column"
     for code, call in cases.items():
         with pytest.raises(BertkitError) as caught:
             call()

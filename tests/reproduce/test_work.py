@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from bertkit.console import Console
 from bertkit.datasets.examples import GoldAnswer, QuestionExample, WordsExample
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import exclusive_lock
+from bertkit.reproduce import run
 from bertkit.reproduce.data import absent_files, load_task, sentence_pairs, some_documents
 from bertkit.reproduce.experiments import EXPERIMENTS, Experiment
 from bertkit.reproduce.paper import Scale, Sources, TaskScale, read_scale
@@ -91,12 +93,22 @@ def toy_scale(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_figure_from_text_to_page(text: str, labelled: Path, tmp_path: Path) -> None:
+def test_a_figure_from_text_to_page(
+    text: str, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: Path) -> None:
+        raise KeyboardInterrupt
+
     out = tmp_path / "out"
     sources = Sources(text=(text,), data=labelled)
     scale = str(toy_scale(tmp_path))
     assert reproduce_command("figure-5", out=out, scale=scale, sources=sources, plan=True) == 0
     assert not (out / "text").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "shutil", SimpleNamespace(rmtree=stop))
+        with pytest.raises(KeyboardInterrupt):
+            reproduce_command("figure-5", out=out, scale=scale, sources=sources)
+    assert list(out.rglob("tuned/**/model.safetensors"))  # as if killed after the last score
     assert reproduce_command("figure-5", out=out, scale=scale, sources=sources) == 0
     outcome = json.loads((out / "reproduction.json").read_text())
     [figure] = outcome["tables"]

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from bertkit.cli.app import main
 from bertkit.errors import NOT_FINITE, BertkitError
 from bertkit.model.encoder import Encoder
-from bertkit.model.features import FeatureModel, save_feature_model
+from bertkit.model.features import FeatureModel, save_with_head
 from bertkit.predict.features import Extraction, extract
 from bertkit.predict.text_vectors import read_lines
 from bertkit.text.lines import TextCounts
@@ -220,7 +220,7 @@ def test_weights_of_a_tuned_model(tokenizer: Tokenizer, write: Write, capsys: An
     torch.nn.init.normal_(model.mix)
     text = write("some.txt", "river stone")
     folder = text.with_name("model")
-    save_feature_model(
+    save_with_head(
         folder, model, tokenizer, {"task": "token-classification", "labels": ["O", "B-X"]}
     )
     out = text.with_name("f.npy")

@@ -17,6 +17,7 @@ from bertkit.files import read_json, write_json
 from bertkit.finetuning import finetune as finetuning
 from bertkit.finetuning.grid import (
     RunResult,
+    all_results,
     keep_models,
     model_digest,
     model_problem,
@@ -51,6 +52,19 @@ def test_a_changed_record_is_named(tmp_path: Path) -> None:
     write_json(path, [older])
     with pytest.raises(BertkitError, match="is damaged"):
         read_results(tmp_path, GRID.runs())
+
+
+def test_a_record_in_another_runs_folder_is_refused(tmp_path: Path) -> None:
+    """Models are deleted by the names in the records, which may lead out of the folder."""
+    victim = tmp_path / "victim" / "model"
+    victim.mkdir(parents=True)
+    path = tmp_path / "tuned" / "runs" / "copied" / "run.json"
+    for name in ("../../victim", GRID.runs()[0].name):
+        write_json(path, result(name).as_json())
+        with pytest.raises(BertkitError) as refused:
+            keep_models(tmp_path / "tuned", all_results(tmp_path / "tuned"), 1)
+        assert refused.value.code == "renamed-run"
+    assert victim.is_dir()
 
 
 def test_time_is_no_part_of_the_checksum() -> None:
@@ -224,6 +238,10 @@ def test_results_are_of_the_model_beside_them(
     assert second["scores"] == first["scores"]
     assert (out / "results" / "test.jsonl").is_file()
     run = out / "runs" / first["best"] / "run.json"
+    outside = tmp_path / "outside"
+    outside.touch()
+    second["predicted"]["test"]["files"] += ["../../outside", str(outside)]
+    write_json(out / "results.json", second)
     worse = RunResult.from_json(read_json(run))
     scores = {"dev": {**worse.scores["dev"], "accuracy": 0.0}}
     write_json(run, replace(worse, scores=scores, metric=0.0).as_json())
@@ -232,6 +250,7 @@ def test_results_are_of_the_model_beside_them(
     assert third["best"] != first["best"]
     assert "test" not in third["scores"]
     assert not (out / "results" / "test.jsonl").exists()
+    assert outside.is_file()  # the record may be a stranger's
     assert f"test predictions of {first['best']}, the best run before" in capfd.readouterr().err
     tune_on(pretrained, colours, out, rate, "2e-6", "--test", path)
     assert (out / "results" / "test.jsonl").is_file()

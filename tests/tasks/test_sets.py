@@ -117,7 +117,7 @@ def test_options_of_another_kind_are_named(write: Write) -> None:
 
 
 def test_no_such_context() -> None:
-    with pytest.raises(BertkitError, match="no context is 'documnet'; did you mean 'document'"):
+    with pytest.raises(BertkitError, match="called 'documnet'; did you mean 'document'"):
         WordWindows(context="documnet")
 
 

@@ -432,7 +432,7 @@ def test_unknown_formats(file: File) -> None:
     assert counts == TextCounts(
         skipped=Counter({"file of unknown type": 1}), examples={"file of unknown type": path}
     )
-    with pytest.raises(BertkitError, match="unknown format 'txt'; did you mean 'text'"):
+    with pytest.raises(BertkitError, match="no format is called 'txt'; did you mean 'text'"):
         list(read_documents(Source(path, "txt", 1), counts))
 
 

@@ -171,7 +171,7 @@ def test_an_empty_name_is_not_this_folder(tmp_path: Path, monkeypatch: pytest.Mo
 def test_no_paths_and_misspelt_formats_are_errors() -> None:
     with pytest.raises(BertkitError, match="no input was named"):
         find_sources([])
-    with pytest.raises(BertkitError, match="unknown format 'jsnl'; did you mean 'jsonl'"):
+    with pytest.raises(BertkitError, match="no format is called 'jsnl'; did you mean 'jsonl'"):
         find_sources(["a"], format="jsnl")
 
 

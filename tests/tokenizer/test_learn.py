@@ -189,7 +189,7 @@ def test_an_unknown_criterion_is_refused_before_reading() -> None:
         raise AssertionError
         yield ""
 
-    with pytest.raises(BertkitError, match="unknown criterion 'likelyhood'; did you mean"):
+    with pytest.raises(BertkitError, match="no criterion is called 'likelyhood'; did you mean"):
         learn_vocabulary(never(), 100, criterion="likelyhood")
 
 

@@ -17,12 +17,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.pretraining_data.batch import pack
 from bertkit.training import parallel
 from bertkit.training.device import autocast
-from bertkit.training.distributed import check_strategy
 from bertkit.training.optimizer import clip_gradients
 from bertkit.training.parallel import (
     apply_ddp,
@@ -201,8 +199,3 @@ def test_a_sharded_model_runs_on_gpus_without_values() -> None:
         with autocast(fake_cuda.CUDA, "bf16"):
             found = model(pack([[2, 5, 6, 7, 3], [2, 9, 3]]).to(fake_cuda.CUDA))
         assert (found.device, found.shape) == (fake_cuda.CUDA, (8, CONFIG.hidden_size))
-
-
-def test_an_unknown_strategy_is_named() -> None:
-    with pytest.raises(BertkitError, match=r"no strategy is called 'fdsp'.*fsdp"):
-        check_strategy("fdsp")
