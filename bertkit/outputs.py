@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import combinations
@@ -61,7 +61,7 @@ class Written:
 TEXT, OWN, NAMED = Read("text"), Read("own", OWN_FILES), Read("named")
 DATA = Read("data", ("*",))
 FILE, FOLDER, RESULTS = Written("file"), Written("folder"), Written("results")
-REPLACED = Written("replaced")
+REPLACED, VECTORS = Written("replaced"), Written("file", beside=".json")
 
 
 class Named(NamedTuple):
@@ -183,6 +183,17 @@ def follow_links(argument: Argument) -> None:
                     code="link",
                 )
             argument.tokens[number] = token.evolve(value=target)
+
+
+def refuse_overwriting(out: Path, inputs: Iterable[str], mark: Written = FILE) -> None:
+    """Refuse an output of a function that would damage one of its inputs, which are texts.
+
+    Raises:
+        BertkitError: it would (code "overwrites-input").
+    """
+    for path in filter(None, map(local_path, inputs)):
+        if reason := overwrites(Named("out", out, mark), Named("the input", path, TEXT)):
+            raise BertkitError(f"{reason}; choose another path", code="overwrites-input")
 
 
 def overwrites(out: Named, given: Named) -> str:

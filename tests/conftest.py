@@ -26,6 +26,7 @@ import torch  # before what is instrumented, or its bytecode is not found
 
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
+from bertkit.datasets.tabular import numbered_rows
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 if TYPE_CHECKING:
@@ -174,6 +175,12 @@ def run(*words: object, status: int = 0) -> None:
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
     assert ended.value.code == status
+
+
+def read_rows(*words: Any, **options: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the location and the fields of every usable row of a file."""
+    for _, place, row in numbered_rows(*words, **options):
+        yield place, row
 
 
 def python(*words: object, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:

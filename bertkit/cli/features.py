@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from bertkit.cli.options import AnyModel, Column, Device, VectorFile, VectorFormat
+from bertkit.cli.options import AnyModel, Column, Device, VectorFormat
 from bertkit.config import FLATTEN
-from bertkit.outputs import TEXT
+from bertkit.outputs import TEXT, VECTORS
 from bertkit.predict.features import WHOLE, Extraction
 from bertkit.predict.text_vectors import extract_file
 
@@ -16,7 +16,7 @@ def features_command(
     model: AnyModel,
     file: Annotated[str, TEXT],
     *,
-    out: Annotated[Path, VectorFile],
+    out: Annotated[Path, VECTORS],
     format: VectorFormat = "auto",  # noqa: A002
     column: Column = "text",
     precision: str = "fp32",

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from bertkit.outputs import TEXT, Written
+from bertkit.outputs import TEXT
 
 AnyModel = Annotated[
     Path, Parameter(help="A model directory, a run, a model of the hub, or a Google checkpoint.")
@@ -58,8 +58,6 @@ Pooling = Annotated[
 VectorFormat = Annotated[
     str, Parameter(help="safetensors, parquet, npy, or auto: by the file's extension.")
 ]
-VectorFile = Written("file", beside=".json")
-"""A file of vectors; an index is written beside a .npy file."""
 
 
 @dataclass(frozen=True, kw_only=True)

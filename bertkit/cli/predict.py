@@ -27,7 +27,6 @@ from bertkit.cli.options import (
     Precision,
     PretrainedModel,
     TunedModel,
-    VectorFile,
     VectorFormat,
     given,
 )
@@ -35,7 +34,7 @@ from bertkit.config import flag_group
 from bertkit.console import Console
 from bertkit.errors import BertkitError, flag
 from bertkit.files import BLOCK_BYTES, from_home
-from bertkit.outputs import FILE, TEXT
+from bertkit.outputs import FILE, TEXT, VECTORS
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.text.sources import BYTE_ORDER_MARK
 
@@ -189,7 +188,7 @@ def embed_command(
     model: EmbeddingModel,
     file: Annotated[str, TEXT],
     *,
-    out: Annotated[Path, VectorFile],
+    out: Annotated[Path, VECTORS],
     format: VectorFormat = "auto",  # noqa: A002
     column: Column = "text",
     pooling: Pooling = "auto",

@@ -24,7 +24,7 @@ from bertkit.datasets.image_columns import ALIGNED, LABELS_GIVEN, ImageColumns
 from bertkit.datasets.readers import Columns, Reading, RowReader, row_texts
 from bertkit.datasets.records import Records
 from bertkit.datasets.squad import has_json_lines, make_question
-from bertkit.datasets.tabular import Fields, read_rows
+from bertkit.datasets.tabular import Fields, numbered_rows
 from bertkit.errors import BertkitError
 from bertkit.files import from_home
 from bertkit.text.lines import TextCounts, value_name
@@ -190,7 +190,7 @@ class ChoiceColumns(ImageColumns):
         keys = letters = zeros = lasts = 0
         counted = ""  # location of the first numeric key
         columns = [*self.inputs, self.label]
-        for place, row in read_rows(
+        for _, place, row in numbered_rows(
             path, TextCounts(), self.format, header=self.header, columns=columns
         ):
             key = value_name(row[self.label])

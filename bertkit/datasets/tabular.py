@@ -28,19 +28,6 @@ FileRow = tuple[int, Fields | None]
 """(line or row number from 1, fields); the fields are None for a row left out and counted."""
 
 
-def read_rows(
-    path: str | Path | Records,
-    counts: TextCounts,
-    format: str = "auto",  # noqa: A002
-    *,
-    header: bool | Sequence[str] = True,
-    columns: Sequence[str] = (),
-) -> Iterator[tuple[str, Fields]]:
-    """Yield (location, fields) of every usable row; the location is "file:line"."""
-    for _, place, row in numbered_rows(path, counts, format, header=header, columns=columns):
-        yield place, row
-
-
 def numbered_rows(
     path: str | Path | Records,
     counts: TextCounts,

@@ -11,6 +11,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import length_hint
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from bertkit.datasets.swag import SWAG_COLUMNS, read_swag
 from bertkit.datasets.tabular import Fields, has_columns, parquet_types
 from bertkit.errors import BertkitError, InputTypeError, flag, short_repr
 from bertkit.files import BLOCK_BYTES, from_home
+from bertkit.outputs import refuse_overwriting
 from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, input_chunks
 from bertkit.predict.tables import check_ending, is_flat, is_parquet, new_rows
 from bertkit.predict.word_splitter import words_example
@@ -42,7 +44,8 @@ Given = Mapping[str, Any]
 """The column options that a caller gave; the others are those saved with the model."""
 LONE_SENTENCES = (
     "every sentence is alone in its document, and the model was fine-tuned with the context of "
-    "documents; start documents with -DOCSTART- lines or name their column (--document)"
+    "documents; mark those by a column (--document), in CoNLL's files by -DOCSTART- lines, and in "
+    "plain text by blank lines between documents only"
 )
 
 
@@ -77,8 +80,8 @@ def predict_file(
     if not isinstance(predictor, TaskPredictor):
         raise InputTypeError(f"give what load(MODEL) returns, not {short_repr(predictor)}")
     file, out = from_home(os.fspath(file)), None if out is None else Path(from_home(out))
-    if out is not None and os.path.realpath(out) == os.path.realpath(file):
-        raise BertkitError(f"{out} is also the input; choose another path", code="overwrites-input")
+    if out is not None:
+        refuse_overwriting(out, [file])
     with console_or_new(console) as shown:
         counts = TextCounts()
         rows: dict[str, Fields] | None = None if out is None else {}
@@ -112,7 +115,7 @@ def predict_file(
                 unknown = unknown.plus(items.unknown)
             progress.finish()
         shown.say(*describe_skipped(counts.skipped, counts.examples))
-        if alone:
+        if alone and progress.inputs > 1:
             shown.say(f"{file}: {LONE_SENTENCES}")
         shown.say(f"{progress.inputs:,} inputs, {describe_losses(windowed, cut, unknown)}")
 
@@ -221,7 +224,13 @@ def model_inputs(
             those of the model's data set nor the default ones.
     """
     named = spec.merged_columns(given, details)
-    if is_plain(file, named):
+    plain = is_plain(file, named)
+    if plain or not named.in_rows(file):
+        used = {"format"} if plain else {"format", "word_column", "tag_column"}
+        if unused := given.keys() - used:
+            flags = ", ".join(map(flag, sorted(unused)))
+            raise BertkitError(f"{file} has no named columns; leave out {flags}", code="column")
+    if plain:
         return named, plain_inputs(spec, file, named, counts)
     if is_swag(details, file, named):
         if own := given.keys() & {"text", "choices"}:
@@ -239,11 +248,19 @@ def model_inputs(
 def usual_columns(
     details: Mapping[str, Any], given: Given, columns: Columns, source: str | Records
 ) -> Columns:
-    """Return the columns; for a GLUE model whose texts the caller did not name, `glue_columns`."""
+    """Return the columns; for texts that the caller did not name, those of the model's GLUE task.
+
+    A column `pair` is read if nothing tells whether the model was fine-tuned on pairs of texts.
+    """
     data = str(details.get("data"))
-    if data in GLUE and isinstance(columns, TextColumns) and not given.keys() & {"text", "pair"}:
+    if not isinstance(columns, TextColumns) or given.keys() & {"text", "pair"}:
+        return columns
+    if data in GLUE:
         return glue_columns(data, source, columns)
-    return columns
+    told = details.get("pairs") is not None or columns.inputs != type(columns)().inputs
+    if told or not columns.header or not has_columns(source, ["pair"], columns.format):
+        return columns
+    return replace(columns, pair="pair")
 
 
 def is_swag(details: Mapping[str, Any], file: str, columns: Columns) -> bool:

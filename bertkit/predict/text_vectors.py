@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
 from bertkit.console import Console
-from bertkit.datasets.tabular import read_rows, require_all
+from bertkit.datasets.tabular import numbered_rows, require_all
 from bertkit.errors import BertkitError
+from bertkit.files import from_home
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import is_weighted, load_feature_model
+from bertkit.outputs import VECTORS, refuse_overwriting
 from bertkit.predict.embeddings import Embedder, load_embedder, text_chunks
 from bertkit.predict.feature_files import feature_format, write_features
 from bertkit.predict.features import WHOLE, Extraction, TextFeatures, extract, unknown_of_text
@@ -52,8 +56,9 @@ def extract_file(
     Raises:
         BertkitError: the model, the file or a setting cannot be used; the message says why.
     """
-    model, out = Path(model), Path(out)
+    model, out = Path(model), Path(from_home(out))
     feature_format(out, format)  # refused before the model is loaded
+    refuse_overwriting(out, [os.fspath(file)], VECTORS)
     start, where = read_pretrained(model), choose_device(device)
     encoder = start.build(Encoder, keep_head=False).model.to(where)
     mix = learned_layer_mix(start, extraction.layers)
@@ -104,8 +109,9 @@ def embed_file(
     Raises:
         BertkitError: the model, the file or a setting cannot be used; the message says why.
     """
-    out = Path(out)
+    out = Path(from_home(out))
     feature_format(out, format)  # refused before the model is loaded
+    refuse_overwriting(out, [os.fspath(file)], VECTORS)
     embedder = load_embedder(
         model, device=device, precision=precision, pooling=pooling, normalize=normalize
     )
@@ -155,7 +161,7 @@ class VectorProgress:
         found: Iterable[TextFeatures],
         out: Path,
         format: str,  # noqa: A002
-        details: dict[str, str],
+        details: dict[str, Any],
         counts: TextCounts,
     ) -> None:
         """Write the features by `write_features`, and print what was noted about the texts."""
@@ -196,7 +202,8 @@ def read_lines(file: Path | str, column: str, counts: TextCounts) -> Iterator[st
             counts.note("file of unknown type", source.path)
         else:
             found = TextCounts()  # counts only rows, not files of unknown type
-            for place, row in read_rows(source.path, found, source.format, columns=[column]):
+            rows = numbered_rows(source.path, found, source.format, columns=[column])
+            for _, place, row in rows:
                 require_all(found, ADVICE)
                 text = row_text(row[column], column, place)
                 if not text.strip():

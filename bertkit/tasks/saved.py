@@ -122,6 +122,8 @@ def task_details(folder: Path) -> dict[str, Any]:
     details = read_details(folder)
     if str(details.get("task")) in SPECS:
         return details
+    if details.keys() & {"labels", "settings"}:
+        saved_task(details, folder)  # says that the task is unknown
     config: dict[str, Any] = {}
     if (folder / "config.json").is_file():
         load_config(folder)  # checks the sizes

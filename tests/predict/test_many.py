@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,9 +11,10 @@ from typing import Any, NamedTuple
 import pandas
 import pytest
 
-from bertkit import load, to_frame
+from bertkit import clean, embed_file, extract_file, load, to_frame
 from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError, InputTypeError
+from bertkit.files import read_json, write_json
 from bertkit.predict.evaluate import evaluate
 from bertkit.predict.files import predict_file
 from bertkit.predict.load import load_predictor
@@ -180,9 +182,77 @@ def test_a_file_is_not_replaced_by_its_predictions(
         with pytest.raises(BertkitError) as refused:
             predict_file(predictor, own, out=out)
         assert refused.value.code == "overwrites-input"
+    functions = {
+        "predict": lambda given: predict_file(predictor, given, out=file),
+        "embed": lambda given: embed_file(models / "classify", given, file, format="parquet"),
+        "extract": lambda given: extract_file(
+            models / "classify", given, file, format="safetensors"
+        ),
+        "clean": lambda given: clean([given], file),
+    }
+    for given in (str(file), str(tmp_path), f"{tmp_path}/*.csv", f"file://{file}"):
+        for name, function in functions.items():
+            with pytest.raises(BertkitError) as refused:
+                function(given)
+            assert refused.value.code == "overwrites-input", name
     assert file.read_text() == "text\nriver stone\n"
     with pytest.raises(InputTypeError, match="give what load"):
         predict_file(str(models / "classify"), file)  # type: ignore[arg-type]
+
+
+def test_a_column_called_pair_is_read_as_in_python(models: Path, tmp_path: Path) -> None:
+    """Nothing in a model of the hub tells whether it was fine-tuned on pairs."""
+    rows = [{"text": "river", "pair": "stone"}, {"text": "bridge", "pair": "the"}]
+    file, out = tmp_path / "rows.csv", tmp_path / "found.jsonl"
+    pandas.DataFrame(rows).to_csv(file, index=False)
+    predictor = load_predictor([models / "classify"], device="cpu", precision="fp32")
+    predict_file(predictor, file, out=out)
+    found = [json.loads(line)["probabilities"] for line in out.read_text().splitlines()]
+    for own, row in zip(found, predictor(rows), strict=True):
+        assert own == pytest.approx(row.probabilities, abs=1e-6)
+    predict_file(predictor, file, columns={"text": "text"}, out=out)
+    single = json.loads(out.read_text().splitlines()[0])["probabilities"]
+    assert single == pytest.approx(predictor("river").probabilities, abs=1e-6)
+
+
+def test_options_of_columns_are_refused_where_there_are_none(models: Path, tmp_path: Path) -> None:
+    contents = {
+        "t.txt": "river stone\n",
+        "t.conll": "river O\n\nstone O\n",
+        "t.json": '{"data": [{"paragraphs": []}]}',
+    }
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+    for model, name, option in (
+        ("classify", "t.txt", "id"),
+        ("classify", "t.txt", "header"),
+        ("tag", "t.conll", "words"),
+        ("documents", "t.conll", "document"),
+        ("answer", "t.json", "passage"),
+    ):
+        predictor = load_predictor([models / model], device="cpu", precision="fp32")
+        with pytest.raises(BertkitError) as refused:
+            predict_file(predictor, tmp_path / name, columns={option: "x"})
+        assert refused.value.code == "column", (name, option)
+
+
+def test_a_single_sentence_is_not_told_that_it_is_alone(
+    models: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    predictor = load_predictor([models / "documents"], device="cpu", precision="fp32")
+    file = tmp_path / "words.conll"
+    for text in ("river O\n\nstone O\n", "river O\n"):
+        file.write_text(text)
+        predict_file(predictor, file)
+        assert ("alone in its document" in capfd.readouterr().err) == ("stone" in text)
+
+
+def test_an_unknown_task_is_not_guessed_from_the_head(models: Path, tmp_path: Path) -> None:
+    shutil.copytree(models / "answer", tmp_path / "m")
+    details = read_json(tmp_path / "m" / "bertkit.json")
+    write_json(tmp_path / "m" / "bertkit.json", {**details, "task": "question-answerin"})
+    with pytest.raises(BertkitError, match="did you mean 'question-answering'"):
+        load(tmp_path / "m", device="cpu")
 
 
 def test_a_file_of_squad_is_predicted(models: Path, tmp_path: Path) -> None:

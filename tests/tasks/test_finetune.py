@@ -124,7 +124,7 @@ def test_classify_from_csv_to_answers(
     assert record["files"] == ["test.jsonl"]
     for name in ("old.json", "../asked.txt"):
         (tmp_path / "scored" / name).touch()
-    record["files"] += ["old.json", "../asked.txt", "..", ".", "absent.txt"]
+    record["files"] += ["old.json", "../asked.txt", "..", ".", "absent.txt", "a\0b"]
     (tmp_path / "scored" / "test-run.json").write_text(json.dumps(record))
     bare = write("unlabelled.csv", "text\nriver stone\n")
     run("evaluate", out, bare, "--split", "test", "--out", tmp_path / "scored")

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.datasets.columns import LabelSetColumns
-from bertkit.datasets.tabular import has_columns, read_rows
+from bertkit.datasets.tabular import has_columns
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
+from tests.conftest import read_rows
 from tests.tasks.test_tables import texts
 
 Write = Callable[[str, str], Path]

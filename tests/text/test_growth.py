@@ -14,7 +14,6 @@ import pytest
 
 from bertkit.corpus import blocks
 from bertkit.corpus.clean import CleanOptions, judge_document
-from bertkit.datasets.tabular import read_rows
 from bertkit.explain.steps import normalize
 from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.tasks.windows import context_windows, text_windows
@@ -23,6 +22,7 @@ from bertkit.text.documents import TextCounts, find_sources, read_documents
 from bertkit.text.sentences import split_sentences
 from bertkit.tokenizer.normalize import align_words, decompose, split_words
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import read_rows
 
 LENGTH, TIMES = 4_000, 8
 """Characters of the shorter text, and how many times longer the other one is."""
