@@ -24,7 +24,10 @@ from bertkit.serve.operations import (
 )
 from bertkit.serve.schemas import PredictionRequest, Predictions
 from bertkit.serve.service import Predicted, Service, request_size
+from bertkit.tasks.classification import LabelPrediction, LabelSetPrediction
+from bertkit.tasks.multiple_choice import ChoicePrediction
 from bertkit.tasks.predictions import tagged_text
+from bertkit.tasks.regression import ValuePrediction
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": schemas.ErrorAnswer, "description": text}
@@ -95,7 +98,7 @@ def task_routes(serving: Service) -> APIRouter:
     @routes.post(
         "/classify",
         summary="Classify texts or pairs of texts",
-        response_model=Predictions[schemas.LabelAnswer] | Predictions[schemas.Labels],
+        response_model=Predictions[LabelPrediction] | Predictions[LabelSetPrediction],
     )
     async def classify(asked: PredictionRequest[schemas.Text]) -> Response:
         found = await text_predictions(serving, "classify", asked)
@@ -105,7 +108,7 @@ def task_routes(serving: Service) -> APIRouter:
     @routes.post(
         "/regress",
         summary="Predict a number for texts or pairs of texts",
-        response_model=Predictions[schemas.NumberAnswer],
+        response_model=Predictions[ValuePrediction],
     )
     async def regress(asked: PredictionRequest[schemas.Text]) -> Response:
         found = await text_predictions(serving, "regress", asked)
@@ -114,7 +117,7 @@ def task_routes(serving: Service) -> APIRouter:
     @routes.post(
         "/choose",
         summary="Choose the best of several choices",
-        response_model=Predictions[schemas.Choice],
+        response_model=Predictions[ChoicePrediction],
     )
     async def choose(asked: PredictionRequest[schemas.Choices]) -> Response:
         size, pictures = choices_size(asked.inputs), count_pictures(asked.inputs)

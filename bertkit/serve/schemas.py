@@ -11,6 +11,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from bertkit.serve.limits import MAX_INPUTS, MAX_TOKENS
+from bertkit.tasks.predictions import Entity, WordTag
 
 MAX_FIELDS = 32
 
@@ -172,65 +173,14 @@ class Predictions(BaseModel, Generic[Found]):
     usage: Usage
 
 
-class LabelAnswer(BaseModel):
-    """The most probable label, its probability, and the probabilities of all labels."""
-
-    label: str
-    probability: float
-    probabilities: dict[str, float]
-
-
-class Labels(BaseModel):
-    """The labels with a probability above 0.5, best first, and all labels' probabilities."""
-
-    labels: list[str]
-    probabilities: dict[str, float]
-
-
-class NumberAnswer(BaseModel):
-    """The predicted number."""
-
-    value: float
-
-
-class Choice(BaseModel):
-    """The most probable choice: its index from 0, its text and the choices' probabilities."""
-
-    choice: int
-    text: str
-    probability: float
-    probabilities: list[float]
-
-
-class Word(BaseModel):
-    """A word with its tag and the tag's probability; the word is `text[start:end]`."""
-
-    word: str
-    tag: str
-    probability: float
-    start: int
-    end: int
-
-
-class EntityAnswer(BaseModel):
-    """An entity: `text[start:end]` in characters, and `words[word_start:word_end]`."""
-
-    type: str
-    start: int
-    end: int
-    text: str
-    word_start: int
-    word_end: int
-
-
 class Tagging(BaseModel):
     """The tags of the words, and the entities that they form.
 
     Character offsets refer to the text or, if words were given, to the words joined by spaces.
     """
 
-    words: list[Word]
-    entities: list[EntityAnswer]
+    words: list[WordTag]
+    entities: list[Entity]
 
 
 class Answer(BaseModel):
