@@ -32,18 +32,19 @@ from bertkit.training.device import choose_precision
 def choose_mode(name: str, device: torch.device) -> str:
     """Check a precision, and resolve "auto" to bf16 if the device supports it natively, else fp32.
 
-    The others are "fp32", "bf16" and "int8" (CPUs only).
+    The others are "fp32", "bf16", "int8" (CPUs only) and "bf16-residual", which differs from "bf16"
+    in training only.
 
     Raises:
         BertkitError: the precision is unknown, or the device does not support it.
     """
+    if name == "bf16-residual":
+        name = "bf16"
     if device.type == "cpu" and name != "auto":
         check_mode(name)
         return name
     if name == "int8":
         raise BertkitError(f"int8 is for CPUs; choose bf16 or fp32 for {device}")
-    if name == "bf16-residual":
-        raise BertkitError(f"{name} is for training; bf16 does the same in prediction on {device}")
     return choose_precision(name, device)
 
 

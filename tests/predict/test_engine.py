@@ -181,6 +181,7 @@ def test_calls_with_other_things_than_texts(models: Path) -> None:
 def test_precisions_are_checked() -> None:
     assert choose_mode("fp32", CPU) == "fp32"
     assert choose_mode("auto", CPU) in {"fp32", "bf16"}
+    assert choose_mode("bf16-residual", CPU) == "bf16"  # as the estimators were trained with
     with pytest.raises(BertkitError, match=r"no precision is called 'int9'.*int8"):
         choose_mode("int9", CPU)
     with pytest.raises(BertkitError, match="int8 is for CPUs; choose bf16 or fp32 for cuda"):
