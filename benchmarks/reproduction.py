@@ -46,8 +46,11 @@ def added(before: Outcome, found: Outcome) -> tuple[Outcome, list[str]]:
     Raises:
         ValueError: the two are of different scales.
     """
+    both = set.intersection(*({one["key"] for one in side["tables"]} for side in (before, found)))
     for name in (before["scale"].keys() & found["scale"].keys()) - {"title", "remarks"}:
         one, other = before["scale"][name], found["scale"][name]
+        if name == "bases":  # the sizes of the networks of some tables
+            one, other = ({k: v for k, v in side.items() if k in both} for side in (one, other))
         if one != other:
             raise ValueError(f"the scales differ in {name}: {one} and {other}")
     networks = found["networks"] | {
