@@ -64,6 +64,11 @@ def test_more_seeds_and_whole_tables_are_added_and_another_scale_is_refused() ->
     assert added({**few, "tables": []}, many)[0]["tables"][0]["cells"][0]["n"] == 3
     with pytest.raises(ValueError, match="the scales differ in name: small and tiny"):
         added(few, {**many, "scale": {"name": "tiny"}})
+    sized = {**many, "scale": {"name": "small", "bases": {"table-7": [4, 256, 8]}}}
+    with pytest.raises(ValueError, match="the scales differ in bases"):
+        added({**few, "scale": {"name": "small", "bases": {}}}, sized)
+    other = {**few, "tables": [], "scale": {"name": "small", "bases": {}}}
+    assert added(other, sized)[1], "the table that has another size is new"
     again, names = added(whole, many)
     assert names == []
     assert again["tables"] == whole["tables"]
