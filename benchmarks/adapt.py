@@ -3,7 +3,8 @@
 Three models of one size are fine-tuned on 100 labelled rows, on more, and on all of them, each with
 several seeds: the published encoder; the same one after the recipe `adapt` on the sentences of the
 task's training set, without their labels; and random weights after the same recipe. Fine-tuning has
-the default settings, which depend on the number of rows. Finished steps are not repeated.
+the default settings, which depend on the number of rows. Finished steps are not repeated, and the
+results file keeps the rows that it has, so that tasks and models may be measured on different days.
 
     python -m benchmarks.adapt --data FOLDER --work FOLDER [--tasks sst-2 conll-2003] [--seeds 3]
 """
@@ -11,19 +12,27 @@ the default settings, which depend on the number of rows. Finished steps are not
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.quality_data import dataset, make_slices
-from benchmarks.record import data_folder, made, new_parser, start_model, summary, write_result
+from benchmarks.record import (
+    ROOT,
+    data_folder,
+    made,
+    new_parser,
+    start_model,
+    summary,
+    write_result,
+)
 from benchmarks.speedrun import finish_run
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.config import read_recipe
 from bertkit.console import Console
 from bertkit.corpus.from_text import TextOptions, store_from_text
-from bertkit.files import write_text
+from bertkit.files import read_json, write_text
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import all_results
 from bertkit.finetuning.settings import FinetuneSettings, Grid
@@ -78,40 +87,44 @@ def scores(
     return [round(100 * one.scores["dev"].get(metric, 0.0), 2) for one in all_results(out)]
 
 
-def measure(task: str, data: Path, work: Path, seeds: int, limit: int) -> dict[str, Any]:
-    """Return the rows of a task: a case for each model and number of labelled rows."""
+def measure(
+    task: str, data: Path, work: Path, seeds: int, limit: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Fine-tune each model on each number of labelled rows; yield a name and what was found."""
     make_slices(data, work / "slices")
     found = dataset(task, data, work / "slices", 512)
     home, metric = work / task, METRICS[task]
     write_corpus(found, home / "text.txt")
     models = {
-        "published encoder": start_model(),
-        "adapted to the task's text": adapted(home / "text.txt", home, scratch=False),
-        "trained on the task's text alone": adapted(home / "text.txt", home, scratch=True),
+        "published encoder": start_model,
+        "adapted to the task's text": lambda: adapted(home / "text.txt", home, scratch=False),
+        "trained on the task's text alone": lambda: adapted(home / "text.txt", home, scratch=True),
     }
-    table: dict[str, Any] = {}
-    for rows in [n for n in ROWS if not limit or 0 < n <= limit]:
-        for number, (name, model) in enumerate(models.items()):
+    for number, (name, make) in enumerate(models.items()):
+        model = make()
+        for rows in [n for n in ROWS if not limit or 0 < n <= limit]:
             found_scores = scores(found, model, rows, seeds, home / f"{rows}-{number}", metric)
-            table[f"{task}, {rows or len(found.train):,} rows, {name}"] = {
-                "seeds": len(found_scores),
-                metric: summary(found_scores),
-            }
             print(task, rows, name, found_scores, flush=True)
-    return table
+            case = f"{task}, {rows or len(found.train):,} rows, {name}"
+            yield case, {"seeds": len(found_scores), metric: summary(found_scores)}
 
 
 def main() -> None:
-    """Measure every task, and write the table after each."""
+    """Measure every task, and write each number into the results file as soon as it is known."""
     parser = new_parser(__doc__, work="runs/adapt")
     parser.add_argument("--tasks", nargs="+", choices=METRICS, default=[*METRICS])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--limit", type=int, default=0, help="the maximum number of labelled rows")
     arguments = parser.parse_args()
-    data, table = data_folder(arguments.data), dict[str, Any]()
+    stored = ROOT / "results" / "adapt.json"
     for task in arguments.tasks:
-        table |= measure(task, data, arguments.work, arguments.seeds, arguments.limit)
-        print(write_result("adapt", table, {"made": [made("auto")]}))
+        cases = measure(
+            task, data_folder(arguments.data), arguments.work, arguments.seeds, arguments.limit
+        )
+        for case, row in cases:
+            before = read_json(stored) if stored.is_file() else {"rows": {}, "made": []}
+            rows = before["rows"] | {case: row}
+            write_result("adapt", rows, {"made": sorted({*before["made"], made("auto")})})
 
 
 if __name__ == "__main__":

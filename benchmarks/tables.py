@@ -30,6 +30,7 @@ COMPLETE = {"gpu-probe", "gpu-train", "gpu-rest"}
 """Results files whose rows are all shown: each is a contestant, not a point of a curve."""
 SPREAD = ("median", "lowest", "highest")
 PERCENT = re.compile(r"(?:^|_)(?:share|accuracy|recall|mfu)(?:$|_)")
+PAPER_TABLE = re.compile(r"((?:Table|Figure) \d+),.*")
 
 Row = dict[str, Any]
 
@@ -61,7 +62,11 @@ def render(results: Path, name: str) -> str:
         return MISSING
     result = json.loads(path.read_text(encoding="utf-8"))
     if "outcome" in result:  # of `bertkit reproduce`, which has tables of its own
-        return as_markdown(result["outcome"], level=3) + "\n" + caption(result, task_parts(result))
+        outcome = result["outcome"]
+        networks = outcome["networks"].items()
+        begun = {name: facts for name, facts in networks if facts["updates"] or facts["model"]}
+        text = as_markdown({**outcome, "networks": begun}, level=3)
+        return text + "\n" + caption(result, task_parts(result))
     rows = [flat(row) for row in named(result["rows"])]
     if not rows:
         return MISSING
@@ -71,6 +76,13 @@ def render(results: Path, name: str) -> str:
     if len(shown) < len(rows):
         notes.append(f"{len(shown)} of {len(rows)} rows of results/{name}.json")
     return "\n".join([*lines, "", caption(result, [*notes, *task_parts(result)])])
+
+
+def part_name(cells: str | list[str]) -> str:
+    """What a part of a results file holds; cells of the paper's tables are named by their table."""
+    if isinstance(cells, str):
+        return cells
+    return " and ".join(dict.fromkeys(PAPER_TABLE.sub(r"cells of \1", name) for name in cells))
 
 
 def task_parts(result: Row) -> list[str]:
@@ -84,7 +96,7 @@ def task_parts(result: Row) -> list[str]:
     if skipped := result.get("skipped"):
         return [f"without {name}: {' '.join(why.split())}" for name, why in skipped.items()]
     return [
-        f"{part['cells'] if isinstance(part['cells'], str) else ' and '.join(part['cells'])}: "
+        f"{part_name(part['cells'])}: "
         f"{part['date'][:10]}, {short(part['commit'])}"
         for part in result.get("parts", [])
     ]
