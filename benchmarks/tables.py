@@ -96,8 +96,7 @@ def task_parts(result: Row) -> list[str]:
     if skipped := result.get("skipped"):
         return [f"without {name}: {' '.join(why.split())}" for name, why in skipped.items()]
     return [
-        f"{part_name(part['cells'])}: "
-        f"{part['date'][:10]}, {short(part['commit'])}"
+        f"{part_name(part['cells'])}: {part['date'][:10]}, {short(part['commit'])}"
         for part in result.get("parts", [])
     ]
 

@@ -116,7 +116,7 @@ def check_place(out: Named) -> None:
     is_there, is_file = os.path.exists(out.path), os.path.isfile(out.path)  # noqa: PTH110, PTH113
     if out.mark.kind == "file" and is_there and not is_file:
         raise BertkitError(f"{out} is a device or a pipe; give the name of a file", code="write")
-    if out.mark.kind != "file" and is_there and not out.path.is_dir():
+    if out.mark.kind in ("folder", "results") and is_there and not out.path.is_dir():
         raise BertkitError(f"{out} is not a folder; give the name of a folder", code="write")
     above = (one for one in out.path.parents if os.path.exists(one))  # noqa: PTH110
     place = out.path if out.path.is_dir() else next(above, Path())
@@ -185,13 +185,15 @@ def follow_links(argument: Argument) -> None:
             argument.tokens[number] = token.evolve(value=target)
 
 
-def refuse_overwriting(out: Path, inputs: Iterable[str], mark: Written = FILE) -> None:
+def refuse_overwriting(
+    out: Path, inputs: Iterable[str | os.PathLike[str]], mark: Written = FILE
+) -> None:
     """Refuse an output of a function that would damage one of its inputs, which are texts.
 
     Raises:
         BertkitError: it would (code "overwrites-input").
     """
-    for path in filter(None, map(local_path, inputs)):
+    for path in filter(None, map(local_path, map(os.fspath, inputs))):
         if reason := overwrites(Named("out", out, mark), Named("the input", path, TEXT)):
             raise BertkitError(f"{reason}; choose another path", code="overwrites-input")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -318,8 +318,9 @@ def has_columns(
     format: str = "auto",  # noqa: A002
     *,
     header: bool = True,
+    rows: int | None = None,
 ) -> bool:
-    """Return whether each column is in some file; files are read only as far as needed.
+    """Return whether each column is in some file, or its first `rows`; read as far as needed.
 
     Raises:
         BertkitError: see `numbered_rows`.
@@ -328,7 +329,7 @@ def has_columns(
         return path.has_columns(columns)
     missing = set(columns)
     for source in find_sources([str(path)], format=format):
-        for names in column_names(source, columns, header=header):
+        for names in islice(column_names(source, columns, header=header), rows):
             missing.difference_update(names)
             if not missing:
                 return True

@@ -250,7 +250,8 @@ def usual_columns(
 ) -> Columns:
     """Return the columns; for texts that the caller did not name, those of the model's GLUE task.
 
-    A column `pair` is read if nothing tells whether the model was fine-tuned on pairs of texts.
+    A column `pair` of the first row is read if nothing tells whether the model was fine-tuned on
+    pairs of texts.
     """
     data = str(details.get("data"))
     if not isinstance(columns, TextColumns) or given.keys() & {"text", "pair"}:
@@ -258,7 +259,7 @@ def usual_columns(
     if data in GLUE:
         return glue_columns(data, source, columns)
     told = details.get("pairs") is not None or columns.inputs != type(columns)().inputs
-    if told or not columns.header or not has_columns(source, ["pair"], columns.format):
+    if told or not columns.header or not has_columns(source, ["pair"], columns.format, rows=1):
         return columns
     return replace(columns, pair="pair")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ def extract_file(
     """
     model, out = Path(model), Path(from_home(out))
     feature_format(out, format)  # refused before the model is loaded
-    refuse_overwriting(out, [os.fspath(file)], VECTORS)
+    refuse_overwriting(out, [file], VECTORS)
     start, where = read_pretrained(model), choose_device(device)
     encoder = start.build(Encoder, keep_head=False).model.to(where)
     mix = learned_layer_mix(start, extraction.layers)
@@ -111,7 +110,7 @@ def embed_file(
     """
     out = Path(from_home(out))
     feature_format(out, format)  # refused before the model is loaded
-    refuse_overwriting(out, [os.fspath(file)], VECTORS)
+    refuse_overwriting(out, [file], VECTORS)
     embedder = load_embedder(
         model, device=device, precision=precision, pooling=pooling, normalize=normalize
     )

@@ -257,8 +257,9 @@ def test_what_is_there_already_is_never_written_over(
     before = text.read_bytes()
     other = tmp_path / "other.jsonl"
     other.symlink_to("nowhere")
-    for out in (text, other):
-        with pytest.raises(BertkitError, match=r"\.jsonl is there already; choose another --out"):
+    reasons = {text: "is also an input", other: r"\.jsonl is there already; choose another --out"}
+    for out, reason in reasons.items():
+        with pytest.raises(BertkitError, match=reason):
             clean([str(text)], out)
     assert text.read_bytes() == before
     assert other.is_symlink()
