@@ -339,7 +339,7 @@ def has_columns(
 def column_names(
     source: Source, columns: Sequence[str], *, header: bool
 ) -> Iterator[Iterable[str]]:
-    """Yield the names of a file's columns, at once if they are stored, else row by row."""
+    """Yield the names of a file's columns, at once if they are stored, else by usable row."""
     try:
         if header and source.format in ("csv", "tsv"):
             first = next(split_rows(source, TextCounts(), columns), (0, []))[1]
@@ -357,8 +357,7 @@ def column_names(
     except DAMAGE as error:
         raise damaged_file(source.path, 0, error) from error
     if source.format != "unknown":
-        for _, row in file_rows(source, TextCounts(), header, ()):
-            yield row or ()
+        yield from (row for _, row in file_rows(source, TextCounts(), header, ()) if row)
 
 
 def label_name(value: object, place: str) -> str:

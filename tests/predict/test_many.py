@@ -210,6 +210,10 @@ def test_a_column_called_pair_is_read_as_in_python(models: Path, tmp_path: Path)
     found = [json.loads(line)["probabilities"] for line in out.read_text().splitlines()]
     for own, row in zip(found, predictor(rows), strict=True):
         assert own == pytest.approx(row.probabilities, abs=1e-6)
+    damaged = tmp_path / "rows.jsonl"
+    damaged.write_text("{\n" + "".join(f"{json.dumps(row)}\n" for row in rows))
+    predict_file(predictor, damaged, out=out)
+    assert [json.loads(line)["probabilities"] for line in out.read_text().splitlines()] == found
     predict_file(predictor, file, columns={"text": "text"}, out=out)
     single = json.loads(out.read_text().splitlines()[0])["probabilities"]
     assert single == pytest.approx(predictor("river").probabilities, abs=1e-6)
