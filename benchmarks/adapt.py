@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.quality_data import dataset, make_slices
 from benchmarks.record import (
     ROOT,
@@ -37,6 +39,7 @@ from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import all_results
 from bertkit.finetuning.settings import FinetuneSettings, Grid
 from bertkit.tasks.data import TaskData
+from bertkit.training.device import choose_precision
 from bertkit.training.recipe import PretrainRecipe
 
 METRICS = {"sst-2": "accuracy", "conll-2003": "f1"}
@@ -117,6 +120,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0, help="the maximum number of labelled rows")
     arguments = parser.parse_args()
     stored = ROOT / "results" / "adapt.json"
+    how = made(choose_precision("auto", torch.device("cpu")))
     for task in arguments.tasks:
         cases = measure(
             task, data_folder(arguments.data), arguments.work, arguments.seeds, arguments.limit
@@ -124,7 +128,7 @@ def main() -> None:
         for case, row in cases:
             before = read_json(stored) if stored.is_file() else {"rows": {}, "made": []}
             rows = before["rows"] | {case: row}
-            write_result("adapt", rows, {"made": sorted({*before["made"], made("auto")})})
+            write_result("adapt", rows, {"made": sorted({*before["made"], how})})
 
 
 if __name__ == "__main__":

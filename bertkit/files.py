@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import time
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 1 << 20
 MOST_OBJECT_BYTES = 1 << 24
 """The maximum size in bytes of a JSON file that describes a model, such as `config.json`."""
+DESCRIPTORS = re.compile(r"/proc/.+/fd")
+"""The folders in which Linux shows the open files of a process as links."""
+MAX_LINKS = 40
 LEFTOVER_SECONDS = 24 * 3600.0
 """The age at which a temporary file that may belong to another machine counts as abandoned."""
 WAIT_SECONDS = 60.0
@@ -89,7 +93,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
     After an error the old `path` is unchanged. OSErrors of the block itself are not converted.
     """
-    if path.exists() and not path.is_file():  # a device would be replaced by a file
+    if is_descriptor(path) or (path.exists() and not path.is_file()):  # a file would replace it
         what = "a folder" if path.is_dir() else "a device or a pipe"
         raise BertkitError(f"{path} is {what}; give the name of a file")
     temporary = temporary_name(path)
@@ -106,6 +110,17 @@ def new_file(path: Path) -> Iterator[Path]:
     finally:
         with disk_errors(path):
             temporary.unlink(missing_ok=True)
+
+
+def is_descriptor(path: Path) -> bool:
+    """Return whether a path, such as /dev/stdout, is a link to an open file of a process."""
+    with suppress(OSError, ValueError):  # no file can have this name
+        for _ in range(MAX_LINKS):
+            folder = os.path.realpath(path.parent)
+            if DESCRIPTORS.fullmatch(folder):
+                return True
+            path = Path(folder, path.readlink())  # an OSError if it is no link
+    return False
 
 
 def temporary_name(path: Path) -> Path:

@@ -19,7 +19,7 @@ from cyclopts import ArgumentCollection
 from cyclopts.argument import Argument
 
 from bertkit.errors import BertkitError
-from bertkit.files import from_home
+from bertkit.files import from_home, is_descriptor
 
 OWN_FILES = (
     *("config.json", "bertkit.json", "bert_config.json", "modules.json", "*_tokens*.json"),
@@ -174,6 +174,11 @@ def follow_links(argument: Argument) -> None:
     """Expand a leading ~ of an output, and replace a symbolic link by the target of the link."""
     argument.tokens[:] = [token.evolve(value=from_home(token.value)) for token in argument.tokens]
     for number, token in enumerate(argument.tokens):
+        if token.value and is_descriptor(Path(token.value)):
+            raise BertkitError(
+                f"{argument.name} {token.value} is a device or a pipe; give the name of a file",
+                code="write",
+            )
         if token.value and Path(token.value).is_symlink():
             target = os.path.realpath(token.value)
             if Path(target).suffixes != Path(token.value).suffixes:
@@ -193,7 +198,7 @@ def refuse_overwriting(
     Raises:
         BertkitError: it would (code "overwrites-input").
     """
-    for path in filter(None, map(local_path, map(os.fspath, inputs))):
+    for path in filter(None, (local_path(os.fspath(one)) for one in inputs)):
         if reason := overwrites(Named("out", out, mark), Named("the input", path, TEXT)):
             raise BertkitError(f"{reason}; choose another path", code="overwrites-input")
 

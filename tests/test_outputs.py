@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -287,6 +289,29 @@ def test_a_device_is_refused_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(BertkitError) as refused:
         application().parse_args(words, exit_on_error=False, print_error=False)
     assert refused.value.code == "write"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the system has no such folder")
+def test_an_open_file_of_the_process_is_not_replaced(tmp_path: Path) -> None:
+    """/dev/stdout is such a link; with a redirection it leads to a file that others write, too."""
+    link = tmp_path / "stdout"
+    link.symlink_to("/proc/self/fd/1")
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from bertkit.errors import BertkitError; from bertkit.files import new_file\n"
+        "from bertkit.cli.app import main\n"
+        "print('before', flush=True)\n"
+        "try:\n    with new_file(Path(sys.argv[1])) as path: path.touch()\n"
+        "except BertkitError: print('refused', flush=True)\n"
+        "main(['info', 'nothing', '--json', sys.argv[1]])"
+    )
+    command = [sys.executable, "-c", code, str(link)]
+    with (tmp_path / "log").open("w") as log:
+        done = subprocess.run(command, stdout=log, stderr=subprocess.PIPE, text=True, check=False)
+    assert (tmp_path / "log").read_text() == "before\nrefused\n"
+    assert done.returncode == 2
+    assert "is a device or a pipe" in done.stderr
+    assert link.is_symlink()
 
 
 @pytest.mark.parametrize("name", ["notes.txt/out", "notes.txt/deep/out", "closed/out"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Annotated, Any
 
 import rich.console
@@ -33,7 +34,14 @@ from bertkit.cli.options import (
 from bertkit.config import flag_group
 from bertkit.console import Console
 from bertkit.errors import BertkitError, flag
-from bertkit.files import BLOCK_BYTES, from_home
+from bertkit.files import (
+    BLOCK_BYTES,
+    disk_errors,
+    from_home,
+    remove_leftovers,
+    remove_path,
+    temporary_name,
+)
 from bertkit.outputs import FILE, TEXT, VECTORS
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.text.sources import BYTE_ORDER_MARK
@@ -100,12 +108,14 @@ def predict_command(
     predictor = load_predictor(
         [model, *ensemble], device=device, precision=precision, null_threshold=null_threshold
     )
-    with Console() as console, TemporaryDirectory(prefix="bertkit-") as folder:
-        if is_file[0]:
-            file = inputs[0] if inputs[0] != STANDARD_INPUT else standard_input(Path(folder), named)
-            predict_file(predictor, file, columns=named, out=out, console=console)
-        else:
-            predict_texts(predictor, inputs, out=out)
+    if not is_file[0]:
+        predict_texts(predictor, inputs, out=out)
+        return
+    with Console() as console, ExitStack() as stack:
+        file = inputs[0]
+        if file == STANDARD_INPUT:
+            file = stack.enter_context(standard_input(named))
+        predict_file(predictor, file, columns=named, out=out, console=console)
 
 
 def names_file(given: str, *, alone: bool) -> bool:
@@ -117,19 +127,30 @@ def names_file(given: str, *, alone: bool) -> bool:
     return given.startswith("hf:") or bool(like.fullmatch(given))
 
 
-def standard_input(folder: Path, named: dict[str, Any]) -> str:
-    """Copy the standard input to a file whose ending says its format; return its path."""
+@contextmanager
+def standard_input(named: dict[str, Any]) -> Iterator[str]:
+    """Copy the standard input to a file whose ending says its format; yield its path.
+
+    The copy is removed at the end, and that of a killed command by the next one.
+    """
     if sys.stdin is None:
         raise BertkitError("the standard input is closed; name a file, or pipe the inputs in")
     start = sys.stdin.buffer.read(BLOCK_BYTES)
     ending = "json" if JSON_ROWS.match(start.removeprefix(BYTE_ORDER_MARK)) else "txt"
     if named.get("format", "auto") != "auto":
         ending = named["format"]
-    path = folder / f"stdin.{ending}"
-    with path.open("wb") as file:
-        file.write(start)
-        shutil.copyfileobj(sys.stdin.buffer, file)
-    return str(path)
+    home = Path(gettempdir(), "bertkit-stdin")
+    remove_leftovers(home)
+    folder = temporary_name(home)
+    try:
+        with disk_errors(folder):
+            folder.mkdir(mode=0o700)
+            with (folder / f"stdin.{ending}").open("wb") as file:
+                file.write(start)
+                shutil.copyfileobj(sys.stdin.buffer, file)
+        yield file.name
+    finally:
+        remove_path(folder)
 
 
 def fill_mask_command(

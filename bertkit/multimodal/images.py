@@ -124,6 +124,8 @@ def read_image(
             value = json.loads(value)
     if isinstance(value, Mapping):  # of a Hugging Face data set in Parquet
         value = value.get("bytes") or value.get("path") or value
+    if isinstance(value, bytearray | memoryview):  # as drivers of databases give pictures
+        value = bytes(value)
     pixels = isinstance(value, np.ndarray) and value.dtype == np.uint8
     if not pixels and not isinstance(value, str | Path | bytes) and not is_pillow(value):
         return as_vectors(value, place)
@@ -356,6 +358,8 @@ def opened_picture(source: Any) -> Iterator[Any]:
         elif is_pillow(source):
             picture = source.copy()  # the caller's stays as it is
         else:
+            if isinstance(source, Path) and source.exists() and not source.is_file():
+                raise ValueError("it is a folder, a pipe or a device")  # it may never end
             file = BytesIO(source) if isinstance(source, bytes) else source
             picture = image.open(file, formats=PICTURE_FORMATS)
         with picture:

@@ -66,8 +66,9 @@ class Evaluation:
             BertkitError: the folder cannot be written.
         """
         split = self.done.split
+        earlier = begin_anew(out, split)
         files = write_results(self.predictor.task, out, self.done)
-        remove_earlier(out, self.done, files)
+        remove_earlier(out, self.done, earlier, files)
         if self.scores:
             write_json(out / f"{split}-scores.json", self.scores)
         record = {
@@ -88,14 +89,29 @@ class Evaluation:
         return files
 
 
-def remove_earlier(out: Path, done: PredictedSplit, written: Sequence[Path]) -> None:
-    """Remove files of an earlier evaluation of a split; those of other sets of GLUE stay."""
-    record: Mapping[str, Any] = {}
+def begin_anew(out: Path, split: str) -> Mapping[str, Any]:
+    """Remove the scores of an earlier evaluation of a split, and return its record.
+
+    The record keeps only the names of its files, so that it never describes predictions of another
+    model if writing these fails.
+    """
+    path, found = out / f"{split}-run.json", dict[str, Any]()
     with suppress(BertkitError):  # there is no record, or it is damaged
-        record = read_object(out / f"{done.split}-run.json")
+        found = read_object(path)
+    record: dict[str, Any] = {n: found[n] for n in ("task", "files") if n in found}
+    if found:
+        write_json(path, {**record, "unfinished": True})
+    with disk_errors(out):
+        (out / f"{split}-scores.json").unlink(missing_ok=True)
+    return record
+
+
+def remove_earlier(
+    out: Path, done: PredictedSplit, record: Mapping[str, Any], written: Sequence[Path]
+) -> None:
+    """Remove files of an earlier evaluation of a split; those of other sets of GLUE stay."""
     files = record.get("files") if done.name not in GLUE or record.get("task") == done.name else []
-    for name in (f"{done.split}-scores.json", *(files if isinstance(files, list) else ())):
-        path = out / str(name)
+    for path in (out / str(name) for name in (files if isinstance(files, list) else ())):
         inside = within(path, out) is not None  # the record may be a stranger's
         if inside and path.is_file() and path not in written:
             with disk_errors(path):

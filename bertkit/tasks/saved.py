@@ -19,8 +19,8 @@ from bertkit.checkpoints.huggingface import load_config, load_model, require_all
 from bertkit.checkpoints.pretrained import model_folder, read_details
 from bertkit.checkpoints.save import SAVED_HEADS
 from bertkit.config import matches_type
-from bertkit.errors import BertkitError, nearest
-from bertkit.files import read_object
+from bertkit.errors import BertkitError, nearest, short_repr
+from bertkit.files import read_object, read_optional
 from bertkit.model.encoder import check_vocabulary
 from bertkit.model.features import load_feature_model
 from bertkit.model.task_heads import ClassificationModel, TaskModel, load_with_head
@@ -121,6 +121,7 @@ def task_details(folder: Path) -> dict[str, Any]:
     """
     details = read_details(folder)
     if str(details.get("task")) in SPECS:
+        check_label_names(details, folder)
         return details
     if details.keys() & {"labels", "settings"}:
         saved_task(details, folder)  # says that the task is unknown
@@ -161,6 +162,18 @@ def task_details(folder: Path) -> dict[str, Any]:
     # for tasks without label names, transformers writes LABEL_0, LABEL_1
     names = labels if spec.has_labels else list(spec.task.labels)
     return {"task": name, "labels": names, "settings": settings}
+
+
+def check_label_names(details: Mapping[str, Any], folder: Path) -> None:
+    """Raise if `bertkit.json` and `config.json`, which other libraries read, differ in labels."""
+    config, labels = read_optional(folder / "config.json"), details.get("labels")
+    if not (isinstance(labels, list) and labels and config.get("id2label")):
+        return
+    if labels != (others := ordered_names(config, folder)):
+        raise BertkitError(
+            f"{folder}: the labels are {short_repr(labels)} in bertkit.json and "
+            f"{short_repr(others)} in config.json; restore the file that is not of this model"
+        )
 
 
 def ordered_names(config: Mapping[str, Any], folder: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -164,7 +165,8 @@ def test_pictures_from_files_bytes_and_pixels(tmp_path: Path) -> None:
     content = path.read_bytes()
     whole = {"bytes": content, "path": None}  # of a Hugging Face data set
     named = {"bytes": None, "path": "a.png"}
-    for value in (path, "a.png", content, pixels, whole, named, Image.fromarray(pixels)):
+    buffers = bytearray(content), memoryview(content)
+    for value in (path, "a.png", content, *buffers, pixels, whole, named, Image.fromarray(pixels)):
         found = read_image(value, "t:1", GRID, folder=tmp_path)
         assert found.dtype == np.uint8
         np.testing.assert_array_equal(found, wanted)
@@ -173,6 +175,9 @@ def test_pictures_from_files_bytes_and_pixels(tmp_path: Path) -> None:
         assert read_image(path, "t:1", GRID).shape == (4, 48)
     Image.fromarray(pixels).resize((31, 17)).save(tmp_path / "b.jpg")
     assert read_image(tmp_path / "b.jpg", "t:1", GRID).shape == (4, 48)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.png")
+        refused("image-file", lambda: read_image(tmp_path / "pipe.png", "t:1", GRID))
 
 
 def test_pictures_with_odd_metadata_are_read_without_a_warning() -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import subprocess
 import sys
 from datetime import date
 from decimal import Decimal
@@ -23,6 +24,7 @@ from bertkit.cli.app import main
 from bertkit.datasets.columns import TextColumns
 from bertkit.datasets.records import as_source
 from bertkit.errors import BertkitError
+from bertkit.files import process_namespace
 from bertkit.predict.files import predict_file
 from bertkit.predict.tables import new_rows
 from bertkit.text.lines import TextCounts
@@ -320,6 +322,21 @@ def test_the_standard_input_is_a_file(
     assert predicted(models / "classify", "-") == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["text"] for row in found] == ["river", "stone"]
+
+
+def test_a_copy_of_the_standard_input_is_removed_by_the_next_command(
+    models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A killed command cannot remove its own."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = tmp_path / f".bertkit-stdin.tmp-{process_namespace()}-{ended.pid}-0"
+    left.mkdir()
+    (left / "stdin.txt").write_text("river\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"stone\n")))
+    assert predicted(models / "classify", "-") == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_array_of_rows_on_the_standard_input_is_not_one_text(

@@ -132,6 +132,13 @@ def test_classify_from_csv_to_answers(
         "mine.txt", "test-run.json", "test.jsonl"
     }, "the scores of other inputs are gone"  # fmt: skip
     assert asked.is_file(), "it is outside"
+    run("evaluate", out, some, "--split", "test", "--out", tmp_path / "scored")
+    (tmp_path / "scored" / "test.jsonl").unlink()
+    (tmp_path / "scored" / "test.jsonl").mkdir()  # nothing can be written there
+    run("evaluate", out, bare, "--split", "test", "--out", tmp_path / "scored", status=2)
+    assert not (tmp_path / "scored" / "test-scores.json").exists()
+    unfinished = {"task": "classification", "files": ["test.jsonl"], "unfinished": True}
+    assert json.loads((tmp_path / "scored" / "test-run.json").read_text()) == unfinished
     capsys.readouterr()
     run("evaluate", out, weather, "--ensemble", out, "--split", "test")
     assert "classification test: accuracy 100.0%" in capsys.readouterr().out
@@ -581,6 +588,10 @@ def test_a_head_of_the_same_labels_in_another_order_is_kept(
     details = json.loads((model / "bertkit.json").read_text())
     assert details["labels"] == ["dry", "wet"]
     (model / "bertkit.json").write_text(json.dumps(details | {"labels": ["wet", "dry"]}))
+    with pytest.raises(BertkitError, match="restore the file"):
+        load(model)  # other libraries would read the labels of config.json
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"id2label": {"0": "wet", "1": "dry"}}))
     run(*tuning("classification", model, weather, tmp_path / "two"), "--learning-rate", "1e-9")
     assert "reusing the checkpoint's task head" in capsys.readouterr().err
     assert load(tmp_path / "two").task.labels == ("wet", "dry")
