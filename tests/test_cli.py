@@ -646,12 +646,13 @@ def test_texts_that_look_like_files_are_texts_beside_others(tmp_path: Path) -> N
     ("columns", "ending"), [({}, "txt"), ({"format": "auto"}, "txt"), ({"format": "csv"}, "csv")]
 )
 def test_the_standard_input_has_a_format(
-    columns: dict[str, str], ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    columns: dict[str, str], ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"a text\n")))
-    path = Path(standard_input(tmp_path, columns))
-    assert path.read_bytes() == b"a text\n"
-    assert path.suffix == f".{ending}"
+    with standard_input(columns) as file:
+        assert Path(file).read_bytes() == b"a text\n"
+        assert Path(file).suffix == f".{ending}"
+    assert not Path(file).exists()
 
 
 def test_a_tagger_takes_one_text() -> None:

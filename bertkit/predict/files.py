@@ -250,8 +250,8 @@ def usual_columns(
 ) -> Columns:
     """Return the columns; for texts that the caller did not name, those of the model's GLUE task.
 
-    A column `pair` of the first row is read if nothing tells whether the model was fine-tuned on
-    pairs of texts.
+    A column `pair` of the first usable row is read if nothing tells whether the model was
+    fine-tuned on pairs of texts.
     """
     data = str(details.get("data"))
     if not isinstance(columns, TextColumns) or given.keys() & {"text", "pair"}:
