@@ -119,12 +119,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--limit", type=int, default=0, help="the maximum number of labelled rows")
     arguments = parser.parse_args()
-    stored = ROOT / "results" / "adapt.json"
+    data, stored = data_folder(arguments.data), ROOT / "results" / "adapt.json"
     how = made(choose_precision("auto", torch.device("cpu")))
     for task in arguments.tasks:
-        cases = measure(
-            task, data_folder(arguments.data), arguments.work, arguments.seeds, arguments.limit
-        )
+        cases = measure(task, data, arguments.work, arguments.seeds, arguments.limit)
         for case, row in cases:
             before = read_json(stored) if stored.is_file() else {"rows": {}, "made": []}
             rows = before["rows"] | {case: row}

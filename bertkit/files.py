@@ -29,6 +29,7 @@ MOST_OBJECT_BYTES = 1 << 24
 DESCRIPTORS = re.compile(r"/proc/.+/fd")
 """The folders in which Linux shows the open files of a process as links."""
 MAX_LINKS = 40
+"""The maximum number of links that are followed from one path, as in Linux."""
 LEFTOVER_SECONDS = 24 * 3600.0
 """The age at which a temporary file that may belong to another machine counts as abandoned."""
 WAIT_SECONDS = 60.0

@@ -114,7 +114,7 @@ def check_place(out: Named) -> None:
     """Raise if an output cannot be created, which a long command would else notice at its end."""
     # os.path.exists raises no error below a folder that may not be entered, unlike Path.exists
     is_there, is_file = os.path.exists(out.path), os.path.isfile(out.path)  # noqa: PTH110, PTH113
-    if out.mark.kind == "file" and is_there and not is_file:
+    if is_descriptor(out.path) or (out.mark.kind == "file" and is_there and not is_file):
         raise BertkitError(f"{out} is a device or a pipe; give the name of a file", code="write")
     if out.mark.kind in ("folder", "results") and is_there and not out.path.is_dir():
         raise BertkitError(f"{out} is not a folder; give the name of a folder", code="write")
@@ -174,14 +174,10 @@ def follow_links(argument: Argument) -> None:
     """Expand a leading ~ of an output, and replace a symbolic link by the target of the link."""
     argument.tokens[:] = [token.evolve(value=from_home(token.value)) for token in argument.tokens]
     for number, token in enumerate(argument.tokens):
-        if token.value and is_descriptor(Path(token.value)):
-            raise BertkitError(
-                f"{argument.name} {token.value} is a device or a pipe; give the name of a file",
-                code="write",
-            )
-        if token.value and Path(token.value).is_symlink():
+        path = Path(token.value)
+        if token.value and path.is_symlink() and not is_descriptor(path):
             target = os.path.realpath(token.value)
-            if Path(target).suffixes != Path(token.value).suffixes:
+            if Path(target).suffixes != path.suffixes:
                 raise BertkitError(
                     f"{argument.name} {token.value} is a link to {target}, whose name has another "
                     "ending; name that file",

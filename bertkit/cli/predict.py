@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Annotated, Any
@@ -111,10 +111,8 @@ def predict_command(
     if not is_file[0]:
         predict_texts(predictor, inputs, out=out)
         return
-    with Console() as console, ExitStack() as stack:
-        file = inputs[0]
-        if file == STANDARD_INPUT:
-            file = stack.enter_context(standard_input(named))
+    source = standard_input(named) if inputs[0] == STANDARD_INPUT else nullcontext(inputs[0])
+    with Console() as console, source as file:
         predict_file(predictor, file, columns=named, out=out, console=console)
 
 
