@@ -1,1 +1,1 @@
-"""Measurements, side by side in one run, as ratios; each writes results/NAME.json."""
+"""Benchmarks, which compare contestants of one run by ratios; each writes results/NAME.json."""

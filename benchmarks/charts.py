@@ -29,7 +29,7 @@ STYLE = {
     "ytick.color": TEXT,
 }
 WIDTH, TOP, BOTTOM = 8.4, 0.35, 0.55
-"""Inches: the width of a drawing, and what stands above and below its rows."""
+"""In inches, the width of a drawing, and the space above and below its rows."""
 
 
 class Comparison(NamedTuple):
@@ -113,7 +113,7 @@ METRICS = {
 
 
 def charts(results: Path) -> dict[str, str]:
-    """Every chart as SVG by the name of its file."""
+    """Return every chart as SVG by the name of its file."""
     with mpl.rc_context(STYLE):
         drawings = {"speed.svg": speed(results), "quality.svg": quality(results)}
         drawings["growth.svg"] = growth(results)
@@ -127,7 +127,7 @@ def charts(results: Path) -> dict[str, str]:
 
 
 def speed(results: Path) -> str:
-    """How many times as fast bertkit is: a bar for each comparison, with the spread of its runs."""
+    """Draw how many times as fast bertkit is: a bar per comparison, with the spread of its runs."""
     figure, axes = canvas(len(COMPARISONS), row=0.42, left=0.36, right=0.02)
     axes.set_xlabel("times as fast as the other library")
     axes.axvline(1, color=TEXT, linewidth=1)
@@ -150,7 +150,7 @@ def speed(results: Path) -> str:
 
 
 def in_precision(results: Path, comparison: Comparison) -> Comparison:
-    """A comparison with its {} filled."""
+    """Return a comparison with its {} filled."""
     precision = "int8" if "bertkit int8" in rows_of(results, comparison.file) else "fp32"
     label, row, column = (
         text.format(precision) for text in (comparison.label, comparison.row, comparison.column)
@@ -159,7 +159,7 @@ def in_precision(results: Path, comparison: Comparison) -> Comparison:
 
 
 def ratios(results: Path, comparison: Comparison) -> tuple[float, float, float]:
-    """Lowest, median and highest; all the same where only one number was recorded."""
+    """Return the lowest, median and highest; all the same if only one number was recorded."""
     found = rows_of(results, comparison.file)[comparison.row][comparison.column]
     spread = (
         found if isinstance(found, dict) else dict.fromkeys(("lowest", "median", "highest"), found)
@@ -169,7 +169,7 @@ def ratios(results: Path, comparison: Comparison) -> tuple[float, float, float]:
 
 
 def quality(results: Path) -> str:
-    """Median and range of bertkit's scores over the range of the Trainer's, which is at 0."""
+    """Draw bertkit's scores, median and range, over the Trainer's range, whose median is at 0."""
     compared = {name: row for name, row in rows_of(results, "quality").items() if "trainer" in row}
     figure, axes = canvas(len(compared), row=0.3, left=0.24, right=0.18)
     axes.set_xlabel("points above or below the median of the Trainer's runs")
@@ -191,7 +191,7 @@ def quality(results: Path) -> str:
 
 
 def inference(rows: dict[str, Any]) -> str:
-    """Every contestant of a comparison, the fastest first: sequences per second, or p50 and p99."""
+    """Draw every contestant, the fastest first: sequences per second, or p50 and p99."""
     by_time = "p50_milliseconds" in next(iter(rows.values()))
     measured = times_of if by_time else rates_of
     found = [(name, *measured(row)) for name, row in rows.items()]
@@ -212,7 +212,7 @@ def inference(rows: dict[str, Any]) -> str:
 
 
 def training(rows: dict[str, Any]) -> str:
-    """The tokens per second of every case, in the order of the file, with its groups apart."""
+    """Draw the tokens per second of every case, in the order of the file, with its groups apart."""
     groups = list(dict.fromkeys(name.partition(", ")[0] for name in rows))
     figure, axes = canvas(len(rows) + len(groups) - 1, row=0.26, left=0.33, right=0.1)
     axes.set_xlabel("real tokens per second: median, with a line for the range of the runs")
@@ -243,7 +243,7 @@ GROWTH = {
 
 
 def growth(results: Path) -> str:
-    """How the time of an update and of a forward pass grows with four sizes, beside theory."""
+    """Draw how the time of an update and of a forward pass grows with four sizes, beside theory."""
     figure = Figure(figsize=(WIDTH, 5.6), facecolor="white", layout="constrained")
     for axes, (name, label) in zip(figure.subplots(2, 2).flat, GROWTH.items(), strict=True):
         rows = rows_of(results, f"growth-{name}")
@@ -264,7 +264,7 @@ def growth(results: Path) -> str:
 
 
 def reproduction(results: Path) -> str:
-    """The loss of every network of the reproduction while it trains, and figure 5 of the paper."""
+    """Draw the loss of every network of the reproduction in training, and figure 5 of the paper."""
     outcome = json.loads((results / "reproduction.json").read_text(encoding="utf-8"))["outcome"]
     figure = Figure(figsize=(WIDTH, 3.6), facecolor="white", layout="constrained")
     losses, scores = figure.subplots(1, 2)
@@ -286,26 +286,26 @@ def reproduction(results: Path) -> str:
 
 
 def times_of(row: dict[str, Any]) -> tuple[float, float, float]:
-    """Median, median and 99th percentile of a row's times."""
+    """Return the median, the median and the 99th percentile of a row's times."""
     return row["p50_milliseconds"], row["p50_milliseconds"], row["p99_milliseconds"]
 
 
 def rates_of(
     row: dict[str, Any], column: str = "sequences_per_second"
 ) -> tuple[float, float, float]:
-    """Lowest, median and highest rate of a row."""
+    """Return the lowest, median and highest rate of a row."""
     rate = row[column]
     return rate["lowest"], rate["median"], rate["highest"]
 
 
 def title_of(row: str) -> str:
-    """A row of the quality results as people write it: "mrpc, f1" becomes "MRPC, F1"."""
+    """Return a row of the quality results as people write it: "mrpc, f1" becomes "MRPC, F1"."""
     task, _, metric = row.partition(", ")
     return f"{TASKS.get(task, task)}, {METRICS.get(metric, metric)}"
 
 
 def rows_of(results: Path, name: str) -> dict[str, Any]:
-    """The rows of a results file by their names."""
+    """Return the rows of a results file by their names."""
     rows: dict[str, Any] = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))[
         "rows"
     ]
@@ -313,11 +313,11 @@ def rows_of(results: Path, name: str) -> dict[str, Any]:
 
 
 def canvas(rows: int, *, row: float, left: float, right: float) -> tuple[Figure, Any]:
-    """A figure whose height follows from its number of rows, the first row at the top.
+    """Return a figure and axes whose height follows from the rows, the first of them at the top.
 
     Args:
-        rows: how many.
-        row: the height of one, in inches.
+        rows: the number of rows.
+        row: the height of a row, in inches.
         left: the share of the width that is kept free for labels.
         right: the same on the other side.
     """
@@ -333,7 +333,7 @@ def canvas(rows: int, *, row: float, left: float, right: float) -> tuple[Figure,
 
 
 def drawn(figure: Figure) -> str:
-    """A figure as SVG without anything that changes from run to run."""
+    """Return a figure as SVG without anything that changes from run to run."""
     buffer = io.StringIO()
     none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=none)
@@ -341,7 +341,7 @@ def drawn(figure: Figure) -> str:
 
 
 def stale(results: Path, images: Path) -> list[Path]:
-    """The charts that are not what the results files say."""
+    """Return the charts that are not what the results files say."""
     return [
         images / name
         for name, svg in charts(results).items()

@@ -1,4 +1,4 @@
-"""How large the image of the Dockerfile becomes: installed packages, less what it leaves out.
+"""The size of the Dockerfile's image: its installed packages, without what it leaves out.
 
 Nothing is built. The sizes are those of the packages in this environment that the extras of the
 Dockerfile need; the base image (Python and Debian) and compiled bytecode come on top.
@@ -54,7 +54,7 @@ def sizes(package: str) -> Iterator[tuple[str, int]]:
 
 
 def is_unused(file: str, patterns: Iterable[str]) -> bool:
-    """Whether a file matches a pattern, or lies in a folder that does."""
+    """Return whether a file matches a pattern, or lies in a folder that does."""
     return any(fnmatch(file, pattern) or fnmatch(file, f"{pattern}/*") for pattern in patterns)
 
 

@@ -1,4 +1,4 @@
-"""Who takes part in the inference benchmark, and how each peer is set.
+"""The contestants of the inference benchmark, and how the settings of each are chosen.
 
 Every contestant runs in a process of its own (`benchmarks.peers`) and has the same number of
 threads in all. A peer is tuned on a slice of the workload before anything is measured: first its
@@ -38,21 +38,21 @@ REFERENCE = "transformers fp32"
 AS_GIVEN = "transformers fp32, padded as given"
 BATCHES = (4, 8, 16, 32)
 FIRST_BATCH = 8
-"""With which graphs and callers are compared."""
+"""The batch size with which graphs and numbers of callers are compared."""
 LONG = 2.0
-"""Seconds: a shorter trial runs twice, the first time to warm up."""
+"""Trials of fewer seconds run twice, and the faster run counts: the first one also warms up."""
 WRONG = 0.9
-"""Outputs with a lowest cosine below this are not those of the model."""
+"""Outputs whose lowest cosine is below this are not those of the model."""
 
 Row = dict[str, Any]
 
 
 class Failed(Exception):  # noqa: N818 - what happened to a contestant
-    """A contestant's process gave no answer."""
+    """The process of a contestant gave no answer."""
 
 
 class Worker:
-    """The process of one contestant; see `benchmarks.peers.Server` for what it can be asked."""
+    """The process of one contestant; `benchmarks.peers.Server` defines its requests."""
 
     def __init__(self, library: str) -> None:
         self.connection, theirs = Pipe()
@@ -65,7 +65,7 @@ class Worker:
         self.ask("import", library)
 
     def ask(self, method: str, *arguments: object) -> Any:
-        """The answer to a request.
+        """Send a request to the process, and return the answer.
 
         Raises:
             Failed: the library raised an error, or the process has ended.
@@ -87,7 +87,7 @@ class Worker:
 
 @contextmanager
 def worker_of(entry: Entry, sequences: Sequence[Encoded]) -> Iterator[Worker]:
-    """A process with the sequences, which ends with the block."""
+    """Yield a process that has the sequences and ends with the block."""
     worker = Worker(entry.library)
     try:
         worker.ask("give", [tuple(sequence) for sequence in sequences])
@@ -97,7 +97,7 @@ def worker_of(entry: Entry, sequences: Sequence[Encoded]) -> Iterator[Worker]:
 
 
 class Graph(NamedTuple):
-    """A file that a library loads, and what it is told beside it."""
+    """A file that a library loads, and the options that it loads the file with."""
 
     path: Path
     options: Mapping[str, Any] = {}
@@ -114,21 +114,21 @@ class Entry:
     head: str
     graphs: Mapping[str, Graph]
     threads: int
-    """In all."""
+    """The number of threads of all callers together."""
 
     @property
     def name(self) -> str:
-        """As tables have it."""
+        """The name of the contestant in tables."""
         return f"{self.library} {self.precision}"
 
     def model(self, setting: Setting) -> Model:
-        """What the library loads."""
+        """Return what the library loads for a setting."""
         path, options = self.graphs[setting.graph]
         return Model(self.directory, self.head, self.precision, path, options)
 
     def shapes(self, batch: int = FIRST_BATCH) -> list[Setting]:
-        """Every graph, with all threads on one batch and with a thread for each of them."""
-        if self.library == "bertkit":  # chooses itself
+        """Return settings of every graph, with all threads on one batch or a thread per batch."""
+        if self.library == "bertkit":  # it chooses batches and threads itself
             return [Setting("", 0, 1, self.threads)]
         callers = dict.fromkeys((1, self.threads))
         return [
@@ -138,7 +138,7 @@ class Entry:
         ]
 
     def alone(self) -> list[Setting]:
-        """Every graph with one text at a time, on one thread and on all."""
+        """Return settings for every graph with one text at a time, on one thread and on all."""
         counts = dict.fromkeys((1, self.threads))
         return [Setting(graph, 1, 1, count) for graph in self.graphs for count in counts]
 
@@ -146,15 +146,15 @@ class Entry:
 def make_field(
     model: Path, folder: Path, workload: Workload, threads: int, classes: int = CLASSES
 ) -> tuple[list[Entry], dict[str, str]]:
-    """All contestants, the reference first; and why others do not take part.
+    """Return all contestants, the reference first, and why others do not take part.
 
     Args:
-        model: a model directory.
-        folder: keeps exported files.
-        workload: its head, and the sequences by which the static quantization is calibrated, 64 of
-            them; those that are measured, unless others are given, which can only help it.
-        threads: of each contestant.
-        classes: of the model's classification head.
+        model: the model directory.
+        folder: the folder of exported files.
+        workload: its head, and the sequences of which 64 calibrate the static quantization; they
+            are those that are measured, unless others are given, which can only help it.
+        threads: the number of threads of each contestant.
+        classes: the number of classes of the model's classification head.
     """
     entries: list[Entry] = []
     skipped: dict[str, str] = {}
@@ -184,12 +184,12 @@ def make_field(
 
 
 def fast_modes() -> list[str]:
-    """Of bertkit, those that this processor has instructions for."""
+    """Return the modes of bertkit that this processor has instructions for."""
     return [mode for mode in possible_modes() if mode == "int8" or mode in precisions()]
 
 
 def onnx_graphs(model: Path, folder: Path, head: str) -> dict[str, dict[str, Graph]]:
-    """The graphs of each precision: fp32 and int8."""
+    """Export the graphs of onnxruntime by precision: fp32 and int8."""
     found: dict[str, dict[str, Graph]] = {"fp32": {}, "int8": {}}
     for name, path in export(model, head, folder).items():
         kind, precision, *weights = name.split(" ")
@@ -198,7 +198,7 @@ def onnx_graphs(model: Path, folder: Path, head: str) -> dict[str, dict[str, Gra
 
 
 def ctranslate2_graphs(model: Path, folder: Path, _: str) -> dict[str, dict[str, Graph]]:
-    """The types of computation for each precision that this processor has."""
+    """Return the types of computation for each precision that this processor supports."""
     import ctranslate2  # type: ignore[import-not-found]
 
     path = export_ctranslate2(model, folder)
@@ -212,7 +212,7 @@ def ctranslate2_graphs(model: Path, folder: Path, _: str) -> dict[str, dict[str,
 
 
 def openvino_graphs(model: Path, folder: Path, workload: Workload) -> dict[str, dict[str, Graph]]:
-    """One graph for each precision; what is not in 8 bits is in bf16 where the processor has it."""
+    """Export OpenVINO's graphs by precision; those in int8 compute the rest in bf16 if possible."""
     step = max(1, len(workload.sequences) // CALIBRATION)
     chosen = workload.sequences[::step][:CALIBRATION]
     plain = export(model, workload.head, folder)["plain fp32"]
@@ -234,7 +234,7 @@ def openvino_graphs(model: Path, folder: Path, workload: Workload) -> dict[str, 
 
 
 def cosines(own: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[float]:
-    """One for each sequence, of all its logits."""
+    """Return one cosine for each sequence, over all its logits."""
     found = []
     for a, b in zip(own, theirs, strict=True):
         x, y = a.ravel().astype(np.float64), b.ravel().astype(np.float64)
@@ -243,23 +243,23 @@ def cosines(own: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[flo
 
 
 def sample(sequences: Sequence[Encoded], batch: int, every: int, least: int = 1) -> list[int]:
-    """Indices of the sequences of every n-th batch, and of `least` batches if there are so many.
+    """Return the indices of the sequences of every n-th batch, but of `least` batches if possible.
 
-    Run alone, they form the same batches again.
+    If these sequences alone are run, they form the same batches again.
     """
     order = longest_first(sequences)
     batches = [order[start : start + batch] for start in range(0, len(order), batch)]
     step = max(1, min(every, len(batches) // least))
-    # begins in the middle of a stride: the first batch has the longest sequences
+    # the sample begins in the middle of a stride: the first batch has the longest sequences
     return [i for rows in batches[min(step // 2, (len(batches) - 1) // 2) :: step] for i in rows]
 
 
 @dataclass
 class Trials:
-    """What was tried for a contestant."""
+    """The settings that were tried for a contestant."""
 
     rates: dict[Setting, float] = field(default_factory=dict)
-    """Real tokens per second, or calls per second."""
+    """Setting -> real tokens per second, or calls per second."""
     lowest_cosines: dict[Setting, float] = field(default_factory=dict)
 
     @property
@@ -269,7 +269,7 @@ class Trials:
         return max(right or self.rates, key=self.rates.__getitem__)
 
     def described(self, rate: str) -> Row:
-        """For the results file; `rate` names the unit."""
+        """Return the trials as the results file has them; `rate` names the unit."""
         return {
             "chosen": str(self.best),
             "tried": {
@@ -289,13 +289,13 @@ def tune(
     batches: Sequence[int] = BATCHES,
     every: int = 8,
 ) -> Trials:
-    """Try graphs and callers, then batch sizes; real tokens per second of the faster run.
+    """Try graphs and callers, then batch sizes, by real tokens per second of the faster run.
 
     Args:
         entry: the contestant.
         sequences: the workload.
-        expected: the reference's outputs.
-        batches: to be tried.
+        expected: the outputs of the reference.
+        batches: the batch sizes to try.
         every: one batch of so many is timed.
     """
     trials = Trials()
@@ -325,7 +325,7 @@ def tune(
 def tune_alone(
     entry: Entry, texts: Sequence[Encoded], expected: Sequence[np.ndarray], calls: int
 ) -> Trials:
-    """Try graphs and threads for one text at a time; calls per second by their median."""
+    """Try graphs and threads for one text at a time, by calls per second at the median time."""
     trials = Trials()
     with worker_of(entry, texts) as worker:
         for setting in entry.alone():
@@ -338,7 +338,7 @@ def tune_alone(
 
 
 def reference_outputs(entry: Entry, sequences: Sequence[Encoded]) -> list[np.ndarray]:
-    """What every contestant should compute."""
+    """Return the outputs that every contestant should compute."""
     with worker_of(entry, sequences) as worker:
         setting = Setting("", 32, 1, entry.threads)
         worker.ask("load", entry.model(setting), setting)

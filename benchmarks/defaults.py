@@ -2,10 +2,10 @@
 
     python -m benchmarks.defaults --data FOLDER [--model NAME=FOLDER ...] [--tasks ...]
 
-Every task is trained with the learning rate that bertkit chooses, half of it and twice of it, with
-the same batch size and number of epochs; every score is the mean of some seeds, fewer for the large
-tasks. Finished runs in the work folder are not repeated, and the results file keeps the rows of
-other models and tasks.
+Every task is trained with the learning rate that bertkit chooses, with half of it and with twice as
+much, and always with the same batch size and number of epochs; every score is the mean of some
+seeds, fewer for the large tasks. Finished runs in the work folder are not repeated, and the results
+file keeps the rows of other models and tasks.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ MOST_DEV = 1000
 FACTORS = (0.5, 1.0, 2.0)
 """The learning rates of the grid, as multiples of the chosen one."""
 SEEDS = {"cola": 2, "mrpc": 2, "mnli-10k": 1, "qqp-10k": 1}
-"""Task -> seeds of each learning rate; three for the other tasks."""
+"""Task -> the number of seeds of each learning rate; three for the other tasks."""
 
 
 def sample(data: TaskData, rows: int | None, most_dev: int = MOST_DEV) -> TaskData:
-    """A data set with fewer rows, always the same ones."""
+    """Return a data set with fewer rows, always the same ones."""
 
     def some(inputs: Any, number: int | None) -> Any:
         if number is None or len(inputs) <= number:
@@ -56,13 +56,13 @@ def sample(data: TaskData, rows: int | None, most_dev: int = MOST_DEV) -> TaskDa
 
 
 def task_data(task: str, data: Path, positions: int, most_dev: int = MOST_DEV) -> TaskData:
-    """The rows of one of `ROWS` that are used, for a model of so many positions."""
+    """Return the rows of one of `ROWS` that are used, for a model of so many positions."""
     whole = dataset(task.partition(",")[0], data, data / "glue", positions)
     return sample(whole, ROWS[task], most_dev)
 
 
 def folder_name(name: str, task: str) -> str:
-    """The name of the folder of a model's runs on one of `ROWS`."""
+    """Return the name of the folder of a model's runs on one of `ROWS`."""
     return f"{name}-{task.replace(',', '').replace(' ', '-')}"
 
 
@@ -75,7 +75,7 @@ def tuned_scores(
 
 
 def measure(name: str, model: Path, task: str, data: Path, work: Path) -> dict[str, Any]:
-    """The row of one model and task."""
+    """Measure the row of one model and task."""
     start = read_pretrained(model)
     used = task_data(task, data, start.config.max_position_embeddings)
     out = work / folder_name(name, task)

@@ -1,10 +1,10 @@
 """Speed of `load_embedder` beside sentence-transformers: the same weights and texts in one run.
 
 The weights are genuine ones that sentence-transformers tuned (a package of the dev extra). The
-texts are all different sentences of STS-B's dev set, from raw text to vectors: tokenizing counts.
-The batch size of sentence-transformers is the fastest of several, tried once before. Rounds go
-through all contestants in turn; ratios are between runs of one round. Vectors are compared with
-those of sentence-transformers in fp32, and the lowest cosine is kept.
+texts are all different sentences of STS-B's dev set; they are timed from raw text to vectors, so
+tokenizing counts. The batch size of sentence-transformers is the fastest of several, tried once
+before. Rounds go through all contestants in turn; ratios are between runs of one round. Vectors are
+compared with those of sentence-transformers in fp32, and the lowest cosine is kept.
 
     python -m benchmarks.embeddings --data FOLDER
 """
@@ -36,19 +36,19 @@ from bertkit.text.lines import TextCounts
 
 REFERENCE = "sentence-transformers fp32"
 BATCHES = (16, 32, 64, 128)
-"""32 is its own default."""
+"""The batch sizes to try for sentence-transformers, whose default is 32."""
 
 Contestant = Callable[[Sequence[str]], np.ndarray]
-"""Texts to unit vectors, (texts, width)."""
+"""Maps texts to unit vectors, (texts, width)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How much to measure."""
+    """The extent of the measurement."""
 
     repeats: int = 5
     texts: int | None = None
-    """None for all."""
+    """The number of texts; None for all."""
     batches: Sequence[int] = BATCHES
 
 
@@ -56,14 +56,14 @@ QUICK = Settings(repeats=1, texts=12, batches=(4,))
 
 
 def sentences(data: Path, count: int | None) -> list[str]:
-    """Different sentences of STS-B's dev set, in its order."""
+    """Return the different sentences of STS-B's dev set, in its order."""
     inputs = read_glue("sts-b", data / "glue" / "STS-B", "dev", TextCounts())
     both = [text for one in inputs for text in (one.text, one.pair) if text]
     return list(dict.fromkeys(both))[:count]
 
 
 def reference(model: Path, texts: Sequence[str], batches: Sequence[int]) -> tuple[Contestant, int]:
-    """sentence-transformers in fp32, and the batch size that was fastest on one pass."""
+    """Return sentence-transformers in fp32, and its batch size that was fastest on one pass."""
     from transformers.utils import logging as their_logging
 
     their_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -84,7 +84,7 @@ def reference(model: Path, texts: Sequence[str], batches: Sequence[int]) -> tupl
 def measure(
     contestants: Mapping[str, Contestant], texts: Sequence[str], repeats: int
 ) -> dict[str, dict[str, Any]]:
-    """Rows by contestant; every contestant has seen some texts before."""
+    """Time all contestants in turn, after a warm-up on some texts, and return their rows."""
     for contestant in contestants.values():
         contestant(texts[::8])
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
@@ -109,7 +109,7 @@ def measure(
 
 
 def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows, and the details that belong to them."""
+    """Return the rows, and the details that belong to them."""
     texts = sentences(data, settings.texts)
     theirs, batch = reference(model, texts, settings.batches)
     embedders: dict[str, Embedder] = {

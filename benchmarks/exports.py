@@ -1,10 +1,10 @@
-"""What the inference benchmark computes with: model directories, and what peers make of them.
+"""The models of the inference benchmark: model directories, and their exports for the peers.
 
-- onnxruntime: graphs of transformers' own BERT, plain and fused, both also quantized dynamically.
-  onnxruntime's optimizer finds its fusions in graphs of the TorchScript exporter with
-  `attn_implementation="eager"` only: it does not recognise what the newer exporter writes.
+- onnxruntime: graphs of transformers' own BERT, plain and fused, and both quantized dynamically.
+  onnxruntime's optimizer finds its fusions only in graphs of the TorchScript exporter with
+  `attn_implementation="eager"`: it does not recognise what the newer exporter writes.
 - ctranslate2: its converter's format, whose weights it quantizes as it loads them.
-- OpenVINO: the plain graph, the same with weights in int8, and quantized by `nncf.quantize`.
+- OpenVINO: the plain graph, the same with int8 weights, and the one that `nncf.quantize` makes.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from bertkit.model.task_heads import ClassificationModel, SpanModel
 
 GRAPHS = ("plain", "fused")
 CLASSES = 32
-"""Of the classification head: so many random views of the pooled [CLS] say how equal it is."""
+"""The classes of the head: so many random views of the pooled [CLS] tell how equal it is."""
 CALIBRATION = 64
-"""Inputs from which `nncf.quantize` takes the ranges of activations."""
+"""The number of inputs from which `nncf.quantize` takes the ranges of activations."""
 
 
 def build_head(
     head: str, config: ModelConfig, classes: int = CLASSES
 ) -> ClassificationModel | SpanModel:
-    """The network with a head of `Workload.head`."""
+    """Build the network with a new head, one of those of `Workload.head`."""
     return ClassificationModel(config, classes) if head == "classification" else SpanModel(config)
 
 
 def write_model(folder: Path, start: PretrainedWeights, head: str) -> Path:
-    """A model directory in `folder`: the start's encoder and a head drawn from seed 0."""
+    """Write a model directory in `folder`: the start's encoder and a head drawn from seed 0."""
     path = folder / head
     if not (path / "model.safetensors").is_file():
         torch.manual_seed(0)
@@ -57,29 +57,29 @@ def write_model(folder: Path, start: PretrainedWeights, head: str) -> Path:
 
 
 def processor_name(name: str) -> str:
-    """The name of a results file, which tells processors with other instructions apart."""
+    """Return the name of a results file, which tells processors with other instructions apart."""
     tiles = torch.cpu.get_capabilities().get("amx_int8", False)
     return f"{name}{'-amx' if tiles else '' if has_integer_products() else '-avx2'}"
 
 
 def has_integer_products() -> bool:
-    """Whether the processor has VNNI; without it, products of uint8 and int8 saturate."""
+    """Return whether the processor has VNNI; without it, products of uint8 and int8 saturate."""
     return bool(torch.cpu.get_capabilities().get("avx512_vnni", False))
 
 
 def export(model: Path, head: str, folder: Path) -> dict[str, Path]:
-    """Every graph for onnxruntime by name.
+    """Export every graph for onnxruntime; return the files by name.
 
-    They are "plain fp32", "fused fp32", "plain int8" and "fused int8"; without VNNI also "plain
-    int8 u8" and "fused int8 u8", whose unsigned weights do not saturate.
+    The names are "plain fp32", "fused fp32", "plain int8" and "fused int8"; without VNNI there are
+    also "plain int8 u8" and "fused int8 u8", whose unsigned weights do not saturate.
 
     Args:
-        model: a model directory.
+        model: the model directory.
         head: see `Workload`.
-        folder: keeps the files; those that are there are not made again.
+        folder: the folder of the files; those that exist are not made again.
 
     Raises:
-        RuntimeError: the optimizer of this version did not find the attention of every layer.
+        RuntimeError: the optimizer of this version did not find all fusions in every layer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kinds = ["fp32", "int8", *([] if has_integer_products() else ["int8 u8"])]
@@ -104,7 +104,7 @@ def export(model: Path, head: str, folder: Path) -> dict[str, Path]:
 
 
 def made_folder(path: Path, make: Callable[[Path], object]) -> Path:
-    """A folder that `make` fills, unless it is there already; it appears only when it is whole."""
+    """Return a folder that `make` fills unless it exists; it appears only once it is complete."""
     if not path.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
@@ -114,7 +114,7 @@ def made_folder(path: Path, make: Callable[[Path], object]) -> Path:
 
 
 def export_ctranslate2(model: Path, folder: Path) -> Path:
-    """The encoder and pooler of a model directory for ctranslate2, in fp32."""
+    """Export the encoder and pooler of a model directory for ctranslate2, in fp32."""
 
     def make(path: Path) -> None:
         from ctranslate2.converters import TransformersConverter  # type: ignore[import-not-found]
@@ -131,18 +131,18 @@ def export_ctranslate2(model: Path, folder: Path) -> Path:
 
 
 OPENVINO_TYPES = {"fp32": "f32", "bf16": "bf16"}
-"""Precision -> how OpenVINO names it."""
+"""Precision -> its name in OpenVINO."""
 
 
 def export_openvino(
     plain: Path, folder: Path, name: str, calibration: Sequence[dict[str, np.ndarray]]
 ) -> dict[str, Path]:
-    """OpenVINO's graphs: "fp32", "int8 weights" and "int8 static".
+    """Export the graphs "fp32", "int8 weights" and "int8 static" for OpenVINO; return their files.
 
     Args:
         plain: the graph "plain fp32" of `export`.
-        folder: keeps the files; those that are there are not made again.
-        name: of the calibration inputs.
+        folder: the folder of the files; those that exist are not made again.
+        name: the name of the calibration inputs.
         calibration: inputs of the graph, from which the ranges of activations are taken.
     """
     import openvino  # type: ignore[import-not-found]
@@ -176,20 +176,20 @@ def export_openvino(
 
 
 class Logits(torch.nn.Module):
-    """transformers' model with its inputs by place and one output, as an exporter wants it."""
+    """A transformers model with positional inputs and one output, as an exporter wants it."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor, segments: torch.Tensor) -> Any:
-        """Logits of a padded batch."""
+        """Return the logits of a padded batch."""
         output = self.model(input_ids=ids, attention_mask=mask, token_type_ids=segments)
         return logits_of(output)
 
 
 def write_plain(model: Path, head: str, path: Path) -> None:
-    """Export with free numbers of sequences and tokens."""
+    """Export a model to ONNX with any number of sequences and tokens."""
     wrapped = Logits(their_model(model, head, "fp32", attention="eager")).eval()
     ids = torch.arange(32).view(2, 16) % load_config(model).vocab_size
     mask = (torch.arange(16) < torch.tensor([[16], [10]])).long()
@@ -210,7 +210,7 @@ def write_plain(model: Path, head: str, path: Path) -> None:
 
 
 def write_fused(model: Path, plain: Path, path: Path) -> None:
-    """Fuse, and check that all was found."""
+    """Fuse the operators of a graph, and check that all fusions were found."""
     from onnxruntime.transformers import optimizer  # type: ignore[import-untyped]
 
     config = load_config(model)
@@ -235,7 +235,7 @@ def write_fused(model: Path, plain: Path, path: Path) -> None:
 
 
 def write_int8(source: Path, path: Path, *, signed: bool = True) -> None:
-    """Quantize the matrix products: weights in 8 bits per channel, inputs uint8 as they come."""
+    """Quantize the matrix products: weights in 8 bits per channel, inputs to uint8 as they come."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
 
@@ -245,13 +245,13 @@ def write_int8(source: Path, path: Path, *, signed: bool = True) -> None:
         op_types_to_quantize=["MatMul", "Attention"],
         per_channel=True,
         weight_type=QuantType.QInt8 if signed else QuantType.QUInt8,
-        # shapes are not inferred through fused operators, so the type has to be told
+        # shapes are not inferred through fused operators, so the type has to be given
         extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
     )
 
 
 def fused_operators(path: Path) -> dict[str, int]:
-    """How many operators of each fused kind a session runs once it has optimized a graph."""
+    """Count the operators of each fused kind that a session runs once it has optimized a graph."""
     import onnx
 
     with tempfile.TemporaryDirectory() as folder:
@@ -263,20 +263,20 @@ def fused_operators(path: Path) -> dict[str, int]:
 
 
 def open_session(path: Path, optimized: Path | None = None) -> Any:
-    """A session with every optimization; it can write the graph that it made of the file."""
+    """Open a session with every optimization; it writes the optimized graph if a path is given."""
     import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # errors
+    options.log_severity_level = 3  # only errors
     if optimized:
         options.optimized_model_filepath = str(optimized)
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def their_model(folder: Path, head: str, precision: str, attention: str) -> Any:
-    """Their network, in evaluation mode."""
+    """Load the network of transformers, in evaluation mode."""
     from transformers import BertForQuestionAnswering, BertForSequenceClassification
     from transformers.utils import logging as their_logging
 
@@ -291,7 +291,7 @@ def their_model(folder: Path, head: str, precision: str, attention: str) -> Any:
 
 
 def logits_of(output: Any) -> torch.Tensor:
-    """(sequences, classes), or start and end together as (sequences, tokens, 2)."""
+    """Return logits as (sequences, classes), or start and end logits as (sequences, tokens, 2)."""
     if "logits" in output:
         return output.logits
     return torch.stack([output.start_logits, output.end_logits], dim=-1)

@@ -39,16 +39,16 @@ from bertkit.processes import resident_bytes
 from bertkit.tasks.task import Items
 
 INPUTS = {"mrpc": 512, "conll-2003": 1024, "squad-1.1": 128}
-"""Task -> the first inputs of its training data."""
+"""Task -> how many of the first inputs of its training data are used."""
 SAMPLING = {"random": "Trainer", "group_by_length": "Trainer by length"}
 """The Trainer's way to draw batches -> its name in the table."""
 WARM_UP = 2
-"""Batches."""
+"""The number of batches of the warm-up."""
 Epoch = Callable[[], object]
 
 
 def own(task: str, precision: str, data: Path, slices: Path) -> tuple[Epoch, Epoch, Items]:
-    """A warm-up and an epoch of bertkit, and its examples."""
+    """Return functions that make a warm-up and an epoch of bertkit, and its examples."""
     start = read_pretrained(start_model())
     used = dataset(task, data, slices, start.config.max_position_embeddings)
     items = used.task.items(used.train[: INPUTS[task]], start.tokenizer)
@@ -72,7 +72,7 @@ def own(task: str, precision: str, data: Path, slices: Path) -> tuple[Epoch, Epo
 def theirs(
     task: str, precision: str, sampling: str, data: Path, slices: Path, examples: int
 ) -> tuple[Epoch, Epoch]:
-    """A warm-up and an epoch of the Trainer."""
+    """Return functions that make a warm-up and an epoch of the Trainer."""
     from transformers import AutoTokenizer, Trainer, TrainingArguments
     from transformers.utils import logging
 
@@ -101,7 +101,7 @@ def theirs(
 
 
 def measure_one(arguments: list[str]) -> None:
-    """Print the seconds of one epoch and the highest memory in GB; of bertkit, the sizes, too."""
+    """Print the seconds of one epoch, the peak memory in GB and, of bertkit, the sizes."""
     task, precision, sampling, data, slices, examples = arguments
     found: dict[str, Any] = {}
     if sampling:
@@ -118,7 +118,7 @@ def measure_one(arguments: list[str]) -> None:
 
 
 def table(task: str, measured: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, Any]:
-    """The rows of a task: (the Trainer's way to draw batches or "", precision) -> measurements."""
+    """Return the rows of a task; keys are (the Trainer's way to draw batches or "", precision)."""
     rows = {}
     examples, tokens = (measured["", precisions()[0]][0][name] for name in ("examples", "tokens"))
     for (sampling, precision), runs in measured.items():

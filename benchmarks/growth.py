@@ -41,7 +41,7 @@ Row = dict[str, Any]
 
 
 class Case(NamedTuple):
-    """Sizes of a network and of its batch."""
+    """The sizes of a network and of its batch."""
 
     length: int = 128
     batch: int = 16
@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
     @property
     def config(self) -> ModelConfig:
-        """The network, with heads of 64."""
+        """The sizes of the network, whose heads have width 64."""
         return ModelConfig(
             vocab_size=VOCABULARY,
             hidden_size=self.width,
@@ -61,13 +61,13 @@ class Case(NamedTuple):
 
     @property
     def targets(self) -> int:
-        """Of each sequence: 15 %."""
+        """The number of masked tokens of each sequence: 15 %."""
         return count_targets(self.length, 0.15, self.length)
 
     def flops(self, kind: str) -> float:
-        """Needed operations of an update, or of the last hidden states of all tokens.
+        """Return the needed operations of an update, or of the last hidden states of all tokens.
 
-        Of the last layer, training needs what leads to targets and [CLS] only.
+        Training needs only the part of the last layer that leads to targets and [CLS].
         """
         lengths = [self.length] * self.batch
         if kind == "inference":
@@ -79,7 +79,7 @@ class Case(NamedTuple):
 
 
 TOKENS = 4096
-"""In a batch where the length varies."""
+"""The number of tokens of a batch where the length varies."""
 VARIABLES: dict[str, list[Case]] = {
     "length": [Case(n, TOKENS // n) for n in (16, 32, 64, 128, 256, 512)],
     "batch": [Case(batch=n) for n in (1, 4, 16, 64)],
@@ -93,7 +93,7 @@ QUICK: dict[str, list[Case]] = {
 
 
 def make_batch(case: Case) -> PretrainingBatch:
-    """Random ids and targets."""
+    """Return a batch of random ids and evenly spaced targets."""
     generator = np.random.Generator(np.random.Philox(key=0))
     tokens = case.length * case.batch
     ids = generator.integers(1000, VOCABULARY, tokens)
@@ -110,7 +110,7 @@ def make_batch(case: Case) -> PretrainingBatch:
 
 
 def prepare(case: Case, precision: str) -> dict[str, Callable[[], object]]:
-    """Both kinds of work on one network."""
+    """Return functions that do both kinds of work on one network."""
     torch.manual_seed(0)
     model = PretrainingModel(case.config).train()
     update, batch = own_update(model, precision), make_batch(case)
@@ -131,7 +131,7 @@ def prepare(case: Case, precision: str) -> dict[str, Callable[[], object]]:
 def measure(
     cases: Sequence[Case], precision: str, repeats: int
 ) -> dict[Case, dict[str, list[float]]]:
-    """Seconds of every repeat; the cases of a table take turns."""
+    """Measure the seconds of every repeat; the cases of a table take turns."""
     works = {case: prepare(case, precision) for case in cases}
     taken: dict[Case, dict[str, list[float]]] = {
         case: {kind: [] for kind in KINDS} for case in cases
@@ -146,7 +146,7 @@ def measure(
 
 
 def table(variable: str, taken: dict[Case, dict[str, list[float]]]) -> dict[str, Row]:
-    """A row for each case."""
+    """Return a row for each case."""
     first = next(iter(taken))
     rows = {}
     for case, kinds in taken.items():
@@ -166,7 +166,7 @@ def table(variable: str, taken: dict[Case, dict[str, list[float]]]) -> dict[str,
 
 
 def fits(variable: str, taken: dict[Case, dict[str, list[float]]]) -> Iterator[tuple[str, Row]]:
-    """For each kind of work a line through time over operations, weighted to equal shares."""
+    """Yield a line through time over operations, with least relative errors, by kind of work."""
     for kind in KINDS:
         work = np.array([case.flops(kind) for case in taken])
         times = np.array([statistics.median(kinds[kind]) for kinds in taken.values()])
@@ -187,7 +187,7 @@ def fits(variable: str, taken: dict[Case, dict[str, list[float]]]) -> Iterator[t
 def run(
     variables: dict[str, list[Case]], precision: str, repeats: int
 ) -> dict[str, dict[str, Row]]:
-    """A table for each variable, and "fit"."""
+    """Return a table for each variable, and the fits as "fit"."""
     tables: dict[str, dict[str, Row]] = {}
     fitted: dict[str, Row] = {}
     for variable, cases in variables.items():
@@ -201,13 +201,13 @@ def run(
 
 
 def write_tables(tables: dict[str, dict[str, Row]], details: Row) -> None:
-    """A file of its own for each table."""
+    """Write each table to a file of its own."""
     for variable, found in tables.items():
         print(write_result(f"growth-{variable}", found, details))
 
 
 def main() -> None:
-    """Measure all four."""
+    """Measure the growth with all four variables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", help="is not needed; taken as the other benchmarks take it")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")

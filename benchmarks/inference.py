@@ -2,10 +2,10 @@
 
 All compute the same model on the same texts, each in a process of its own, with equally many
 threads and the setting that was fastest for it (`benchmarks.contestants`). Rounds go through all
-contestants in turn; transformers with texts padded as they come takes part in the first one only.
-Rates count sequences and real tokens; ratios are between runs of one round, to the best peer of the
-same precision and to the fastest peer of any. Tokens per second of
-processor time are there beside wall time, because other programs hardly change them.
+contestants in turn; transformers with texts padded in the order in which they come takes part in
+the first one only. Rates count sequences and real tokens; ratios are between runs of one round, to
+the best peer of the same precision and to the fastest peer of any. Tokens per second of processor
+time are there beside wall time, because other programs hardly change them.
 
 `share_of_matmul_peak_needed` is the work per second over that of matrix products which were
 measured in the same round. It leaves out what a head on [CLS] does not need of the last layer.
@@ -13,10 +13,9 @@ Outputs are compared with those of transformers in fp32, by the cosine of each s
 
     python -m benchmarks.inference --data FOLDER
 
-Each workload writes a results file (one that ends in `-amx` on a processor with AMX, and in `-avx2`
-on one without AVX512-VNNI);
-`latency` is one short text at a time, and `scores` are those of tuned models
-(`benchmarks.precisions`).
+Each workload writes a results file, whose name ends in `-amx` on a processor with AMX, and in
+`-avx2` on one without AVX512-VNNI. `latency` measures one short text at a time, and `scores` the
+scores of tuned models (`benchmarks.precisions`).
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ from benchmarks.workloads import SIZES, Workload, measure_peaks, read_workload, 
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 
 TEXTS = 50
-"""Short texts of about the mean length that take turns in the latency test."""
+"""The number of short texts, of about the mean length, that take turns in the latency test."""
 TABLES = (*SIZES, "latency", "scores")
 
 Row = dict[str, Any]
@@ -64,7 +63,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How long to measure."""
+    """The extent of the measurement."""
 
     tables: Sequence[str] = TABLES
     repeats: int = 3
@@ -72,13 +71,13 @@ class Settings:
     batches: Sequence[int] = BATCHES
     peak_seconds: float = 0.5
     calls: int = 300
-    """Of the latency test."""
+    """The number of calls of the latency test."""
     block: int = 50
-    """Calls in a row of one contestant."""
+    """The number of calls in a row of one contestant."""
     training_rows: int = 2000
-    """Of SST-2 and of MRPC, for the models that are scored."""
+    """The number of training rows of SST-2 and of MRPC, for the models that are scored."""
     dev_rows: int | None = None
-    """None for all."""
+    """The number of dev rows of each; None for all."""
 
 
 QUICK = Settings(
@@ -99,15 +98,15 @@ class Contest:
 
     entries: list[Entry]
     skipped: dict[str, str]
-    """Who does not take part, and why."""
+    """Contestant -> why it does not take part."""
     expected: list[np.ndarray]
-    """The reference's outputs."""
+    """The outputs of the reference."""
     trials: dict[str, Trials]
 
     def start(
         self, stack: ExitStack, sequences: Sequence[Any]
     ) -> tuple[dict[str, Worker], dict[str, float]]:
-        """Each in a fresh process with its best setting; the seconds to its first answer."""
+        """Start each with its best setting; return processes and the seconds to an answer."""
         workers, seconds = {}, {}
         for entry in self.entries:
             if entry.name in self.trials:
@@ -118,19 +117,19 @@ class Contest:
 
     @property
     def settings(self) -> dict[str, str]:
-        """In words, by contestant."""
+        """Contestant -> its best setting in words."""
         return {name: str(trials.best) for name, trials in self.trials.items()}
 
 
 def tuned_contest(
     workload: Workload, model: Path, folder: Path, settings: Settings, *, alone: bool = False
 ) -> Contest:
-    """All contestants with the settings that are fastest for them here.
+    """Tune all contestants; return them with the settings that are fastest for them here.
 
     Args:
         workload: what is to be computed.
-        model: a model directory.
-        folder: keeps exported files.
+        model: the model directory.
+        folder: the folder of exported files.
         settings: see `Settings`.
         alone: whether texts come one at a time.
     """
@@ -157,14 +156,14 @@ def tuned_contest(
 
 @dataclass
 class Rounds:
-    """What was measured, one value a round."""
+    """The measurements of each contestant, with one value per round."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     cpu_seconds: dict[str, list[float]] = field(default_factory=dict)
-    """Of all threads."""
+    """The processor seconds of all threads."""
     outputs: dict[str, list[np.ndarray]] = field(default_factory=dict)
     peaks: dict[str, list[float]] = field(default_factory=dict)
-    """Operations per second of matrix products, by precision."""
+    """Precision -> operations per second of matrix products."""
 
     def measure(self, title: str, workers: Mapping[str, Worker], settings: Settings) -> None:
         """Go through all contestants in turn, several times."""
@@ -172,7 +171,7 @@ class Rounds:
             for precision, peak in measure_peaks(settings.peak_seconds).items():
                 self.peaks.setdefault(precision, []).append(peak)
             for name, worker in workers.items():
-                if repeat and name == AS_GIVEN:  # by far the slowest, and there for scale only
+                if repeat and name == AS_GIVEN:  # it is by far the slowest and shows the scale
                     continue
                 taken, busy, self.outputs[name] = worker.ask("run")
                 self.seconds.setdefault(name, []).append(taken)
@@ -183,7 +182,7 @@ class Rounds:
 def measure(
     workload: Workload, contest: Contest, start: PretrainedWeights, settings: Settings
 ) -> Row:
-    """Rows of one workload, by contestant."""
+    """Measure a workload; return a row for each contestant."""
     sequences, threads, rounds = workload.sequences, torch.get_num_threads(), Rounds()
     given, reference = Setting("", 32, 1, threads, by_length=False), contest.entries[0]
     with ExitStack() as stack:
@@ -217,12 +216,12 @@ def measure(
 
 
 def precision_of(name: str) -> str:
-    """The precision in a contestant's name."""
+    """Return the precision in a contestant's name."""
     return next(word for word in ("fp32", "bf16", "int8") if word in name)
 
 
 def compared(own: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> Row:
-    """The lowest cosine, and a remark where it says that the outputs are not the model's."""
+    """Return the lowest cosine, and a remark if it says that the outputs are not the model's."""
     lowest = min(cosines(own, expected))
     remark = {"remark": f"not the same outputs: cosine below {WRONG}"} if lowest < WRONG else {}
     return {"lowest_cosine": round(lowest, 6), **remark}
@@ -233,7 +232,7 @@ def best_peers(
     outputs: Mapping[str, Sequence[np.ndarray]],
     expected: Sequence[np.ndarray],
 ) -> dict[str, str]:
-    """The fastest peer of each precision, and of all as "any"; wrong outputs do not count."""
+    """Return the fastest peer by precision, and of all as "any"; wrong outputs do not count."""
     found: dict[str, str] = {}
     for name in sorted(times, key=lambda name: statistics.median(times[name])):
         peer = name != AS_GIVEN and not name.startswith("bertkit")
@@ -246,7 +245,7 @@ def best_peers(
 def rates(
     workload: Workload, name: str, seconds: Mapping[str, list[float]], best: Mapping[str, str]
 ) -> Row:
-    """Sequences and real tokens per second, and how often those of the best peers."""
+    """Return sequences and real tokens per second, and their ratios to those of the best peers."""
 
     def over(other: str) -> dict[str, float]:
         pairs = zip(seconds[name], seconds[other], strict=False)  # some run in the first round only
@@ -264,14 +263,14 @@ def rates(
 
 
 def alone(workload: Workload) -> Workload:
-    """The texts of about the mean length, for one at a time."""
+    """Return the workload of the texts of about the mean length, for one at a time."""
     mean = workload.tokens / len(workload.sequences)
     texts = sorted(workload.sequences, key=lambda text: abs(len(text.ids) - mean))[:TEXTS]
     return replace(workload, name="latency", sequences=texts)
 
 
 def measure_latency(workload: Workload, contest: Contest, settings: Settings) -> Row:
-    """Milliseconds of one short text at a time, by contestant; they take turns in blocks."""
+    """Measure milliseconds of one short text at a time; the contestants take turns in blocks."""
     texts = workload.sequences
     with ExitStack() as stack:
         workers, _ = contest.start(stack, texts)
@@ -305,7 +304,7 @@ def measure_latency(workload: Workload, contest: Contest, settings: Settings) ->
 def run(
     data: Path, folder: Path, start: PretrainedWeights, settings: Settings
 ) -> tuple[dict[str, Any], dict[str, Row]]:
-    """All tables by name, and the details that belong to each."""
+    """Measure all tables; return them by name, and the details that belong to each."""
     tables: dict[str, Any] = {}
     details: dict[str, Row] = {}
     for name in settings.tables:
@@ -323,7 +322,7 @@ def run(
 def compete(
     name: str, data: Path, folder: Path, start: PretrainedWeights, settings: Settings
 ) -> tuple[Row, Row]:
-    """The table of a workload or of the latency, and its details; see `run`."""
+    """Return the table of a workload or of the latency, and its details; see `run`."""
     is_latency = name == "latency"
     kind = "short" if is_latency else name
     workload = read_workload(kind, data, start.tokenizer, settings.sizes[kind])
@@ -345,7 +344,7 @@ def compete(
 
 
 def write_table(name: str, table: Any, details: Row) -> None:
-    """The results file of a table."""
+    """Write the results file of a table."""
     versions = {library: installed(library) for library in (*LIBRARIES, "nncf")}
     print(
         write_result(processor_name(f"inference-{name}"), table, {"libraries": versions, **details})

@@ -64,12 +64,12 @@ class Page(NamedTuple):
     """A page of the manual."""
 
     name: str
-    """Its path, which is the same in every language."""
+    """The path of the page, which is the same in every language."""
     paragraphs: list[str]
 
     @property
     def is_test(self) -> bool:
-        """Whether the page, in every language, is only asked about: one in five is."""
+        """Whether the page, in every language, is held out for testing: one in five is."""
         return hashlib.sha256(self.name.encode()).digest()[0] % 5 == 0
 
 
@@ -199,7 +199,7 @@ def main() -> None:
 def baselines(
     pages: dict[str, list[Page]], train: Rows, test: dict[str, Rows]
 ) -> dict[str, dict[str, Any]]:
-    """Return the rows of TF-IDF from English, of TF-IDF from each language, and of one answer."""
+    """Return rows of TF-IDF from English and from each language, and of the most frequent label."""
     rows: dict[str, dict[str, Any]] = {}
     english = words_model(train)
     for language, asked in test.items():

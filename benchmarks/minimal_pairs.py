@@ -40,12 +40,12 @@ NETWORK = (
 """The network of 4 layers of width 256 that is pre-trained without --model."""
 
 Scorer = Callable[[Sequence[str]], np.ndarray]
-"""Sentences to scores, (sentences,)."""
+"""Maps sentences to scores, (sentences,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How much to measure."""
+    """The extent of the measurement."""
 
     repeats: int = 3
     pairs: int = 8
@@ -84,7 +84,7 @@ def slice_of(pairs: Sequence[MinimalPair], count: int) -> list[str]:
 
 
 def ours(model: Path, method: str) -> Scorer:
-    """Return bertkit's scorer in fp32, from texts to scores: tokenizing counts."""
+    """Return bertkit's scorer in fp32, from texts to scores, so that tokenizing is timed, too."""
     scorer = load_pretrained(model, device="cpu", precision="fp32").scorer
     return lambda texts: np.array([one.sum() for one in scorer.score(scorer.encode(texts), method)])
 
@@ -151,7 +151,7 @@ def whole(found: MinimalPairEvaluation) -> dict[str, Any]:
 
 
 def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows by method, and the details that belong to them."""
+    """Return the rows by method, and the details that belong to them."""
     network = load_config(model_folder(model))
     details: dict[str, Any] = {
         "precision": "fp32",

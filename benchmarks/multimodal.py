@@ -3,18 +3,18 @@
     python -m benchmarks.multimodal [--quick] [--add]
 
 The pictures are the 1,797 handwritten digits of scikit-learn (8 x 8 pixels); every third one is
-held out. `results/multimodal.json`: each is asked three questions: is the digit odd or even; is it
-low or high; is it in the middle or at an edge? Each answer is true of five of the ten digits. So
+held out. In `results/multimodal.json` each is asked three questions: is the digit odd or even; is
+it low or high; is it in the middle or at an edge? Each answer is true of five of the ten digits. So
 the question alone leaves two answers of equal probability, the picture alone leaves three, and
 together they decide: this gives the best possible accuracy of each contestant. The same small
 network, from random weights, reads the question, the picture, or both: by MMBT (Kiela et al. 2019),
 once with the eight rows of pixels as features, once with the picture cut into patches of 2 x 2
 pixels, and by ViLBERT (Lu et al. 2019).
 
-`results/retrieval.json`: a scene is two digits side by side, which are two regions with boxes, and
-its caption names both: "three left of five". Of 100 held-out scenes, one for each caption, ViLBERT
-has to find that of a caption. It is tuned for retrieval at once, or after pre-training on the same
-captions, in the same number of updates.
+In `results/retrieval.json` a scene is two digits side by side, which are two regions with boxes,
+and its caption names both: "three left of five". Of 100 held-out scenes, one for each caption,
+ViLBERT has to find that of a caption. It is tuned for retrieval at once, or after pre-training on
+the same captions, in the same number of updates.
 
 Settings are the same for all, and the scores are those after the last update, over three seeds.
 `--add` measures only what the results files lack.
@@ -54,7 +54,7 @@ NO_QUESTION = "?"
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"intermediate_size": 256, "max_position_embeddings": 64}
 DEVIATION = 0.125
-"""Of initial weights: with BERT's 0.02, a network of this width hardly mixes its tokens."""
+"""The deviation of initial weights; with BERT's 0.02, this narrow network hardly mixes tokens."""
 PATCHES = TextColumns(image_column="image", image_size=8, patch_size=2)
 STREAMS = replace(PATCHES, image_network="vilbert", co_layers=(0, 1))
 CAPTIONED = TextColumns(
@@ -68,7 +68,7 @@ LAST_PIXEL = 16
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """The pictures, (pictures, 8, 8) from 0 to 1, and their digits."""
+    """Return the pictures, (pictures, 8, 8) from 0 to 1, and their digits."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -76,7 +76,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def rows(pictures: np.ndarray, targets: np.ndarray, *, text: bool, image: str) -> list[Any]:
-    """Every picture with every question, as far as a contestant may see them."""
+    """Return a row for every picture and question, with what a contestant may see of them."""
     forms = {
         "": lambda picture: None,
         "features": lambda picture: picture,
@@ -111,7 +111,7 @@ MOST_UPDATES = 1 << 20
 
 
 def start_model(folder: Path) -> Path:
-    """A model directory with random weights and the questions' words as its vocabulary."""
+    """Make a model directory with random weights, whose vocabulary is the words of all texts."""
     texts = (*QUESTIONS, *NAMES, "left of")
     words = dict.fromkeys(word for text in texts for word in text.split())
     tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *words], lowercase=True)
@@ -122,7 +122,7 @@ def start_model(folder: Path) -> Path:
 
 
 def contest(start: Path, out: Path, seen: dict[str, Any], grid: Grid, most: int) -> dict[str, Any]:
-    """The accuracy of one contestant on the held-out pictures, over the seeds."""
+    """Fine-tune a contestant with all seeds; return its accuracy on the held-out pictures."""
     columns = PATCHES if seen["network"] == "mmbt" else STREAMS
     seen = {name: seen[name] for name in ("text", "image")}
     pictures, targets = digits()
@@ -151,7 +151,7 @@ def contest(start: Path, out: Path, seen: dict[str, Any], grid: Grid, most: int)
 
 
 def scenes(count: int, *, held: bool) -> list[dict[str, Any]]:
-    """Scenes of two random digits with their captions; of each caption one if they are held out."""
+    """Return captioned scenes of two random digits; one of each caption if they are held out."""
     pictures, targets = digits()
     kept = (np.arange(len(targets)) % 3 == 0) == held
     pictures, targets = pictures[kept].reshape(-1, 64), targets[kept]
@@ -166,7 +166,7 @@ def scenes(count: int, *, held: bool) -> list[dict[str, Any]]:
 
 
 def tuned(start: Path, out: Path, task: str, epochs: int, seeds: int, most: int) -> list[Path]:
-    """The models of all seeds that were tuned on the captions."""
+    """Tune on the captions with all seeds, and return the folders of the runs."""
     grid = Grid(batch_size=(32,), learning_rate=(1e-3,), epochs=(epochs,), seeds=seeds)
     training = TrainingSettings(precision="fp32", eval_every=MOST_UPDATES)
     with Console() as console:
@@ -182,7 +182,7 @@ def tuned(start: Path, out: Path, task: str, epochs: int, seeds: int, most: int)
 
 
 def retrieval(start: Path, out: Path, epochs: dict[str, int], seeds: int, most: int) -> Any:
-    """The recall of held-out scenes after retrieval tuning, perhaps with pre-training before."""
+    """Return the recall of held-out scenes after retrieval tuning, with or without pre-training."""
     first, last = epochs.get("pretraining", 0), epochs["alignment"]
     if first:
         starts = tuned(start, out / "pretraining", "pretraining", first, seeds, most)
@@ -212,7 +212,7 @@ def measure(
         name: the file's name without its ending.
         contestants: the rows by name.
         run: returns the row of a name.
-        details: more for the file, with the commit, which differs from HEAD once a file is written.
+        details: more for the file, with the commit as it was before a file was written.
         add: whether to keep the rows that the file has.
     """
     path = ROOT / "results" / f"{name}.json"

@@ -55,11 +55,12 @@ SKIPPED = {
 """Page → beginning of a command → why it is not run."""
 INSTALLING = ("python3 -m venv", ". .venv/", "pip install")
 STATUSES = {"bertkit doctor": (0, 1)}
-"""Beginning of a command → its statuses; 1 of the doctor means that it found something."""
+"""Beginning of a command → the statuses that it may end with; the doctor's 1 means that it found
+something."""
 UNEXPECTED = re.compile(r"Traceback \(most recent|\w*Warning: ")
 PREDICTING = ("bertkit predict", "bertkit evaluate")
 PATIENCE = 120
-"""Seconds for a server to become ready, and to end."""
+"""The seconds that a server has to become ready, and to end."""
 
 
 class SurpriseError(Exception):
@@ -68,13 +69,13 @@ class SurpriseError(Exception):
 
 @dataclass
 class Newcomer:
-    """Where the pages are followed, and with what."""
+    """The folder, the programs and the demo with which the pages are followed."""
 
     folder: Path
     programs: Path
     """The folder of the environment's programs; they come first in PATH."""
     wheel: Path | None
-    """What BERTKIT stands for; None where the environment is given, and nothing is installed."""
+    """The wheel that BERTKIT stands for; None if the environment is given and nothing installed."""
     demo: Path | None = None
     """A finished demo; None while there is none."""
     left_out: list[dict[str, Any]] = field(default_factory=list)
@@ -86,7 +87,7 @@ class Newcomer:
             What was done, and the seconds that it took.
 
         Raises:
-            SurpriseError: with page and line.
+            SurpriseError: something is not as the page says; the message has page and line.
         """
         steps = steps_of(text)
         visit = Visit(self, name, self.folder / Path(name).stem)
@@ -109,15 +110,15 @@ class Visit:
 
     Args:
         newcomer: who follows it.
-        page: its name, for surprises.
-        folder: the working folder; made here.
+        page: the name of the page, for surprises.
+        folder: the working folder, which is made here.
     """
 
     def __init__(self, newcomer: Newcomer, page: str, folder: Path) -> None:
         self.newcomer, self.page, self.folder = newcomer, page, folder
         self.row: dict[str, Any] = {"page": page, "commands": 0, "python_blocks": 0, "skipped": 0}
         self.printed = ""
-        """By the commands since the last output that was compared."""
+        """The output of the commands since the last output that was compared."""
         self.was_skipped = False
         """Whether one of these commands was left out."""
         self.predicted = False
@@ -136,14 +137,14 @@ class Visit:
             (self.folder / "MODEL").symlink_to("runs/demo/model")
 
     def take_demo(self) -> None:
-        """Have the finished demo where `bertkit demo` would have put it."""
+        """Link the finished demo to where `bertkit demo` would have put it."""
         assert self.newcomer.demo is not None
         (self.folder / "runs").mkdir(exist_ok=True)
         if not (self.folder / "runs" / "demo").exists():
             (self.folder / "runs" / "demo").symlink_to(self.newcomer.demo.resolve())
 
     def take(self, step: Step) -> None:
-        """One step."""
+        """Take one step."""
         self.place = f"{self.page}:{step.line}"
         if step.kind == "file":
             (self.folder / step.name).write_text(step.text, encoding="utf-8")
@@ -184,7 +185,7 @@ class Visit:
         self.predicted |= text.startswith(PREDICTING)
 
     def reason_to_skip(self, text: str) -> str:
-        """Why a command is not run here; empty where it is."""
+        """Return why a command is not run here; empty if it is run."""
         for beginning, reason in SKIPPED.get(self.page, {}).items():
             if text.startswith(beginning):
                 return reason
@@ -218,7 +219,7 @@ class Visit:
             raise SurpriseError(f"{self.place}: {found[0]} in what is printed:\n{done.stdout}")
 
     def environment(self) -> dict[str, str]:
-        """The variables of a fresh login: no environment is active, no network cache is asked."""
+        """Return the variables of a fresh login, in which no other environment is active."""
         path = f"{self.newcomer.programs}{os.pathsep}{os.environ['PATH']}"
         left_out = {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "COLUMNS"}
         return {key: value for key, value in os.environ.items() if key not in left_out} | {
@@ -254,7 +255,7 @@ class Visit:
             self.server.wait()
 
     def end_server(self) -> None:
-        """Ctrl-C for the server, if there is one.
+        """Stop the server with Ctrl-C, if there is one.
 
         Raises:
             SurpriseError: it does not end well.
@@ -273,7 +274,7 @@ class Visit:
 
 
 def status_of(command: str) -> tuple[int, ...]:
-    """The statuses that a command may end with."""
+    """Return the statuses that a command may end with."""
     return next((s for text, s in STATUSES.items() if command.startswith(text)), (0,))
 
 
@@ -289,7 +290,7 @@ PAGES = (
 
 
 def build_wheel(folder: Path) -> Path:
-    """A wheel of this repository."""
+    """Build a wheel of this repository, and return its path."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
     subprocess.run([*command, str(ROOT)], check=True)
     [wheel] = folder.glob("bertkit-*.whl")

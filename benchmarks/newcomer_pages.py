@@ -1,4 +1,4 @@
-"""A page of the documentation as the steps that it asks a newcomer to take, and what it speaks of.
+"""The steps that a page of the documentation asks a newcomer to take, and stand-ins for its data.
 
 - A block without a language that begins with a program holds commands, one on each line.
 - A block after "as `NAME`:" is a file to save.
@@ -30,20 +30,20 @@ PLACEHOLDER = re.compile(r"(?<![\w\[/.-])[A-Z]{3,}(?:\.[a-z]+)?(?![\w\]])")
 
 
 class Step(NamedTuple):
-    """One thing to do, or to see."""
+    """One thing to do or to compare."""
 
     kind: str
-    """command, file, python or output."""
+    """The kind of step: command, file, python or output."""
     line: int
-    """Of the page, from 1."""
+    """The line of the page, from 1."""
     text: str
     """A command line, or a block's content."""
     name: str = ""
-    """Of a file."""
+    """The name of a file."""
 
 
 def steps_of(page: str) -> list[Step]:
-    """Everything that a page asks for, in order.
+    """Return everything that a page asks for, in order.
 
     Raises:
         ValueError: a block of commands holds a line that is none.
@@ -69,7 +69,7 @@ def steps_of(page: str) -> list[Step]:
 
 
 def commands_of(content: str, first: int, small: list[tuple[str, str]]) -> Iterator[Step]:
-    """The commands of a block; a backslash at a line's end joins it to the next."""
+    """Yield the commands of a block; a backslash at a line's end joins it to the next."""
     waiting, begun = "", first
     for number, line in enumerate(content.splitlines(), start=first):
         begun = begun if waiting else number
@@ -86,18 +86,18 @@ def commands_of(content: str, first: int, small: list[tuple[str, str]]) -> Itera
 
 
 def placeholders_of(steps: list[Step]) -> set[str]:
-    """The words that stand for something of the reader's own."""
+    """Return the words that stand for something of the reader's own."""
     commands = [step.text for step in steps if step.kind == "command"]
     return {found for text in commands for found in PLACEHOLDER.findall(bare(text))}
 
 
 def bare(command: str) -> str:
-    """A command without its texts for a model, in double quotes, and without its comment."""
+    """Return a command without its texts for a model, in double quotes, and without its comment."""
     return re.sub(r'"[^"]*"|\s#.*', "", command)
 
 
 def missing_output(expected: str, printed: str) -> list[str]:
-    """The lines of a page's output that no printed line is like."""
+    """Return the lines of a page's output that no printed line is like."""
     lines = [line.strip() for line in printed.splitlines()]
     missing = []
     for wanted in expected.splitlines():
@@ -115,7 +115,7 @@ TOWNS = ("Bergen", "Oslo", "Ellen", "Riga")
 
 
 def sentences() -> list[tuple[str, str]]:
-    """Texts, each with one of two topics."""
+    """Return texts, each with one of two topics."""
     both = [(act, place) for act in ACTS for place in PLACES]
     return [
         *((f"The function {act} the {place}", "functions") for act, place in both),
@@ -124,7 +124,7 @@ def sentences() -> list[tuple[str, str]]:
 
 
 def corpus(path: Path) -> None:
-    """A folder with the reference topics that every Python carries, a document each."""
+    """Make a folder with the reference topics that every Python carries, one document each."""
     from pydoc_data.topics import topics
 
     path.mkdir()
@@ -134,7 +134,7 @@ def corpus(path: Path) -> None:
 
 
 def table(path: Path, first: int, step: int, columns: tuple[str, ...]) -> None:
-    """Every `step`-th text from `first` as CSV with a title, and a topic where asked for."""
+    """Write every `step`-th text from `first` as CSV with a title, and a topic if asked for."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -143,17 +143,17 @@ def table(path: Path, first: int, step: int, columns: tuple[str, ...]) -> None:
 
 
 def texts(path: Path) -> None:
-    """A text on each line."""
+    """Write a text on each line."""
     path.write_text("".join(f"{text}\n" for text, _ in sentences()), encoding="utf-8")
 
 
 def words(path: Path) -> None:
-    """Words that no small vocabulary has as one piece."""
+    """Write words that no small vocabulary has as one piece."""
     path.write_text("hyperboreanism\nquixotryness\nzymurgically\n", encoding="utf-8")
 
 
 def glue(path: Path) -> None:
-    """MRPC's files in their official form."""
+    """Write MRPC's files in their official form."""
     folder = path / "MRPC"
     folder.mkdir(parents=True)
     pairs = pairwise(text for text, _ in sentences())
@@ -168,7 +168,7 @@ def glue(path: Path) -> None:
 
 
 def squad(path: Path) -> None:
-    """SQuAD 2.0's files in their official form."""
+    """Write SQuAD 2.0's files in their official form."""
     path.mkdir()
     for name, places in (("train", PLACES[:4]), ("dev", PLACES[4:])):
         paragraphs = [
@@ -198,7 +198,7 @@ def squad(path: Path) -> None:
 
 
 def conll(path: Path) -> None:
-    """CoNLL-2003's files in their official form: word, part of speech, chunk, entity."""
+    """Write CoNLL-2003's files in their official form: word, part of speech, chunk, entity."""
     path.mkdir()
     for number, name in enumerate(("train", "valid", "test")):
         lines = ["-DOCSTART- -X- -X- O", ""]
@@ -210,7 +210,7 @@ def conll(path: Path) -> None:
 
 
 def blimp(path: Path) -> None:
-    """Two of BLiMP's files in their official form, one of each split."""
+    """Write two of BLiMP's files in their official form, one of each split."""
     path.mkdir()
     for name in ("adjunct_island", "anaphor_number_agreement"):
         rows = [
@@ -227,7 +227,7 @@ def blimp(path: Path) -> None:
 
 
 def folder(path: Path) -> None:
-    """An empty one: no data set is at hand."""
+    """Make an empty folder: no data set is at hand."""
     path.mkdir()
 
 
@@ -244,6 +244,6 @@ STAND_INS: dict[str, Callable[[Path], None]] = {
     "BLIMP": blimp,
     "DATA": folder,
 }
-"""What a reader's own file or folder is called on the pages → what makes a small one."""
+"""Name of a reader's own file or folder on the pages → the function that makes a small one."""
 GIVEN = frozenset({"MODEL", "BERTKIT", "ORG"})
 """MODEL is a link to the demo's model, BERTKIT becomes the wheel; what needs an ORG is skipped."""

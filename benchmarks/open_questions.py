@@ -93,7 +93,7 @@ NETWORKS = {"with NSP": "wide-0", "without NSP": "wide-no-nsp-0"}
 TASKS = ("mnli-10k", "qqp-10k", "mrpc", "sst-2, 2,000 rows")
 MOST_DEV = 3_000
 PASSAGE = 5
-"""Sentences of a paragraph that are put in order."""
+"""The number of sentences of a paragraph that are put in order."""
 TRAIN_PASSAGES, TEST_PASSAGES = 4_000, 500
 END_HEADS = {"linear": "independent ends, as in the paper", "conditional": "end given the start"}
 """Head -> row."""
@@ -102,7 +102,7 @@ END_EPOCHS = 2
 
 @dataclass(frozen=True)
 class Brackets(TensorFields):
-    """Strings of brackets as a batch."""
+    """A batch of strings of brackets."""
 
     packed: Packed
     closing: torch.Tensor
@@ -114,7 +114,7 @@ class Brackets(TensorFields):
 
     @property
     def counts(self) -> dict[str, int]:
-        """What losses are divided by."""
+        """The counts that losses are divided by."""
         return {"brackets": len(self.types)}
 
 
@@ -179,7 +179,7 @@ def train_network(layers: int, seed: int) -> TokenClassificationModel:
 
 
 def bracket_types(model: TokenClassificationModel, batch: Brackets) -> Sums:
-    """The loss of the types of the closing brackets."""
+    """Compute the loss of the types of the closing brackets."""
     logits = model(batch.packed)[batch.closing]
     return cross_entropy_sums("type", logits, batch.types, "brackets")
 
@@ -220,7 +220,7 @@ def nesting(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], dict[st
 
 
 class Answers(NamedTuple):
-    """How an experiment on SST-2 went."""
+    """The time and the accuracy of an experiment on SST-2."""
 
     once: float
     """The seconds that are needed once, however many experiments follow."""
@@ -261,7 +261,7 @@ def features(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], dict[s
 
 
 def labels(examples: Any) -> list[str]:
-    """The labels of examples."""
+    """Return the labels of examples."""
     return [one.label for one in examples]
 
 
@@ -360,7 +360,7 @@ def ordered_pairs(passage: list[str]) -> list[tuple[str, str]]:
 
 
 def order_scores(probabilities: np.ndarray) -> np.ndarray:
-    """Say how well passages were ordered.
+    """Measure how well passages were ordered.
 
     Args:
         probabilities: (passages, pairs) that the first sentence of each of `ordered_pairs` comes
@@ -374,9 +374,9 @@ def order_scores(probabilities: np.ndarray) -> np.ndarray:
     first, second = np.array(list(permutations(range(PASSAGE), 2))).T
     clipped = np.clip(probabilities, 1e-6, 1 - 1e-6)
     odds[:, first, second] = np.log(clipped / (1 - clipped))
-    odds -= odds.transpose(0, 2, 1)  # both orders of a pair have a say
+    odds -= odds.transpose(0, 2, 1)  # both orders of a pair count
     above = np.triu_indices(PASSAGE, 1)
-    sums = odds.sum(-1)  # the higher, the earlier
+    sums = odds.sum(-1)  # the higher the sum, the earlier the sentence
     sorted_right = np.sign(sums[:, above[0]] - sums[:, above[1]])
     return np.array(
         [(odds[:, *above] > 0).mean(), sorted_right.mean(), (sorted_right == 1).all(-1).mean()]

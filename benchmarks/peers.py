@@ -32,27 +32,27 @@ import numpy as np
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 Arrays = dict[str, np.ndarray]
-"""A padded batch, each array (sequences, longest) int64."""
+"""A padded batch; each array is (sequences, longest) int64."""
 Encoded = tuple[np.ndarray, int]
 """The ids of a sequence, and how many of them are in segment 0 (`bertkit.tasks.task.Encoded`)."""
 Forward = Callable[[Arrays], np.ndarray]
-"""A padded batch to logits: (sequences, classes), or (sequences, longest, 2) of an answer."""
+"""Maps a padded batch to logits: (sequences, classes), or (sequences, longest, 2) of an answer."""
 
 
 class Setting(NamedTuple):
-    """How a contestant is run: what is tuned for it."""
+    """The way in which a contestant is run, which is tuned for it."""
 
     graph: str = ""
     """The name of an exported file; "" if there is only one."""
     batch: int = 32
     callers: int = 1
-    """Batches that are computed at the same time."""
+    """The number of batches that are computed at the same time."""
     threads: int = 1
-    """Of each caller."""
+    """The number of threads of each caller."""
     by_length: bool = True
 
     def __str__(self) -> str:
-        """The setting in words."""
+        """Return the setting in words."""
         callers = "1 caller" if self.callers == 1 else f"{self.callers} callers"
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         sizes = {0: "its own batches and callers", 1: "1 text at a time"}
@@ -64,22 +64,22 @@ class Setting(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What a library loads."""
+    """A model, and how a library loads it."""
 
     directory: Path
     """The model directory in the format of Hugging Face."""
     head: str
-    """ "classification" or "question-answering"."""
+    """The head: "classification" or "question-answering"."""
     precision: str
-    """ "fp32", "bf16", or one that begins with "int8"."""
+    """The precision: "fp32", "bf16", or one that begins with "int8"."""
     path: Path
-    """The exported file; the directory itself where nothing is exported."""
+    """The exported file; the directory itself if nothing is exported."""
     options: Mapping[str, Any] = {}
-    """What the library is told beside the file."""
+    """The options that the library loads the file with."""
 
 
 def padded(sequences: Sequence[Encoded]) -> Arrays:
-    """A batch as padded models take it."""
+    """Return a batch as padded models take it."""
     shape = len(sequences), max(len(ids) for ids, _ in sequences)
     arrays = {name: np.zeros(shape, np.int64) for name in INPUTS}
     for row, (ids, first) in enumerate(sequences):
@@ -90,7 +90,7 @@ def padded(sequences: Sequence[Encoded]) -> Arrays:
 
 
 def longest_first(sequences: Sequence[Encoded]) -> list[int]:
-    """Indices, sorted by length."""
+    """Return the indices of sequences, sorted by length, the longest first."""
     return sorted(range(len(sequences)), key=lambda i: -len(sequences[i][0]))
 
 
@@ -107,7 +107,7 @@ class Padded:
         self.pool = ThreadPoolExecutor(setting.callers) if setting.callers > 1 else None
 
     def run(self, sequences: Sequence[Encoded]) -> list[np.ndarray]:
-        """Logits of each sequence: (classes,) of a classification, (tokens, 2) of an answer."""
+        """Return the logits of each sequence: (classes,), or (tokens, 2) of an answer."""
         order = longest_first(sequences) if self.setting.by_length else range(len(sequences))
         size = self.setting.batch
         batches = [order[start : start + size] for start in range(0, len(order), size)]
@@ -124,7 +124,7 @@ class Padded:
 
 
 def with_transformers(model: Model, setting: Setting) -> Padded:
-    """transformers, in fp32 or with weights in bf16."""
+    """Prepare transformers, in fp32 or with weights in bf16."""
     import torch
 
     from benchmarks.exports import logits_of, their_model
@@ -133,7 +133,7 @@ def with_transformers(model: Model, setting: Setting) -> Padded:
 
     @torch.inference_mode()
     def forward(arrays: Arrays) -> np.ndarray:
-        if torch.get_num_threads() != setting.threads:  # it belongs to the calling thread
+        if torch.get_num_threads() != setting.threads:  # the number belongs to the calling thread
             torch.set_num_threads(setting.threads)
         inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return logits_of(network(**inputs)).float().numpy()
@@ -142,12 +142,12 @@ def with_transformers(model: Model, setting: Setting) -> Padded:
 
 
 def with_onnxruntime(model: Model, setting: Setting) -> Padded:
-    """onnxruntime: callers share one session, whose calls each compute with `threads`."""
+    """Prepare onnxruntime; callers share a session, whose calls each compute with `threads`."""
     import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = setting.threads, 1
-    options.log_severity_level = 3  # errors
+    options.log_severity_level = 3  # only errors
     session = onnxruntime.InferenceSession(
         str(model.path), options, providers=["CPUExecutionProvider"]
     )
@@ -155,7 +155,7 @@ def with_onnxruntime(model: Model, setting: Setting) -> Padded:
 
 
 def with_ctranslate2(model: Model, setting: Setting) -> Padded:
-    """ctranslate2: `callers` copies of its workers with `threads` each."""
+    """Prepare ctranslate2 with `callers` copies of its workers, of `threads` threads each."""
     import ctranslate2  # type: ignore[import-not-found]
     from safetensors.numpy import load_file
 
@@ -185,7 +185,7 @@ def with_ctranslate2(model: Model, setting: Setting) -> Padded:
 
 
 def with_openvino(model: Model, setting: Setting) -> Padded:
-    """OpenVINO: a stream for each caller."""
+    """Prepare OpenVINO with a stream for each caller."""
     import openvino  # type: ignore[import-not-found]
 
     compiled = openvino.Core().compile_model(
@@ -209,7 +209,7 @@ def with_openvino(model: Model, setting: Setting) -> Padded:
 
 
 class Bertkit:
-    """bertkit's inference: the one place that knows how it is called."""
+    """bertkit's inference; no other place knows how it is called."""
 
     def __init__(self, model: Model, setting: Setting) -> None:
         import torch
@@ -226,7 +226,7 @@ class Bertkit:
         self.engine = Engine(loaded, torch.device("cpu"), model.precision)
 
     def run(self, sequences: Sequence[Encoded]) -> list[np.ndarray]:
-        """See `Padded.run`."""
+        """Return the logits of each sequence; see `Padded.run`."""
         from bertkit.tasks.task import Encoded, Item, ItemPart, Items
 
         parts = [ItemPart((Encoded(*sequence),)) for sequence in sequences]
@@ -236,10 +236,10 @@ class Bertkit:
 
 
 class Library(NamedTuple):
-    """How a library is imported and called."""
+    """The way in which a library is imported and called."""
 
     modules: tuple[str, ...]
-    """Imported before the clock of the first call runs."""
+    """The modules that are imported before the clock of the first call runs."""
     make: Callable[[Model, Setting], Padded | Bertkit]
 
 
@@ -257,7 +257,7 @@ LIBRARIES = {
 
 
 class Server:
-    """Answers the requests of `benchmarks.contestants.Worker`; each method is one."""
+    """Answers the requests of `benchmarks.contestants.Worker`; each method answers one kind."""
 
     def __init__(self, library: str) -> None:
         for module in LIBRARIES[library].modules:
@@ -271,21 +271,21 @@ class Server:
         self.sequences = sequences
 
     def load(self, model: Model, setting: Setting) -> float:
-        """Make the contestant; the seconds from its files to its answer to the first sequence."""
+        """Make the contestant; return the seconds from its files to its first answer."""
         began = time.perf_counter()
         self.contestant = self.make(model, setting)
         self.contestant.run(self.sequences[:1])
         return time.perf_counter() - began
 
     def run(self, chosen: Sequence[int] | None = None) -> tuple[float, float, list[np.ndarray]]:
-        """Seconds, processor seconds of all threads, and the outputs of all or chosen sequences."""
+        """Compute all or chosen sequences; return seconds, CPU seconds of all threads, outputs."""
         given = self.sequences if chosen is None else [self.sequences[i] for i in chosen]
         began, busy = time.perf_counter(), time.process_time()
         outputs = self.contestant.run(given)
         return time.perf_counter() - began, time.process_time() - busy, outputs
 
     def calls(self, first: int, count: int) -> list[float]:
-        """Seconds of calls with one sequence each, which take turns."""
+        """Return the seconds of calls with one sequence each; the sequences take turns."""
         taken = []
         for call in range(first, first + count):
             given = [self.sequences[call % len(self.sequences)]]
@@ -295,7 +295,7 @@ class Server:
         return taken
 
     def peak_mebibytes(self) -> float:
-        """The most memory that this process has had."""
+        """Return the peak memory of this process in MiB."""
         status = Path("/proc/self/status").read_text(encoding="ascii")
         [peak] = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
         return int(peak) / 1024

@@ -1,4 +1,4 @@
-"""How far `bertkit plan` is off: a short pre-training is forecast, then made, on Wikipedia text.
+"""How accurate `bertkit plan` is: a short pre-training is forecast, then made, on Wikipedia text.
 
 Forecast and run are each made in a process of their own, one after the other. The rate is that of
 the updates, without the first ones, evaluation and saving; the memory is the most that the whole
@@ -35,11 +35,11 @@ from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, 
 CPU = torch.device("cpu")
 TEXT_BYTES = 24_000_000
 WARM = 10
-"""Updates that are not counted."""
+"""The number of first updates that are not counted."""
 
 
 def recipe_of(layers: int, width: int, batch: int, updates: int) -> PretrainRecipe:
-    """One phase at length 128, in the precision of this machine."""
+    """Return a recipe of one phase at length 128, in the precision of this machine."""
     return PretrainRecipe(
         model=ModelSize(
             hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64
@@ -53,7 +53,7 @@ def recipe_of(layers: int, width: int, batch: int, updates: int) -> PretrainReci
 
 
 def wikipedia_store(data: Path, folder: Path) -> Path:
-    """A token store of the first TEXT_BYTES of Wikipedia, in a folder."""
+    """Make a token store of the first TEXT_BYTES of Wikipedia in a folder."""
     with lzma.open(data / "wikipedia" / "wiki_AA.txt.xz") as file:
         head = file.read(TEXT_BYTES)
     text = folder / "text.txt"
@@ -64,7 +64,7 @@ def wikipedia_store(data: Path, folder: Path) -> Path:
 
 
 def forecast(recipe: PretrainRecipe, store: Path, seconds: float) -> dict[str, float]:
-    """What `bertkit plan` says."""
+    """Return what `bertkit plan` says."""
     corpus = store_corpus(TokenStore(store), recipe.phases.lengths)
     machine = this_machine(CPU, recipe)
     made = make_plan(recipe, corpus, machine, CPU, seconds=seconds)
@@ -77,7 +77,7 @@ def forecast(recipe: PretrainRecipe, store: Path, seconds: float) -> dict[str, f
 
 
 def real(recipe: PretrainRecipe, store: Path) -> dict[str, float]:
-    """What the run gives."""
+    """Make the run, and return what it gives."""
     with tempfile.TemporaryDirectory() as folder:
         pretrain(recipe, TokenStore(store), folder, recipe_name="plan")
         records = read_journal(Path(folder) / "journal.jsonl")
@@ -91,13 +91,13 @@ def real(recipe: PretrainRecipe, store: Path) -> dict[str, float]:
 
 
 def alone(work: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
-    """The result of a function in a process of its own, whose memory is its own."""
+    """Call a function in a process of its own, so that its memory is its own."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(work, arguments)
 
 
 def compare(forecasts: list[dict[str, float]], runs: list[dict[str, float]]) -> dict[str, Any]:
-    """Both, and the error of each forecast against the run after it."""
+    """Return forecasts and runs, and the error of each forecast against the run after it."""
     row: dict[str, Any] = {"repeats": len(runs)}
     for name in ("tokens_per_second", "peak_gib", "mfu"):
         expected, found = ([values[name] for values in side] for side in (forecasts, runs))
@@ -109,7 +109,7 @@ def compare(forecasts: list[dict[str, float]], runs: list[dict[str, float]]) -> 
 
 
 def main() -> None:
-    """Two sizes; forecasts and runs alternate."""
+    """Compare forecasts and runs, which alternate, for two sizes."""
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="few updates; writes no results file")

@@ -1,4 +1,4 @@
-"""What bf16 and int8 do to the scores of tuned models, on whole dev sets.
+"""How bf16 and int8 change the scores of tuned models, on whole dev sets.
 
 The models of bertkit's own table are those of `benchmarks.quality`, read from its work folder.
 `peer_scores` compares the contestants of `benchmarks.inference` on two models that it tunes itself.
@@ -41,11 +41,11 @@ from bertkit.text.lines import TextCounts
 
 POSITIONS = 512
 TUNED = RunSettings(batch_size=32, learning_rate=1e-4, epochs=2, seed=1)
-"""Of the models whose scores the peers are compared by."""
+"""The settings of the models on whose scores the peers are compared."""
 
 
 def scores(model: Path, found: Any, precision: str) -> dict[str, float]:
-    """Dev scores of a tuned model in one precision."""
+    """Return the dev scores of a tuned model in one precision."""
     predictor = load_predictor([model], device="cpu", precision=precision)
     [(_, inputs)] = found.dev
     return predictor.task.score(inputs, predictor.many(inputs))
@@ -54,7 +54,7 @@ def scores(model: Path, found: Any, precision: str) -> dict[str, float]:
 def tuned_model(
     name: str, data: Path, folder: Path, start: PretrainedWeights, rows: int
 ) -> tuple[Path, Classification, list[Encoded]]:
-    """A model tuned by bertkit in fp32, its task, and its training sequences."""
+    """Return a model that bertkit tunes in fp32, its task, and its training sequences."""
     task = Classification(GLUE[name].labels, GLUE[name].metrics)
     items = task.items(
         read_glue(name, data / "glue", "train", TextCounts())[:rows], start.tokenizer
@@ -75,7 +75,7 @@ def tuned_model(
 def outputs_of(
     entry: Entry, graph: str, sequences: Sequence[Encoded], skipped: dict[str, str]
 ) -> list[np.ndarray]:
-    """Logits of one graph; [] where it fails, with the reason in `skipped`."""
+    """Return the logits of one graph; [] if it fails, with the reason in `skipped`."""
     setting = next(one for one in entry.shapes() if one.graph == graph)
     try:
         with worker_of(entry, sequences) as worker:
@@ -93,7 +93,7 @@ def scored(
     outputs: Sequence[np.ndarray],
     expected: Sequence[np.ndarray],
 ) -> dict[str, float]:
-    """Columns of one task: the scores of some logits, and how they differ from the reference's."""
+    """Return the columns of one task: scores of some logits, and changes from the reference's."""
     labels = [task.labels[int(logits.argmax())] for logits in outputs]
     found = task.score(inputs, [LabelPrediction(one, 1.0, {}) for one in labels])
     pairs = zip(outputs, expected, strict=True)
@@ -108,14 +108,14 @@ def scored(
 def peer_scores(
     data: Path, folder: Path, start: PretrainedWeights, training_rows: int, dev_rows: int | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Dev scores in per cent of every contestant and graph, and who is left out.
+    """Return the dev scores in percent of every contestant and graph, and who is left out.
 
     Args:
         data: the folder of data sets.
-        folder: keeps the tuned models and their exports.
+        folder: the folder of the tuned models and their exports.
         start: the encoder.
-        training_rows: of each task.
-        dev_rows: of each task; None for all.
+        training_rows: the number of training rows of each task.
+        dev_rows: the number of dev rows of each task; None for all.
     """
     rows: dict[str, Any] = {}
     skipped: dict[str, str] = {}

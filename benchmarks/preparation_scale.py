@@ -1,4 +1,4 @@
-"""Preparation of a corpus and of one ten times as large: peak memory stays flat, time is linear.
+"""Preparing a corpus and one ten times as large: is peak memory flat, and is time linear?
 
 The larger corpus is the Wikipedia parts over and over, each time with other words changed (one in
 fifty, by a seeded generator), so that no two documents are equal. Each size is prepared, and then
@@ -28,7 +28,7 @@ from benchmarks.prepare import PARTS, watched
 from benchmarks.record import child_result, data_folder, new_parser, summary, write_result
 
 CHANGED = 0.02
-"""Share of words that are replaced in each repetition."""
+"""The share of words that are replaced in each repetition."""
 SIZES = (1, 10)
 WORKS = ("prepare", "clean, near-duplicates")
 QUICK_DOCUMENTS = 60
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def make_corpora(data: Path, folder: Path, documents: int | None) -> dict[int, Path]:
-    """A folder of text for each size; a file for each Wikipedia part and repetition."""
+    """Write a folder of text for each size, with a file for each Wikipedia part and repetition."""
     corpora = {}
     for size in SIZES:
         corpora[size] = folder / f"corpus-{size}"
@@ -73,7 +73,7 @@ def make_corpora(data: Path, folder: Path, documents: int | None) -> dict[int, P
 
 
 def blocks(path: Path) -> Iterator[str]:
-    """The documents of a Wikipedia part."""
+    """Yield the documents of a Wikipedia part."""
     from bertkit.text.documents import TextCounts, find_sources, read_documents
 
     [source] = find_sources([str(path)])
@@ -81,7 +81,7 @@ def blocks(path: Path) -> Iterator[str]:
 
 
 def changed(text: str, rng: np.random.Generator) -> str:
-    """The document with one word in fifty replaced by another of its words; line ends stay."""
+    """Replace one word in fifty of a document by another of its words; line ends stay."""
     words = text.split(" ")
     count = int(rng.binomial(len(words), CHANGED)) + 1
     for place, source in rng.integers(0, len(words), (count, 2)):
@@ -93,7 +93,7 @@ def changed(text: str, rng: np.random.Generator) -> str:
 def measure_all(
     corpora: dict[int, Path], data: Path, folder: Path, processes: int, repeats: int
 ) -> dict[str, Any]:
-    """A row for each work and size, and for each work how it grows."""
+    """Return a row for each work and size; that of the large size also says how the work grows."""
     vocabulary = data / "vocab" / "bert-base-uncased-vocab.txt"
     rows: dict[str, Any] = {}
     for name in WORKS:
@@ -122,14 +122,14 @@ def measure_all(
 
 
 def child(name: str, corpus: Path, vocabulary: Path, out: Path, processes: int) -> dict[str, Any]:
-    """One measurement in a process of its own; what it made is removed."""
+    """Make one measurement in a process of its own, and remove what it made."""
     found = child_result(name, corpus, vocabulary, out, processes)
     shutil.rmtree(out)
     return found
 
 
 def work(name: str, corpus: str, vocabulary: str, out: str, processes: str) -> None:
-    """The child: do the work, then print what it took as one JSON line."""
+    """Do the work of a child process, then print what it took as one JSON line."""
     with watched() as taken:
         done = WORK[name](corpus, vocabulary, Path(out), int(processes))
     print(json.dumps({**taken, **done}))
@@ -146,7 +146,7 @@ def prepare_text(corpus: str, vocabulary: str, out: Path, processes: int) -> dic
 
 
 def clean_near(corpus: str, vocabulary: str, out: Path, processes: int) -> dict[str, Any]:
-    """Exact and nearly equal documents; of each repetition most are nearly equal to the first."""
+    """Drop documents equal or nearly equal to earlier ones, as most of the repetitions are."""
     from bertkit.corpus.clean import CleanOptions, clean
 
     cleaned = clean([corpus], out, CleanOptions(near=True, quality=True), processes=processes)

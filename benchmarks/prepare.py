@@ -1,6 +1,6 @@
-"""Raw text → token store: MB/s against the bare tokenizer, and memory on more and more text.
+"""From raw text to a token store: MB/s against the bare tokenizer, and memory as text grows.
 
-The text is compressed by xz, but for one row: decompression takes time, too.
+The text is compressed by xz, but for one row, because decompression takes time, too.
 
 Each preparation runs in a process of its own; its peak memory is the largest sum, seen every tenth
 of a second, of what it and its worker processes held. The bare rate is `tokenizers`'
@@ -32,7 +32,7 @@ PARTS = ("wiki_AA.txt.xz", "wiki_AB.txt.xz")
 
 
 def prepare_once(arguments: list[str]) -> None:
-    """The child: prepare, then print what it took as one JSON line."""
+    """Prepare in a child process, then print what it took as one JSON line."""
     from bertkit.corpus.build import PrepareOptions, prepare
     from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -66,7 +66,7 @@ def watched() -> Iterator[dict[str, float]]:
 
 
 def resident_megabytes() -> float:
-    """Memory of this process and its children, from /proc."""
+    """Return the memory of this process and its children, from /proc."""
     own, total = os.getpid(), 0
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -79,7 +79,7 @@ def resident_megabytes() -> float:
 
 
 def measure(processes: int, vocabulary: Path, texts: list[Path], repeats: int) -> dict[str, Any]:
-    """Median rates over some repeats."""
+    """Measure median rates over some repeats."""
     found = []
     for _ in range(repeats):
         folder = Path(tempfile.mkdtemp())
@@ -96,7 +96,7 @@ def measure(processes: int, vocabulary: Path, texts: list[Path], repeats: int) -
 
 
 def bare_rate(vocabulary: Path, text: Path, repeats: int) -> list[float]:
-    """MB/s of the bare tokenizer on sentences, one thread."""
+    """Measure MB/s of the bare tokenizer on sentences, on one thread."""
     from benchmarks.tokenization import bare_pipeline, read_sentences
     from bertkit.tokenizer.wordpiece import Tokenizer
 

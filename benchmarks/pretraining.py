@@ -1,10 +1,10 @@
 """One pre-training update: bertkit against transformers' BertForPreTraining on the same examples.
 
 Both train the same network (same sizes, same first weights, dropout 0.1, both losses) with the same
-fused AdamW, clipping at 1 and, where it says bf16, autocast. transformers gets the batch padded to
+fused AdamW, clipping at 1 and, in the rows of bf16, autocast. transformers gets the batch padded to
 its longest example with labels -100 where nothing is to be guessed, as its collators make it, and
 its default attention. Rounds alternate between all four; a rate counts real tokens only. The memory
-is the highest of a process that makes three such updates with one of them.
+is the peak of a process that makes three such updates with one of them.
 
     python -m benchmarks.pretraining --data FOLDER
 """
@@ -52,7 +52,7 @@ BATCH = 32
 
 
 def own_update(model: PretrainingModel, precision: str) -> Callable[[PretrainingBatch], None]:
-    """One update through bertkit's own loop."""
+    """Return a function that makes one update through bertkit's own loop."""
     optimizer = build_optimizer(model, learning_rate=1e-4)
     settings = LoopSettings(
         device=CPU, precision=precision, seed=0, max_gradient_norm=1.0,
@@ -67,7 +67,7 @@ def own_update(model: PretrainingModel, precision: str) -> Callable[[Pretraining
 
 
 def their_update(model: Any, precision: str) -> Callable[[PretrainingBatch], None]:
-    """One update of transformers' model, as its examples make it."""
+    """Return a function that makes one update of transformers' model, as its examples do."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def update(batch: PretrainingBatch) -> None:
@@ -82,7 +82,7 @@ def their_update(model: Any, precision: str) -> Callable[[PretrainingBatch], Non
 
 
 def sizes(store: TokenStore, width: int) -> ModelConfig:
-    """A network of four layers."""
+    """Return the sizes of a network of four layers."""
     return ModelConfig(
         vocab_size=store.vocabulary_size, hidden_size=width, num_hidden_layers=4,
         num_attention_heads=width // 64, intermediate_size=4 * width,
@@ -92,7 +92,7 @@ def sizes(store: TokenStore, width: int) -> ModelConfig:
 def contestant(
     name: str, config: ModelConfig, tokenizer: Tokenizer
 ) -> Callable[[PretrainingBatch], None]:
-    """The update of a library in a precision, as in "bertkit fp32", from equal weights."""
+    """Return the update of a contestant, such as "bertkit fp32"; all begin with equal weights."""
     library, precision = name.split()
     torch.manual_seed(0)
     own = PretrainingModel(config)
@@ -107,7 +107,7 @@ def contestant(
 
 
 def make_batches(store: TokenStore, count: int) -> list[PretrainingBatch]:
-    """The first batches of examples of at most 128 tokens."""
+    """Return the first batches of examples of at most 128 tokens."""
     table = ExampleSampler(store, PairOptions(max_length=128), seed=0)
     builder = BatchBuilder(store, MaskingOptions(), 20, seed=0)
     steps = stream_steps(table, builder, batch_size=BATCH, steps=count)
@@ -115,7 +115,7 @@ def make_batches(store: TokenStore, count: int) -> list[PretrainingBatch]:
 
 
 def measure(folder: Path, width: int, repeats: int) -> dict[str, dict[str, Any]]:
-    """Real tokens/s of all four, alternating, and their memory."""
+    """Measure the real tokens/s of all contestants, alternating, and their memory."""
     store = TokenStore(folder)
     config, batches = sizes(store, width), make_batches(store, repeats + 1)
     names = [f"{one} {mode}" for mode in precisions() for one in ("transformers", "bertkit")]
@@ -133,7 +133,7 @@ def measure(folder: Path, width: int, repeats: int) -> dict[str, dict[str, Any]]
 
 
 def measure_memory(name: str, folder: Path, width: int) -> None:
-    """Print the highest memory in GB of a process that makes three updates."""
+    """Print the peak memory in GB of a process that makes three updates."""
     store = TokenStore(folder)
     update = contestant(name, sizes(store, width), store.tokenizer)
     for batch in make_batches(store, 3):
@@ -144,7 +144,7 @@ def measure_memory(name: str, folder: Path, width: int) -> None:
 def row(
     name: str, rates: dict[str, list[float]], config: ModelConfig, batches: list[PretrainingBatch]
 ) -> dict[str, Any]:
-    """Rates, ratios to transformers in fp32 and in the same precision, and MFU."""
+    """Return rates, ratios to transformers in fp32 and in the same precision, and the MFU."""
     precision = name.split()[1]
     work = sum(
         training_flops(

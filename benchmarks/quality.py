@@ -1,13 +1,13 @@
 """Quality of fine-tuning against transformers' Trainer: same start, data and hyper-parameters.
 
 `python -m benchmarks.reference` makes the Trainer's runs, this module bertkit's; both skip what is
-done in the work folder. Then the table: medians, spreads, and whether our median is within one
-standard deviation of the reference or better.
+done in the work folder. Then this module writes the table: medians, spreads, and whether bertkit's
+median is within one standard deviation of the reference or better.
 
 The results file keeps the scores of every run by seed and how each was made, and seeds that only a
 work folder has are added: a run takes up to an hour, and they need not be made on one machine or on
 one day. After a change that should show in the scores, or of settings, begin with --fresh TASK, or
---fresh TASK:trainer where it is of the reference alone.
+with --fresh TASK:trainer if only the reference changes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ METRICS = {
 def own_runs(
     task: str, setting: Setting, seeds: range, data: Path, work: Path, precision: str
 ) -> None:
-    """Bertkit's runs; those that are done are skipped."""
+    """Make bertkit's runs, except for those that are done."""
     start = read_pretrained(start_folder(setting, data, work, precision))
     found = dataset(task, data, work / "slices", start.config.max_position_embeddings)
     grid = LaterSeeds(**grid_values(setting), seeds=seeds[-1], first=seeds[0])
@@ -77,19 +77,20 @@ def own_runs(
 
 
 Runs = dict[str, Any]
-"""Of one side: "seeds" and "made", and for each metric as many values in percent, in any order."""
+"""The runs of one side: "seeds", "made", and for each metric as many values in percent; seeds come
+in any order."""
 
 
 class Scored(NamedTuple):
-    """Dev scores of a run, as shares of one."""
+    """The dev scores of a run, as shares of one."""
 
     made: str
-    """With which code and in which precision."""
+    """The code and the precision of the run."""
     scores: Mapping[str, float]
 
 
 def own_scores(task: str, work: Path) -> dict[int, Scored]:
-    """Bertkit's runs by seed."""
+    """Return bertkit's runs by seed."""
     grid = Grid(**grid_values(SETTINGS[task]), seeds=20)
     results = read_results(work / "bertkit" / task, grid.runs())
     path = work / "bertkit" / f"{task}.json"
@@ -99,7 +100,7 @@ def own_scores(task: str, work: Path) -> dict[int, Scored]:
 
 
 def reference_scores(task: str, data: Path, work: Path, precision: str) -> dict[int, Scored]:
-    """The reference's runs by seed; saved SQuAD models are scored here, once."""
+    """Return the reference's runs by seed; saved SQuAD models are scored here, once."""
     found = {}
     for path in sorted((work / "reference").glob(f"{task}-[0-9]*.json")):
         values = json.loads(path.read_text())
@@ -111,12 +112,12 @@ def reference_scores(task: str, data: Path, work: Path, precision: str) -> dict[
 
 
 def with_runs(known: Runs, runs: Mapping[int, Scored], metrics: tuple[str, ...]) -> Runs:
-    """Known runs and those of seeds that are not among them.
+    """Return known runs and those of seeds that are not among them.
 
     Args:
-        known: of the results file; {} where it has none.
-        runs: by seed.
-        metrics: those that are kept.
+        known: the runs of the results file; {} if it has none.
+        runs: the runs to add, by seed.
+        metrics: the metrics that are kept.
     """
     found = {name: list(known.get(name, ())) for name in ("seeds", "made", *metrics)}
     for seed, (how, scores) in sorted(runs.items()):
@@ -131,7 +132,7 @@ def with_runs(known: Runs, runs: Mapping[int, Scored], metrics: tuple[str, ...])
 def score_saved(
     task: str, folder: Path, data: Path, work: Path, precision: str
 ) -> dict[str, float]:
-    """A model of the Trainer's, with bertkit's windows and decoding."""
+    """Score a model that the Trainer saved, with bertkit's windows and decoding."""
     found = dataset(task, data, work / "slices", 512)
     predictor = load_predictor([folder], precision=precision)
     predictor.task = found.task
@@ -141,9 +142,10 @@ def score_saved(
 
 
 def row(own: list[float], theirs: list[float]) -> dict[str, Any]:
-    """Medians and spreads, and the comparison, of values in percent.
+    """Return medians and spreads of values in percent, and the comparison of both sides.
 
-    One run of the Trainer has no deviation, and so no verdict; without any there is nothing of it.
+    One run of the Trainer has no deviation, and so no verdict; if it has no runs, the row is only
+    about bertkit.
     """
     if not theirs:
         return {"bertkit": summary(own), "bertkit_runs": len(own)}

@@ -1,4 +1,4 @@
-"""The settings, the data and the starts of the quality benchmark, the same for both sides.
+"""The settings, the data and the starting models of the quality benchmark, the same for both sides.
 
 Sets that are not used as a whole are fixed slices in their official formats (`make_slices`), which
 both sides read: bertkit and the reference.
@@ -24,13 +24,13 @@ from bertkit.tasks.windows import QuestionWindows, WindowLengths, WordWindows
 
 
 class Setting(NamedTuple):
-    """What a run needs besides the seed: warm-up 10 %, linear decay, decay 0.01."""
+    """The settings of a run; all warm up for 10 %, decay linearly, and have weight decay 0.01."""
 
     batch: int
     learning_rate: float
     epochs: int
     start: str = ""
-    """The task whose model, of bertkit's first seed, both sides begin with; "": the encoder."""
+    """The task whose model, of bertkit's first seed, both sides begin with; "" for the encoder."""
 
 
 SETTINGS = {
@@ -52,7 +52,7 @@ SETTINGS = {
 ARC = ChoiceColumns(text="0", choices=("1", "2", "3", "4"), label="5", header=False)
 ARC_FILES = ("arc_easy_train2251.csv", "arc_easy_dev570.csv")
 SAMPLES = {f"{task}-10k": sample for task, sample in GLUE_SAMPLES.items()}
-"""Samples of GLUE's large sets as JSON lines: folder and columns."""
+"""Task -> the folder and the columns of a sample of one of GLUE's large sets, as JSON lines."""
 
 SST_TRAIN = 20_000
 SQUAD_TRAIN = 8_000
@@ -61,7 +61,7 @@ SQUAD2_TRAIN = 4_000
 
 
 def dataset(task: str, data: Path, slices: Path, positions: int) -> TaskData:
-    """The data of a task, as `bertkit finetune` reads it."""
+    """Return the data of a task, as `bertkit finetune` reads it."""
     glue = {"sst-2": slices}
     lengths: WindowLengths = WindowLengths()
     if task == "arc-easy":
@@ -92,7 +92,7 @@ def dataset(task: str, data: Path, slices: Path, positions: int) -> TaskData:
 
 
 def grid_values(setting: Setting) -> dict[str, Any]:
-    """The fields of a `Grid` that a setting fixes."""
+    """Return the fields of a `Grid` that a setting fixes."""
     return {
         "batch_size": (setting.batch,),
         "learning_rate": (setting.learning_rate,),
@@ -101,11 +101,11 @@ def grid_values(setting: Setting) -> dict[str, Any]:
 
 
 def start_folder(setting: Setting, data: Path, work: Path, precision: str) -> Path:
-    """The model directory that both sides begin with; one tuned on another task is made here."""
+    """Return the model that both sides begin with; one tuned on another task is made here."""
     if not setting.start:
         return start_model()
     out = work / "starts" / setting.start
-    if (out / "results.json").is_file():  # it is done
+    if (out / "results.json").is_file():  # it is finished
         return out / "model"
     start, grid = read_pretrained(start_model()), Grid(**grid_values(SETTINGS[setting.start]))
     found = dataset(setting.start, data, work / "slices", start.config.max_position_embeddings)
@@ -115,7 +115,7 @@ def start_folder(setting: Setting, data: Path, work: Path, precision: str) -> Pa
 
 
 def make_slices(data: Path, out: Path) -> None:
-    """Write the slices that are not the whole set; the same ones every time."""
+    """Write the slices of sets that are not used as a whole; they are the same every time."""
     if not (out / "SST-2" / "train.tsv").is_file():
         sst(data / "glue" / "SST-2", out / "SST-2")
     if not (out / "squad" / "train.json").is_file():
@@ -125,7 +125,7 @@ def make_slices(data: Path, out: Path) -> None:
 
 
 def sst(source: Path, out: Path) -> None:
-    """A random 20,000 training sentences; the whole dev file."""
+    """Write 20,000 random training sentences and the whole dev file."""
     header, *rows = (source / "train.tsv").read_text(encoding="utf-8").splitlines()
     kept = sorted(random.Random(0).sample(range(len(rows)), SST_TRAIN))
     write_text(out / "train.tsv", "\n".join([header, *(rows[i] for i in kept)]) + "\n")
@@ -133,7 +133,7 @@ def sst(source: Path, out: Path) -> None:
 
 
 def squad(source: Path, out: Path) -> None:
-    """A random 8,000 training questions whose answer's place is certain."""
+    """Write 8,000 random training questions whose answer's place is certain."""
     articles = read_articles(source / "train-v1.1.json")
     ambiguous = set(json.loads((source / "train-v1.1.ambiguous-ids.json").read_text()))
     certain = [q["id"] for q in questions(articles) if q["id"] not in ambiguous]
@@ -142,9 +142,9 @@ def squad(source: Path, out: Path) -> None:
 
 
 def squad2(source: Path, out: Path) -> None:
-    """The dev file of 2.0 in two parts that share no article: there is no training file here.
+    """Divide the articles of the dev file of 2.0 into two parts: there is no training file here.
 
-    Training takes a random 4,000 questions of its part.
+    Training takes 4,000 random questions of its part.
     """
     articles = read_articles(source / "dev-v2.0.json")
     random.Random(0).shuffle(articles)
@@ -159,17 +159,17 @@ def squad2(source: Path, out: Path) -> None:
 
 
 def read_articles(path: Path) -> list[Any]:
-    """The articles of a SQuAD file."""
+    """Read the articles of a SQuAD file."""
     return json.loads(path.read_text(encoding="utf-8"))["data"]
 
 
 def questions(articles: list[Any]) -> list[Any]:
-    """All questions of some articles."""
+    """Return all questions of some articles."""
     return [q for article in articles for p in article["paragraphs"] for q in p["qas"]]
 
 
 def only(article: Any, kept: set[str]) -> Any:
-    """An article with only the questions kept, and only the paragraphs that still have one."""
+    """Return an article with only the kept questions, and only the paragraphs that have one."""
     paragraphs = [
         {**p, "qas": [q for q in p["qas"] if q["id"] in kept]} for p in article["paragraphs"]
     ]

@@ -32,7 +32,7 @@ from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 VOCABULARY = 30_522
 BATCH = 256
 LENGTH = 128
-CASES = {  # shards, tokens in each
+CASES = {  # name -> (shards, tokens per shard)
     "0.05 thousand million tokens": (4, 12_500_000),
     "0.5 thousand million tokens": (40, 12_500_000),
     "5 thousand million tokens": (400, 12_500_000),
@@ -40,9 +40,9 @@ CASES = {  # shards, tokens in each
 }
 QUICK = {"small": (4, 60_000), "ten times": (40, 60_000), "hundred times": (400, 60_000)}
 BATCHES = 40
-"""Of a measurement of rates."""
+"""The number of batches of a measurement of rates."""
 SEQUENCES_PER_SECOND = 64_000
-"""That a run uses up while the next window is planned."""
+"""The sequences that a run uses up per second while the next window is planned."""
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def main() -> None:
 def write_store(
     folder: Path, shards: int, tokens: int, *, real: int = 8, seed: int = 0, split: str = "train"
 ) -> TokenStore:
-    """A store of random ids, most of whose shards are hard links to a few real ones."""
+    """Write a store of random ids, most of whose shards are hard links to a few real ones."""
     pieces = [*SPECIAL_TOKENS, *(f"w{n}" for n in range(VOCABULARY - len(SPECIAL_TOKENS)))]
     tokenizer = Tokenizer.from_vocabulary(pieces, lowercase=True)
     tokenizer.save(folder / "tokenizer")
@@ -98,7 +98,7 @@ def write_store(
 
 
 def random_documents(tokens: int, rng: np.random.Generator) -> DocumentArrays:
-    """Documents of about some tokens: sentences of 5 to 45, documents of 1 to 40 sentences."""
+    """Return about `tokens` random tokens, in documents of 1 to 40 sentences of 5 to 45 tokens."""
     sentences = rng.integers(5, 46, max(41, tokens // 25))
     lengths = rng.integers(1, 41, len(sentences))
     cut = int(np.searchsorted(np.cumsum(lengths), len(sentences)))
@@ -109,13 +109,13 @@ def random_documents(tokens: int, rng: np.random.Generator) -> DocumentArrays:
 
 
 def repeated(folder: Path, repeats: int) -> dict[str, Any]:
-    """Medians and spreads over processes that measure the same store."""
+    """Return medians and spreads over processes that measure the same store."""
     runs = [child_result(folder, repeat) for repeat in range(repeats)]
     return {key: summary([run[key] for run in runs]) for key in runs[0]}
 
 
 def measure(folder: Path, seed: int) -> dict[str, float]:
-    """The child: one row, in seconds, megabytes and rates of one thread."""
+    """Measure one row in a child process, in seconds, megabytes and rates of one thread."""
     import torch
 
     from bertkit.pretraining_data.loader import BatchBuilder
@@ -136,7 +136,7 @@ def measure(folder: Path, seed: int) -> dict[str, float]:
     _, building = timed(lambda: batches(builder, rows))
     _, seeking = timed(lambda: table.window_rows(1000 + seed, table.windows - 1))
     scattered = anywhere(store, rows, seed)
-    builder[scattered]  # maps their shards
+    builder[scattered]  # this maps their shards
     _, reading = timed(lambda: builder[scattered])
     return {
         "open_milliseconds": 1000 * opening,
@@ -160,7 +160,7 @@ def batches(builder: Any, rows: np.ndarray) -> None:
 
 
 def anywhere(store: TokenStore, rows: np.ndarray, seed: int) -> np.ndarray:
-    """Examples from random places of as many shards as a store keeps mapped."""
+    """Return examples from random places of as many shards as a store keeps mapped."""
     from bertkit.corpus.store import KEPT_MAPS
 
     rng = np.random.default_rng(seed)
@@ -174,7 +174,7 @@ def anywhere(store: TokenStore, rows: np.ndarray, seed: int) -> np.ndarray:
 
 
 def longest_wait(table: Any) -> float:
-    """The longest that a batch's rows are waited for, from a window's middle to the next one's.
+    """Return the longest wait in seconds for a batch's rows, from mid-window into the next window.
 
     A pause stands for a step: 64,000 sequences a second are what several large GPUs use up.
     """
@@ -190,7 +190,7 @@ def longest_wait(table: Any) -> float:
 
 
 def own_megabytes() -> float:
-    """Memory of this process without mapped files."""
+    """Return the memory of this process without mapped files."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) / 1024

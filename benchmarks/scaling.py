@@ -1,12 +1,12 @@
 """Many processes: what they cost here, measured; what they should cost elsewhere, by arithmetic.
 
-Measured (results/scaling.json): the same recipe with the same cores as one process, as two with the
-whole model each (DDP) and as two with half of it each (FSDP2), in turn; the share of a step that
-waits for the next batch; the share of a run that waits for its checkpoints.
+results/scaling.json is measured. It compares the same recipe with the same cores as one process, as
+two with the whole model each (DDP) and as two with half of it each (FSDP2), in turn. It also has
+the share of a step that waits for the next batch, and of a run that waits for its checkpoints.
 
-By arithmetic (results/scaling-plan.json): what a step of BERT-base and BERT-large sends between
-GPUs, and how much of a step that is. `explain_step` holds the whole calculation. Beside it stand
-the sequences per second that NVIDIA published for BERT-large on 8 and on 256 A100.
+results/scaling-plan.json is calculated: what a step of BERT-base and BERT-large sends between GPUs,
+and how much of a step that is. `explain_step` holds the whole calculation. Beside it stand the
+sequences per second that NVIDIA published for BERT-large on 8 and on 256 A100.
 
     python -m benchmarks.scaling --data FOLDER
 """
@@ -48,18 +48,18 @@ WAYS = {
 PEAK = 312e12
 """Dense bf16 operations per second of an A100 (its data sheet)."""
 MFU = 0.4
-"""Assumed of the matrix products of one GPU by itself."""
+"""The MFU that is assumed of one GPU by itself."""
 INSIDE, BETWEEN = 300e9, 25e9
-"""Bytes per second and direction of a GPU: NVLink in a host of 8, one 200 Gb/s adapter a GPU."""
+"""Bytes per second and direction of a GPU: NVLink in a host of 8, and its 200 Gb/s adapter."""
 GPUS_OF_A_HOST = 8
 BACKWARD = 2 / 3
-"""Of a step's computation: the part beside which gradients can be sent."""
+"""The share of a step's computation beside which gradients can be sent."""
 PUBLISHED = {"8": {128: 4591, 512: 1657}, "256": {128: 138_294, 512: 49_663}}
-"""Sequences per second of BERT-large on A100, by NVIDIA: one host, and 32 hosts."""
+"""A100 GPUs -> length -> sequences per second of BERT-large, by NVIDIA: on 1 host, and on 32."""
 
 
 def run_once(store: Path, folder: Path, updates: int, way: str) -> dict[str, float]:
-    """A run of the command line; rates without the first updates, and what checkpoints took."""
+    """Make a run by the command line; return its rate after 10 updates and checkpoint waits."""
     flags = [
         "--model.num-hidden-layers", "4", "--model.hidden-size", "256",
         "--model.num-attention-heads", "4", "--phases.lengths", "128",
@@ -89,7 +89,7 @@ def run_once(store: Path, folder: Path, updates: int, way: str) -> dict[str, flo
 
 
 def measured(store: Path, repeats: int, updates: int) -> dict[str, dict[str, Any]]:
-    """The ways in turn."""
+    """Measure all ways in turn."""
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(repeats):
         for way, runs in found.items():
@@ -120,7 +120,7 @@ def measured(store: Path, repeats: int, updates: int) -> dict[str, dict[str, Any
 
 
 def loader_share(store: Path, updates: int, workers: int) -> dict[str, Any]:
-    """How much of an update in one process is waiting for its batch."""
+    """Measure how much of an update in one process is waiting for its batch."""
     recipe, opened = recipe_of(4, 256, BATCH, updates), TokenStore(store)
     cpu = torch.device("cpu")
     torch.manual_seed(0)
@@ -153,7 +153,7 @@ def loader_share(store: Path, updates: int, workers: int) -> dict[str, Any]:
 
 
 def explain_step(name: str, length: int, batch: int, gpus: int) -> dict[str, Any]:
-    """One step of a global batch, shared by so many GPUs.
+    """Calculate one step of a global batch, shared by so many GPUs.
 
     With P parameters, gradients in fp32 and N processes, a ring all-reduce sends and receives
     2 (N - 1) / N * 4 P bytes on every GPU. Within a host of 8 that goes over NVLink; between hosts
@@ -202,7 +202,7 @@ def explain_step(name: str, length: int, batch: int, gpus: int) -> dict[str, Any
 
 
 def plan_rows() -> list[dict[str, Any]]:
-    """Base and large, at the paper's batch and at a large one, on 1 to 256 GPUs."""
+    """Return rows of base and large, at the paper's batch and at large ones, on 8 to 256 GPUs."""
     rows = []
     for name in ("base", "large"):
         for length, batch, gpus in CASES:
@@ -219,16 +219,16 @@ CASES = (
     (128, 256, 8), (128, 256, 64),
     (128, 8192, 8), (128, 8192, 64), (128, 8192, 256), (512, 4096, 256),
 )  # fmt: skip
-"""Length, global batch, GPUs."""
+"""The (length, global batch, GPUs) of each case."""
 
 
 def published(length: int) -> float:
-    """How many times one host's rate NVIDIA's BERT-large reached on 32."""
+    """Return how many times one host's rate NVIDIA's BERT-large reached on 32."""
     return round(PUBLISHED["256"][length] / PUBLISHED["8"][length], 1)
 
 
 def main() -> None:
-    """Measure, calculate, write both files."""
+    """Measure, calculate, and write both files."""
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--plan-only", action="store_true", help="the arithmetic alone")
@@ -251,7 +251,7 @@ def main() -> None:
 
 
 def assumptions() -> dict[str, float]:
-    """Of the arithmetic."""
+    """Return the assumptions of the calculation."""
     return {
         "peak_teraflop_per_second": PEAK / 1e12,
         "mfu": MFU,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 CHROMIUM = Path("/usr/bin/chromium")
-"""Debian's; Playwright's own needs a download."""
+"""The browser of Debian; Playwright's own needs a download."""
 ARGUMENTS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -41,10 +41,7 @@ ARGUMENTS = (
 
 @contextmanager
 def served(models: Sequence[str], limits: Limits | None = None, token: str = "") -> Iterator[str]:
-    """A server of models in a thread of this process.
-
-    Returns: its address.
-    """
+    """Serve models in a thread of this process; yield the address."""
     limits, metrics = limits or Limits(), Metrics()
     loaded = load_models(models, limits, metrics, precision="fp32", device="cpu")
     serving = Service(loaded, limits, metrics)
@@ -64,7 +61,7 @@ def served(models: Sequence[str], limits: Limits | None = None, token: str = "")
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Chromium without a window."""
+    """Yield Chromium without a window."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -74,21 +71,21 @@ def browser() -> Iterator[Browser]:
 
 
 WIDE, PHONE = (1200, 400), (390, 600)
-"""Widths and least heights; a picture is as high as its page."""
+"""The widths and minimum heights of pictures; a picture is as high as its page."""
 COLOURS = 256
-"""Of a picture: as many as a small PNG holds."""
+"""The number of colours of a picture: as many as a small PNG holds."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One picture; the fields hold the page's own example where nothing else is given."""
+    """One picture; fields of the page that `fields` does not name hold the page's own example."""
 
     route: str
     scheme: str = "light"
     size: tuple[int, int] = WIDE
     fields: dict[str, str] = field(default_factory=dict)
     clicks: tuple[str, ...] = ()
-    """Selectors, clicked once the answer is there."""
+    """The selectors of what is clicked once the answer is there."""
 
 
 SCENES = {
@@ -111,7 +108,7 @@ SCENES = {
 
 
 def take(chromium: Browser, address: str, model: str, scene: Scene) -> bytes:
-    """One picture as PNG."""
+    """Take one picture, and return it as PNG."""
     width, height = scene.size
     phone = scene.size == PHONE
     scheme: Any = scene.scheme
@@ -133,14 +130,14 @@ def take(chromium: Browser, address: str, model: str, scene: Scene) -> bytes:
             page.click(selector)
     page.evaluate("document.activeElement?.blur()")
     page.mouse.move(0, 0)
-    page.wait_for_timeout(600)  # movements are over
+    page.wait_for_timeout(600)  # until animations are over
     picture = page.screenshot(full_page=True)
     context.close()
     return picture
 
 
 def small(picture: bytes) -> bytes:
-    """The same picture with fewer colours."""
+    """Return the same picture with fewer colours."""
     made = io.BytesIO()
     image = Image.open(io.BytesIO(picture)).convert("RGB")
     image.quantize(COLOURS, dither=Image.Dither.NONE).save(made, "png", optimize=True)
@@ -148,7 +145,7 @@ def small(picture: bytes) -> bytes:
 
 
 def main() -> None:
-    """Serve, look, write."""
+    """Serve the models, take the pictures, and write them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+", metavar="MODEL", help="as `bertkit serve` takes them")
     parser.add_argument("--only", nargs="*", choices=sorted(SCENES), help="pictures; else all")

@@ -54,14 +54,14 @@ def make_files(data: Path, out: Path) -> None:
         for split, size in sizes.items():
             source = data / "glue" / folder / f"{split}.{ending}"
             lines = source.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-            first = int(folder == "STS-B")  # its header
+            first = int(folder == "STS-B")  # STS-B has a header
             kept = sorted(random.Random(0).sample(range(first, len(lines)), size))
             text = "\n".join([*lines[:first], *(lines[i] for i in kept)]) + "\n"
             write_text(out / "glue" / folder / source.name, text)
 
 
 def own_run(task: str, seed: int, data: Path, out: Path, precision: str) -> None:
-    """One run of bertkit; the model is not kept."""
+    """Make one run of bertkit, and write its scores; the model is not kept."""
     start = read_pretrained(start_model())
     found = dataset(task, data, data, start.config.max_position_embeddings)
     grid = LaterSeeds(**grid_values(SETTINGS[task]), seeds=seed, first=seed)
@@ -80,7 +80,7 @@ def own_run(task: str, seed: int, data: Path, out: Path, precision: str) -> None
 
 
 def make_runs(task: str, seed: int, work: Path, precision: str) -> None:
-    """The runs of a task and a seed that are not done, on both sides."""
+    """Make the runs of a task and a seed that are not done, on both sides."""
     done = {side: runs["seeds"] for side, runs in all_runs(work, stored_runs())[task].items()}
     data = work / "data"
     if seed not in done["bertkit"]:
@@ -91,7 +91,7 @@ def make_runs(task: str, seed: int, work: Path, precision: str) -> None:
 
 
 def stored_runs() -> dict[str, dict[str, Runs]]:
-    """The runs of the results file, and before there is one, those that `quality.py` has made."""
+    """Return the runs of the results file or, before there is one, those that `quality.py` made."""
     folder = ROOT / "results"
     if (folder / "seeds.json").is_file():
         return dict(read_json(folder / "seeds.json")["runs"])
@@ -100,7 +100,7 @@ def stored_runs() -> dict[str, dict[str, Runs]]:
 
 
 def all_runs(work: Path, known: dict[str, dict[str, Runs]]) -> dict[str, dict[str, Runs]]:
-    """The runs of the results file, and those of the work folder that it lacks."""
+    """Return the runs of the results file, and those of the work folder that it lacks."""
     runs: dict[str, dict[str, Runs]] = {task: {} for task in METRICS}
     for task, metrics in METRICS.items():
         for side in ("bertkit", "trainer"):
@@ -111,7 +111,7 @@ def all_runs(work: Path, known: dict[str, dict[str, Runs]]) -> dict[str, dict[st
 
 
 def row(own: list[float], theirs: list[float]) -> dict[str, Any]:
-    """Means, deviations and the difference of the means with its interval, in percent."""
+    """Return means, deviations and the difference of the means with its interval, in percent."""
     from scipy.stats import ttest_ind
 
     low, high = ttest_ind(own, theirs, equal_var=False).confidence_interval(CONFIDENCE)
@@ -130,7 +130,7 @@ def row(own: list[float], theirs: list[float]) -> dict[str, Any]:
 
 
 def rows_of(runs: dict[str, dict[str, Runs]]) -> dict[str, Any]:
-    """A row for each metric of a task that has two runs on both sides."""
+    """Return a row for each metric of a task that has two or more runs on both sides."""
     return {
         f"{task}, {metric}": row(sides["bertkit"][metric], sides["trainer"][metric])
         for task, sides in runs.items()

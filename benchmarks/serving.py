@@ -3,7 +3,7 @@
 The others are the plainest ones, with transformers or onnxruntime, and, if OpenVINO is installed,
 one that combines waiting requests into batches (`serving_peers.py`). Contestants are processes of
 their own, all of them up all the time, and take turns; the clients are one process more
-(`serving_clients.py`). Every contestant gets the same texts, one a request. Then `bertkit serve`
+(`serving_clients.py`). Every contestant gets the same texts, one per request. Then `bertkit serve`
 gets many requests of every sort.
 
     python -m benchmarks.serving --data FOLDER
@@ -59,21 +59,21 @@ TASK = Classification(("no", "yes"))
 SECONDS_TO_START = 120
 PEERS = ("transformers", "onnxruntime", "openvino fp32", "openvino bf16", "openvino int8 static")
 LONGEST = 480
-"""Tokens of a text, so that nobody cuts one."""
+"""The maximum number of tokens of a text, so that no contestant truncates one."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long to measure."""
+    """The extent of the measurement."""
 
     repeats: int = 3
     seconds: float = 5.0
     clients: Sequence[int] = (1, 4, 32)
     texts: int = 512
     mixed: int = 10_000
-    """Requests of the last part."""
+    """The number of requests of the last part."""
 
 
 QUICK = Settings(repeats=1, seconds=1.0, clients=(1, 32), texts=64, mixed=300)
@@ -81,7 +81,7 @@ QUICK = Settings(repeats=1, seconds=1.0, clients=(1, 32), texts=64, mixed=300)
 
 @dataclass(frozen=True)
 class Contestant:
-    """A server that runs."""
+    """A running server."""
 
     process: int
     port: int
@@ -90,12 +90,12 @@ class Contestant:
     """Whether a request is a list of inputs."""
 
     def body(self, text: str) -> str:
-        """A request with one text."""
+        """Return the body of a request with one text."""
         return json.dumps({"inputs": [{"text": text}]} if self.batched else {"text": text})
 
 
 def commands(folder: Path) -> dict[str, tuple[list[str], bool]]:
-    """Name -> command without the port, and whether it is bertkit's."""
+    """Return name -> (command without the port, whether it is bertkit's)."""
     python = [sys.executable, "-m"]
     found: dict[str, tuple[list[str], bool]] = {}
     for kind in ("transformers", "onnxruntime"):
@@ -114,14 +114,14 @@ def commands(folder: Path) -> dict[str, tuple[list[str], bool]]:
 
 
 def openvino_kinds() -> list[str]:
-    """The precisions of OpenVINO, if it is installed: the highest of the processor, and int8."""
+    """Return the kinds of OpenVINO, if it is installed: bf16 (or fp32 without it), and int8."""
     if not (installed("openvino") and installed("nncf")):
         return []
     return [f"openvino {precisions()[-1]}", "openvino int8 static"]
 
 
 def write_classifier(folder: Path, start: PretrainedWeights) -> None:
-    """The classifier as a model directory."""
+    """Write the classifier as a model directory."""
     torch.manual_seed(0)
     details = {"task": TASK.task_type, "labels": list(TASK.labels), "settings": TASK.settings()}
     save_model(
@@ -130,7 +130,7 @@ def write_classifier(folder: Path, start: PretrainedWeights) -> None:
 
 
 def write_graphs(folder: Path, start: PretrainedWeights, texts: Sequence[str]) -> None:
-    """The graphs of the classifier; some of the texts calibrate that in 8 bits."""
+    """Export the graphs of the classifier; some of the texts calibrate the one in 8 bits."""
     plain = folder / "plain.onnx"
     with silence():
         write_plain(folder / "model", "classification", plain)
@@ -150,7 +150,7 @@ def write_graphs(folder: Path, start: PretrainedWeights, texts: Sequence[str]) -
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """Return a port that nobody listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -158,7 +158,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(command: Sequence[str], batched: bool, log: Path) -> Iterator[Contestant]:
-    """A server, from its start to its end."""
+    """Run a server for the duration of the block."""
     port = free_port()
     path = "/v1/classify" if batched else "/classify"
     with log.open("w") as out:
@@ -173,7 +173,7 @@ def running(command: Sequence[str], batched: bool, log: Path) -> Iterator[Contes
 
 
 def wait_for(contestant: Contestant, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until a server answers."""
+    """Wait until a server answers."""
     end = time.monotonic() + SECONDS_TO_START
     asked = urllib.request.Request(
         f"http://127.0.0.1:{contestant.port}{contestant.path}",
@@ -192,7 +192,7 @@ def wait_for(contestant: Contestant, process: subprocess.Popen[bytes], log: Path
 
 
 def read_texts(data: Path, start: PretrainedWeights, count: int) -> dict[str, list[str]]:
-    """Workload -> texts: sentences; and sentences with every fourth text a longer passage."""
+    """Return texts by workload: "short" sentences, and "mixed", of which every fourth is longer."""
     sentences = read_sentences(data / "wikipedia" / "wiki_AA.txt.xz", 2.0)
     lengths = [len(ids) + 2 for ids in start.tokenizer.encode_batch(sentences)]
     short = [s for s, n in zip(sentences, lengths, strict=True) if 8 <= n <= 64][:count]
@@ -211,7 +211,7 @@ def read_texts(data: Path, start: PretrainedWeights, count: int) -> dict[str, li
 
 
 def load(contestant: Contestant, texts: Sequence[str], clients: int, seconds: float) -> Row:
-    """What some clients saw."""
+    """Put a server under the load of some clients; return what they saw."""
     asked = {
         "port": contestant.port,
         "path": contestant.path,
@@ -231,7 +231,7 @@ def load(contestant: Contestant, texts: Sequence[str], clients: int, seconds: fl
 def measure(
     contestants: Mapping[str, Contestant], texts: Mapping[str, Sequence[str]], settings: Settings
 ) -> dict[str, Row]:
-    """Rows by workload, clients and contestant, as in "short, 32 clients"."""
+    """Measure all loads; return rows by workload, clients and contestant ("short, 32 clients")."""
     runs: dict[str, dict[str, list[Row]]] = {}
     for repeat in range(-1, settings.repeats):
         for workload, own in texts.items():
@@ -239,7 +239,7 @@ def measure(
                 for name, contestant in contestants.items():
                     seconds = settings.seconds if repeat >= 0 else settings.seconds / 4
                     found = load(contestant, own, clients, seconds)
-                    if repeat < 0:  # warms up
+                    if repeat < 0:  # the first round warms up
                         continue
                     rows = runs.setdefault(f"{workload}, {clients} clients", {})
                     rows.setdefault(name, []).append(found)
@@ -248,7 +248,7 @@ def measure(
 
 
 def compared(runs: Mapping[str, Sequence[Row]]) -> Row:
-    """Rates and latencies, and rates over those of the better of each peer's two styles."""
+    """Return rates and latencies, and rates over those of the better of each peer's two styles."""
     rates = {name: [one["requests"] / one["seconds"] for one in own] for name, own in runs.items()}
     rows = {}
     for name, own in runs.items():
@@ -268,17 +268,17 @@ def compared(runs: Mapping[str, Sequence[Row]]) -> Row:
 
 
 def peers(names: Iterable[str]) -> list[str]:
-    """The peers among the names of contestants."""
+    """Return the peers among the names of contestants."""
     return [kind for kind in PEERS if any(kind in name for name in names)]
 
 
 def better_style(kind: str, rates: Mapping[str, float]) -> str:
-    """The faster of a peer's two styles, by requests per second of every contestant."""
+    """Return the faster of a peer's two styles, by requests per second of every contestant."""
     return max((name for name in rates if kind in name), key=lambda name: rates[name])
 
 
 def shown(contestants: Mapping[str, Row]) -> Row:
-    """What a table says of one load; of each peer, the better of its two styles."""
+    """Return the row of a table about one load, with the better of the two styles of each peer."""
     row: Row = {}
     for kind in peers(contestants):
         medians = {name: own["requests_per_second"]["median"] for name, own in contestants.items()}
@@ -296,7 +296,7 @@ def shown(contestants: Mapping[str, Row]) -> Row:
 
 
 def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Row], Row, Row, Row]:
-    """Rows of the loads, memory after them, the row of many requests, and details of the loads."""
+    """Run everything; return rows of the loads, of memory and of many requests, and details."""
     start = read_pretrained(start_model())
     write_classifier(folder, start)
     texts = read_texts(data, start, settings.texts)

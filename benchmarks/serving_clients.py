@@ -1,7 +1,7 @@
 """Clients of a server: many that each send texts, and a few that send requests of every sort.
 
-Run as a program, the clients each send a request, wait for the answer, and send the next one.
-Plain sockets: the clients share the machine with the server, so they must cost little. The process
+Run as a program, the clients each send a request, wait for the answer, and send the next one. They
+use plain sockets: they share the machine with the server, so they must cost little. The process
 reads a JSON object from its standard input and writes one:
 
     {"port": ..., "path": ..., "bodies": [...], "clients": 32, "seconds": 5}
@@ -23,7 +23,7 @@ from typing import Any
 
 
 def request(path: str, body: bytes, method: str = "POST") -> bytes:
-    """A request as bytes."""
+    """Return a request as bytes."""
     return (
         f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"
@@ -33,7 +33,7 @@ def request(path: str, body: bytes, method: str = "POST") -> bytes:
 async def exchange(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytes
 ) -> tuple[int, bytes]:
-    """Status and body of the answer."""
+    """Send a request; return status and body of the answer."""
     writer.write(sent)
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
@@ -41,7 +41,7 @@ async def exchange(
 
 
 async def client(number: int, asked: dict[str, Any], until: float, found: list[Any]) -> None:
-    """One client; begins at another body than its neighbours."""
+    """Send requests until a time, beginning with a different body than the neighbouring clients."""
     bodies = [request(asked["path"], body.encode()) for body in asked["bodies"]]
     reader, writer = await asyncio.open_connection("127.0.0.1", asked["port"])
     turn = number * len(bodies) // asked["clients"]
@@ -53,9 +53,11 @@ async def client(number: int, asked: dict[str, Any], until: float, found: list[A
 
 
 async def run(asked: dict[str, Any]) -> dict[str, Any]:
-    """All clients for some seconds.
+    """Run all clients for some seconds.
 
-    Returns: requests that were answered with 200 within them, their milliseconds; others.
+    Returns:
+        The number of requests answered with 200 in time, the milliseconds of all that were answered
+        with 200, and the number of the others.
     """
     found: list[tuple[float, float, int]] = []
     begin = time.perf_counter()
@@ -72,16 +74,16 @@ async def run(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 WELL_FORMED = 0.7
-"""Share of the requests."""
+"""The share of well-formed requests."""
 TORN = 0.02
-"""Share of requests whose client leaves in the middle of the body."""
+"""The share of requests whose client leaves in the middle of the request."""
 CLIENTS = 16
 PARTS = 10
-"""Memory is read so many times."""
+"""The number of times that the memory is read."""
 
 
 def malformed(text: str) -> list[bytes]:
-    """Requests that are wrong in many ways."""
+    """Return requests that are wrong in many ways."""
     good = json.dumps({"inputs": [{"text": text}]})
 
     def classify(body: str) -> bytes:
@@ -110,7 +112,7 @@ def malformed(text: str) -> list[bytes]:
 
 
 def resident(process: int) -> float:
-    """MiB of memory of a process."""
+    """Return the resident memory of a process in MiB."""
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -118,7 +120,7 @@ def resident(process: int) -> float:
 
 
 def inputs_of(route: str, texts: Sequence[str]) -> dict[str, Any]:
-    """A well-formed body, but for the model."""
+    """Return a well-formed body, but without the model."""
     first = texts[0] or "a text"
     if route == "embeddings":
         return {"input": list(texts)}
@@ -136,7 +138,7 @@ def inputs_of(route: str, texts: Sequence[str]) -> dict[str, Any]:
 
 
 async def sorts(port: int, texts: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
-    """Well-formed requests to all routes of all models, and malformed ones."""
+    """Return well-formed requests to all routes of all models, and malformed ones."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     _, listed = await exchange(reader, writer, request("/v1/models", b"", "GET"))
     writer.close()
@@ -151,7 +153,7 @@ async def sorts(port: int, texts: Sequence[str]) -> tuple[list[bytes], list[byte
 
 
 async def one_client(port: int, turns: Sequence[tuple[bytes, bool]]) -> Counter[str]:
-    """Statuses of some requests; a connection that the server closes is opened anew."""
+    """Send requests and count the statuses; a connection that the server closes is opened anew."""
     statuses: Counter[str] = Counter()
     reader = writer = None
     for sent, torn in turns:
@@ -177,7 +179,7 @@ async def one_client(port: int, turns: Sequence[tuple[bytes, bool]]) -> Counter[
 
 
 async def stress(port: int, process: int, texts: Sequence[str], count: int) -> dict[str, Any]:
-    """Statuses of `count` requests, and the server's memory after each tenth of them."""
+    """Send `count` requests; return statuses, and the server's memory after each tenth of them."""
     good, bad = await sorts(port, texts)
     turns = []
     for number in range(count):

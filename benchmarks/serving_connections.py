@@ -35,7 +35,7 @@ TIMEOUT = 60.0
 
 
 def probe(port: int, path: str) -> tuple[float, int]:
-    """Open a connection and ask once; returns the milliseconds until the response and its status.
+    """Open a connection and ask once; return the milliseconds until the response, and its status.
 
     The status is 0 if no response came.
     """
@@ -64,7 +64,7 @@ def probes(port: int, busy: Callable[[], bool]) -> dict[str, list[tuple[float, i
 
 
 def row(milliseconds: Sequence[float], failed: int) -> dict[str, Any]:
-    """The number of responses and their times."""
+    """Return the number of responses and their times."""
     return {
         "responses": len(milliseconds),
         "failed": failed,
@@ -77,7 +77,7 @@ def row(milliseconds: Sequence[float], failed: int) -> dict[str, Any]:
 def under_load(
     server: Contestant, texts: Sequence[str], clients: int, seconds: float
 ) -> dict[str, dict[str, Any]]:
-    """Rows of the probes and of the clients' requests, after a warm-up with a few clients."""
+    """Return rows of the probes and the clients' requests, after a warm-up with a few clients."""
     load(server, texts, 8, seconds / 4)
     with ThreadPoolExecutor(1) as pool:
         loaded = pool.submit(load, server, texts, clients, seconds)

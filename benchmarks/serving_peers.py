@@ -1,9 +1,10 @@
 """The same classifier behind a FastAPI application, with another library.
 
-With transformers and onnxruntime it is what a tutorial shows: one text a request, tokenizer,
-network, softmax. With `def` FastAPI calls it in one of its threads, with `async def` in the event
-loop, one request after the other. With OpenVINO it is what an expert would write: requests that
-wait are combined into batches of similar lengths, which one or two callers compute.
+With transformers and onnxruntime it is what a tutorial shows: a request has one text, which goes
+through tokenizer, network and softmax. With `def`, FastAPI calls it in one of its threads; with
+`async def`, in the event loop, one request after another. With OpenVINO it is what an expert would
+write: requests that wait are combined into batches of similar lengths, which one or two callers
+compute.
 
     python -m benchmarks.serving_peers transformers def MODEL PORT
     python -m benchmarks.serving_peers "openvino bf16" "2 callers" MODEL PORT
@@ -31,20 +32,20 @@ from benchmarks.peers import padded
 
 
 class Text(BaseModel):
-    """A request."""
+    """A request with one text."""
 
     text: str
 
 
 class Found(BaseModel):
-    """An answer."""
+    """The answer to a request."""
 
     label: str
     probability: float
 
 
 def with_transformers(folder: Path) -> Callable[[str], Found]:
-    """Their model, in fp32."""
+    """Return a classifier that computes with transformers' model, in fp32."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -62,7 +63,7 @@ def with_transformers(folder: Path) -> Callable[[str], Found]:
 
 
 def with_onnxruntime(folder: Path) -> Callable[[str], Found]:
-    """The graph `model.onnx` beside the model directory, in fp32, fused by onnxruntime's tool."""
+    """Return a classifier of the fused fp32 graph `model.onnx` beside the model directory."""
     from transformers import AutoTokenizer
 
     from benchmarks.exports import open_session
@@ -81,13 +82,13 @@ def with_onnxruntime(folder: Path) -> Callable[[str], Found]:
 
 
 def labels_of(folder: Path) -> dict[int, str]:
-    """The label of each class."""
+    """Return the label of each class."""
     config = json.loads((folder / "config.json").read_text())
     return {int(number): label for number, label in config["id2label"].items()}
 
 
 def most_probable(logits: np.ndarray, labels: dict[int, str]) -> Found:
-    """The label with the highest probability."""
+    """Return the label with the highest probability."""
     chances = np.exp(logits - logits.max())
     chances /= chances.sum()
     best = int(chances.argmax())
@@ -95,20 +96,20 @@ def most_probable(logits: np.ndarray, labels: dict[int, str]) -> Found:
 
 
 MOST_TOKENS = 1024
-"""The tokens of a batch, with padding."""
+"""The maximum number of tokens of a batch, with padding."""
 WAIT = 0.002
-"""Seconds for which a caller waits for more requests, if the last ones came together."""
+"""The seconds that a caller waits for more requests, if the last ones came together."""
 
 
 class OpenVinoBatches:
-    """Threads that each take their share of what waits, as soon as they are free.
+    """Threads that each take their share of the waiting requests, as soon as they are free.
 
-    They compute it in batches of similar lengths.
+    They compute them in batches of similar lengths.
 
     Args:
         folder: the model directory; the graph is beside it (`benchmarks.serving.write_graphs`).
         kind: "openvino" and the precision.
-        callers: how many batches are computed at the same time; they share the cores.
+        callers: the number of batches computed at the same time; they share the cores.
     """
 
     def __init__(self, folder: Path, kind: str, callers: int) -> None:
@@ -129,13 +130,13 @@ class OpenVinoBatches:
             Thread(target=self.work, daemon=True).start()
 
     async def classify(self, text: str) -> Found:
-        """The answer to a request, once its batch is computed."""
+        """Return the answer to a request, once its batch is computed."""
         future: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
         self.waiting.put((text, future))
         return await future
 
     def work(self) -> None:
-        """Compute what waits, for ever."""
+        """Compute waiting requests forever."""
         together = False
         while True:
             taken = [self.waiting.get()]
@@ -154,7 +155,7 @@ class OpenVinoBatches:
             futures[0].get_loop().call_soon_threadsafe(answer_all, futures, answers)
 
     def answers(self, texts: list[str]) -> list[Found]:
-        """The answers to some texts."""
+        """Return the answers to some texts."""
         ids = [np.array(one.ids) for one in self.tokenizer.encode_batch(texts)]
         found: list[Found | None] = [None] * len(texts)
         for batch in similar_lengths(ids):
@@ -165,7 +166,7 @@ class OpenVinoBatches:
 
 
 def similar_lengths(ids: Sequence[np.ndarray]) -> Iterator[list[int]]:
-    """Batches of indices, sorted by length, of at most `MOST_TOKENS` with padding."""
+    """Yield batches of indices, sorted by length, of at most `MOST_TOKENS` tokens with padding."""
     batch: list[int] = []
     for i in sorted(range(len(ids)), key=lambda i: len(ids[i])):
         if batch and (1 + len(batch)) * len(ids[i]) > MOST_TOKENS:
@@ -191,7 +192,7 @@ KINDS = {"transformers": with_transformers, "onnxruntime": with_onnxruntime}
 
 
 def make_app(kind: str, style: str, folder: Path) -> FastAPI:
-    """The application."""
+    """Make the application."""
     app = FastAPI()
     if kind.startswith("openvino"):
         batches = OpenVinoBatches(folder, kind, int(style.split(maxsplit=1)[0]))

@@ -1,6 +1,6 @@
-"""Every task of the paper on the first lines of its official files: what a short run prints.
+"""Ten tasks on the first lines of their official files: what a short run prints.
 
-It shows the commands at work in minutes. It says nothing about quality: that is `quality.py`.
+It shows the commands at work in minutes. It does not measure quality, as `quality.py` does.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ ARC = ChoiceColumns(text="0", choices=("1", "2", "3", "4"), label="5", header=Fa
 
 
 def head(source: Path, target: Path, lines: int = LINES) -> None:
-    """The first lines of a file."""
+    """Copy the first lines of a file."""
     with source.open(encoding="utf-8") as file:
         write_text(target, "".join(islice(file, lines)))
 
 
 def squad_head(source: Path, target: Path, paragraphs: int) -> None:
-    """The first paragraphs of the first article."""
+    """Copy the first paragraphs of the first article of a SQuAD file."""
     content = json.loads(source.read_text(encoding="utf-8"))
     article = content["data"][0]
     article = {**article, "paragraphs": article["paragraphs"][:paragraphs]}
@@ -41,7 +41,7 @@ def squad_head(source: Path, target: Path, paragraphs: int) -> None:
 
 
 def slices(data: Path, out: Path) -> dict[str, DataFiles]:
-    """Small files in the official formats."""
+    """Write small files in the official formats; return them by task."""
     found: dict[str, DataFiles] = {}
     for task, folder in GLUE.items():
         for split in ("train", "dev", "test"):
@@ -65,7 +65,7 @@ def slices(data: Path, out: Path) -> dict[str, DataFiles]:
 
 
 def main() -> None:
-    """Run all, and write what they printed for dev."""
+    """Fine-tune on all tasks, and write what was printed for dev."""
     parser = new_parser(__doc__)
     data = data_folder(parser.parse_args().data)
     rows: dict[str, Any] = {}

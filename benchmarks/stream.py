@@ -1,4 +1,4 @@
-"""Token store → packed, masked batches: examples/s and tokens/s of one core, and planning time.
+"""From a token store to packed, masked batches: examples/s and tokens/s of one core, and planning.
 
 python -m benchmarks.stream --data FOLDER
 """
@@ -25,7 +25,7 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 def measure(
     store: TokenStore, length: int, masking: MaskingOptions, repeats: int
 ) -> dict[str, Any]:
-    """Rates of building batches of 256 examples in one process, on one thread."""
+    """Measure the rates of building batches of 256 examples in one process, on one thread."""
     predictions = 20 if length == 128 else 77
     examples_rates, token_rates, planning = [], [], []
     for repeat in range(repeats):

@@ -1,8 +1,8 @@
-"""Results files to the numbers, tables and charts of the documents (law 5: none made by hand).
+"""Fill documents with numbers, tables and charts of results files (rule 5: none is made by hand).
 
 A document holds pairs of markers. Between `<!-- results:NAME -->` and `<!-- /results -->` stands a
 table of results/NAME.json, between `<!-- value:NAME/ROW/COLUMN -->` and `<!-- / -->` one number of
-it, of which a median stands for its runs. `benchmarks/charts.py` draws the charts.
+it; of several runs, this is the median. `benchmarks/charts.py` draws the charts.
 
     python -m benchmarks.tables            rewrite them
     python -m benchmarks.tables --check    fail where one differs from its results file
@@ -36,12 +36,12 @@ Row = dict[str, Any]
 
 
 def documents() -> list[Path]:
-    """The files that may hold result tables."""
+    """Return the files that may hold result tables."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def filled(text: str, results: Path) -> str:
-    """A document with every table and number made anew from the results files in a folder."""
+    """Return a document with all tables and numbers made anew from the results of a folder."""
     text = VALUE.sub(
         lambda found: f"{found[1]}{single(results, *found.group(2, 3, 4))}{found[5]}", text
     )
@@ -49,14 +49,14 @@ def filled(text: str, results: Path) -> str:
 
 
 def single(results: Path, name: str, row: str, column: str) -> str:
-    """One number of a results file."""
+    """Return one number of a results file as text."""
     result = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
     content = result["rows"][row][column]
     return value(column, content["median"] if is_spread(content) else content)
 
 
 def render(results: Path, name: str) -> str:
-    """The table and caption of one results file as Markdown."""
+    """Return the table and the caption of one results file as Markdown."""
     path = results / f"{name}.json"
     if not path.is_file():
         return MISSING
@@ -79,14 +79,14 @@ def render(results: Path, name: str) -> str:
 
 
 def part_name(cells: str | list[str]) -> str:
-    """What a part of a results file holds; cells of the paper's tables are named by their table."""
+    """Return what a part of a results file holds; cells of the paper are named by table."""
     if isinstance(cells, str):
         return cells
     return " and ".join(dict.fromkeys(PAPER_TABLE.sub(r"cells of \1", name) for name in cells))
 
 
 def task_parts(result: Row) -> list[str]:
-    """Of a file that was made in parts, their origins; of a comparison, who did not take part."""
+    """Return the origins of a file's runs or parts, or, of a comparison, who did not take part."""
     if runs := result.get("runs"):
         sides = [side for task in runs.values() for side in task.values()]
         made = dict.fromkeys(made for side in sides for made in side["made"])
@@ -102,13 +102,13 @@ def task_parts(result: Row) -> list[str]:
 
 
 def short(commit: object) -> str:
-    """A commit for reading."""
+    """Return a commit as a reader sees it."""
     hash_, _, changes = str(commit).partition("+")
     return hash_[:10] + (" with changes" if changes else "")
 
 
 def named(rows: Any) -> list[Row]:
-    """Rows as a list; a mapping from name to row becomes rows that begin with their name."""
+    """Return rows as a list; a mapping from name to row becomes rows that begin with their name."""
     if isinstance(rows, list):
         return rows
     if all(isinstance(row, dict) for row in rows.values()):
@@ -117,7 +117,7 @@ def named(rows: Any) -> list[Row]:
 
 
 def flat(row: Row, prefix: str = "") -> Row:
-    """One level of columns; medians keep their spread, and lists (curves, samples) are left out."""
+    """Return a row with one level of columns, keeping spreads but no lists (curves, samples)."""
     found: Row = {}
     for key, content in row.items():
         if isinstance(content, dict) and not is_spread(content):
@@ -128,12 +128,12 @@ def flat(row: Row, prefix: str = "") -> Row:
 
 
 def is_spread(content: Any) -> bool:
-    """Whether a value is a median with its lowest and highest."""
+    """Return whether a value is a median with its lowest and highest."""
     return isinstance(content, dict) and set(SPREAD) <= set(content)
 
 
 def thinned(rows: Sequence[Row]) -> list[Row]:
-    """At most LONGEST_TABLE rows, evenly chosen, the first and the last among them."""
+    """Return at most LONGEST_TABLE rows, evenly chosen, the first and the last among them."""
     if len(rows) <= LONGEST_TABLE:
         return list(rows)
     step = (len(rows) - 1) / (LONGEST_TABLE - 1)
@@ -141,7 +141,7 @@ def thinned(rows: Sequence[Row]) -> list[Row]:
 
 
 def split_constants(rows: Sequence[Row]) -> tuple[list[Row], Row]:
-    """Columns that differ, and those that are the same in every row of several."""
+    """Separate columns that differ from those that are the same in every row of several."""
     if len(rows) < 2:
         return list(rows), {}
     first = rows[0]
@@ -155,7 +155,7 @@ def split_constants(rows: Sequence[Row]) -> tuple[list[Row], Row]:
 
 
 def across(rows: Sequence[Row]) -> list[str]:
-    """A table with one line a row."""
+    """Return a table with one line per row."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return table(
         [heading(column) for column in columns],
@@ -164,22 +164,22 @@ def across(rows: Sequence[Row]) -> list[str]:
 
 
 def upright(row: Row) -> list[str]:
-    """A single row as a table of two columns."""
+    """Return a single row as a table of two columns."""
     return table(["what", "value"], [[heading(key), value(key, row[key])] for key in row])
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
 
 
 def heading(key: str) -> str:
-    """A key as words."""
+    """Return a key as words."""
     return key.replace("_", " ").replace("|", "\\|")
 
 
 def value(key: str, content: Any) -> str:
-    """A value, rounded for reading; shares and accuracies in per cent."""
+    """Return a value as text, rounded for reading; shares and accuracies are in percent."""
     if is_spread(content):
         median, lowest, highest = (value(key, content[name]) for name in SPREAD)
         return f"{median} ({lowest} to {highest})"
@@ -192,7 +192,7 @@ def value(key: str, content: Any) -> str:
 
 
 def rounded(number: float) -> str:
-    """Integers whole, other numbers with about three digits."""
+    """Return a number as text: integers in full, others with about three digits."""
     if isinstance(number, int):
         return f"{number:,}"
     forms = ((100, ",.0f"), (10, ".1f"), (1, ".2f"), (0, ".3g"))
@@ -200,7 +200,7 @@ def rounded(number: float) -> str:
 
 
 def caption(result: Row, notes: Sequence[str]) -> str:
-    """The file, and when, with what and on what its numbers were measured."""
+    """Return the file's name, and when, with what and on what its numbers were measured."""
     details = {**result, **(result.get("machine") or {})}
     parts = [str(details.get("date", ""))[:10], f"bertkit {details.get('bertkit', '?')}"]
     if commit := details.get("commit"):
@@ -214,7 +214,7 @@ def caption(result: Row, notes: Sequence[str]) -> str:
 
 
 def machine(details: Row) -> Iterator[str]:
-    """The hardware, in words."""
+    """Yield the parts of the hardware in words."""
     if cpu := details.get("cpu"):
         yield " ".join(str(cpu).split())
     for key, unit in (("cores", "core"), ("threads", "thread")):
@@ -226,7 +226,7 @@ def machine(details: Row) -> Iterator[str]:
 
 
 def stale(paths: Sequence[Path], results: Path) -> list[Path]:
-    """The documents whose tables and numbers are not those of the results files."""
+    """Return the documents whose tables and numbers are not those of the results files."""
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
     return [path for path, text in texts.items() if filled(text, results) != text]
 

@@ -1,6 +1,6 @@
-"""Tokenizer against `tokenizers` and nanotoken on Wikipedia, by CPU time of one thread.
+"""bertkit's tokenizer against `tokenizers` and nanotoken on Wikipedia, by CPU time of one thread.
 
-All give the ids without [CLS] and [SEP] of whole lists of sentences: bertkit as lists of Python
+All return the ids without [CLS] and [SEP] of whole lists of sentences: bertkit as lists of Python
 integers (`encode_batch`), as arrays (`encode_arrays`, as `prepare` calls it) and in Python alone
 (BERTKIT_NATIVE=0), `tokenizers` through its quickest call, and nanotoken through its own
 (`pip install -e '.[peers]'`), as arrays without offsets. A "cold" pass uses a new tokenizer; the
@@ -34,7 +34,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?]) ")
 
 
 def read_sentences(path: Path, megabytes: float) -> list[str]:
-    """About that many megabytes of sentences, cut roughly; document marks are left out."""
+    """Read about so many megabytes of sentences, cut roughly; document marks are left out."""
     sentences: list[str] = []
     left = megabytes * 1e6
     with lzma.open(path, "rt", encoding="utf-8") as lines:
@@ -48,7 +48,7 @@ def read_sentences(path: Path, megabytes: float) -> list[str]:
 
 
 def bare_pipeline(tokenizer: Tokenizer) -> Any:
-    """The library's pipeline alone, with the same vocabulary and limits."""
+    """Return the pipeline of `tokenizers` alone, with the same vocabulary and limits."""
     from tokenizers import Tokenizer as Pipeline
     from tokenizers.models import WordPiece
     from tokenizers.normalizers import BertNormalizer
@@ -63,7 +63,7 @@ def bare_pipeline(tokenizer: Tokenizer) -> Any:
 
 
 def encoders(vocabulary: Path) -> dict[str, Encode]:
-    """New tokenizers of each library, each with a function from texts to what it returns."""
+    """Make new tokenizers of each library, and return the functions that encode texts with them."""
     tokenizer, arrays = Tokenizer.load(vocabulary), Tokenizer.load(vocabulary)
     pipeline = bare_pipeline(tokenizer)
     found: dict[str, Encode] = {
@@ -85,7 +85,7 @@ def encoders(vocabulary: Path) -> dict[str, Encode]:
 
 
 def in_python(vocabulary: Path) -> Encode:
-    """`encode_batch` of a tokenizer without compiled code."""
+    """Return `encode_batch` of a tokenizer without compiled code."""
     with mock.patch.dict(os.environ, BERTKIT_NATIVE="0"):
         wordpiece_library.cache_clear()
         tokenizer = Tokenizer.load(vocabulary)
@@ -95,7 +95,7 @@ def in_python(vocabulary: Path) -> Encode:
 
 
 def as_lists(found: Any) -> list[list[int]]:
-    """What an encoder returned as a list of ids for each text."""
+    """Return what an encoder returned as a list of ids for each text."""
     if isinstance(found, tuple):
         ids, lengths = found
         ends = lengths.cumsum()
@@ -104,7 +104,7 @@ def as_lists(found: Any) -> list[list[int]]:
 
 
 def compare(vocabulary: Path, sentences: list[str], repeats: int) -> dict[str, dict[str, Any]]:
-    """Library -> rates in MB of UTF-8 per CPU second, cold and warm, and equal sentences."""
+    """Return library -> MB of UTF-8 per CPU second, cold and warm, and equal sentences."""
     half = len(sentences) // 2
     parts = {"cold": sentences[:half], "warm": sentences[half:]}
     megabytes = {name: sum(len(one.encode()) for one in part) / 1e6 for name, part in parts.items()}
@@ -130,7 +130,7 @@ def compare(vocabulary: Path, sentences: list[str], repeats: int) -> dict[str, d
 
 
 def processor_seconds(encode: Encode, texts: list[str]) -> float:
-    """The processor time that encoding takes, without what Python's garbage collector adds."""
+    """Measure the processor time of encoding, without what Python's garbage collector adds."""
     gc.collect()
     gc.disable()
     try:
@@ -144,12 +144,12 @@ def processor_seconds(encode: Encode, texts: list[str]) -> float:
 
 
 def ratios(own: Sequence[float], other: Sequence[float]) -> list[float]:
-    """The ratio of each repeat."""
+    """Return the ratio of each repeat."""
     return [one / of for one, of in zip(own, other, strict=True)]
 
 
 def main() -> None:
-    """Measure both vocabularies, print the rates, write results/tokenization.json."""
+    """Measure both vocabularies, print the rates, and write results/tokenization.json."""
     parser = new_parser(__doc__)
     parser.add_argument("--megabytes", type=float, default=40.0)
     parser.add_argument("--repeats", type=int, default=5)

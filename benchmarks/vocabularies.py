@@ -2,16 +2,17 @@
 
     python -m benchmarks.vocabularies --data FOLDER [--pretrain] [--quick]
 
-Each vocabulary is learned from wiki_AA in a process of its own, on one core: seconds of counting
-words and of joining pairs, and the peak of the process's memory. The fit (pieces a word, [UNK],
-characters a piece) is measured on documents of wiki_AB, from which nothing was learned.
+Each vocabulary is learned from wiki_AA in a process of its own, on one core. The cost is the
+seconds of counting words and of joining pairs, and the peak memory of the process. The fit (pieces
+a word, [UNK], characters a piece) is measured on documents of wiki_AB, from which nothing was
+learned.
 
 With --pretrain the same small model is trained on the same documents with each vocabulary, and
-scored on the same held-out documents. Loss per piece cannot be compared: the pieces differ. Given
-are *bits per character*: the masked-language loss summed over all hidden pieces, divided by ln 2
-and by the number of characters of these pieces ("##" is none; [UNK] counts as one). It is taken
-twice: with 15 % of the pieces hidden, and with whole words hidden. The second is the fairer one, as
-what is hidden depends less on how words are cut. Neither is a rate of compression.
+scored on the same held-out documents. Loss per piece cannot be compared: the pieces differ. So the
+scores are *bits per character*: the masked-language loss summed over all hidden pieces, divided by
+ln 2 and by the number of characters of these pieces ("##" is none; [UNK] counts as one). It is
+taken twice: with 15 % of the pieces hidden, and with whole words hidden. The second is the fairer
+one, as what is hidden depends less on how words are cut. Neither is a rate of compression.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LENGTH, BATCH, PREDICTIONS, WARMUP_SHARE = 64, 64, 10, 0.1
 
 
 def articles(data: Path, part: str, megabytes: float | None) -> Iterator[str]:
-    """Documents of a part of Wikipedia, as many as hold so many megabytes."""
+    """Yield the documents of a part of Wikipedia, as many as hold so many megabytes."""
     from bertkit.text.documents import TextCounts, find_sources, read_documents
 
     [source] = find_sources([str(data / "wikipedia" / f"{part}.txt.xz")])
@@ -47,7 +48,7 @@ def articles(data: Path, part: str, megabytes: float | None) -> Iterator[str]:
 
 
 def peak_megabytes() -> float:
-    """The most memory that this process has had; without that of the one it was started by."""
+    """Return the peak memory of this process, without that of the process that started it."""
     status = Path("/proc/self/status")
     if status.is_file():
         [line] = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
@@ -58,7 +59,7 @@ def peak_megabytes() -> float:
 def learn_one(
     data: Path, criterion: str, size: int, megabytes: float | None
 ) -> tuple[list[str], dict[str, Any]]:
-    """One vocabulary and what it took; run in a fresh process."""
+    """Learn one vocabulary in a fresh process; return it and what it took."""
     counts, counting = timed(
         lambda: count_words(articles(data, "wiki_AA", megabytes), lowercase=True)
     )
@@ -76,14 +77,14 @@ def learn_one(
 
 
 def in_fresh_process(work: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function in a process that has done nothing else."""
+    """Return the result of a function in a process that has done nothing else."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(work, *arguments).result()
 
 
 def fit(tokenizer: Tokenizer, data: Path, documents: int) -> dict[str, Any]:
-    """How a vocabulary fits the first documents of wiki_AB."""
+    """Measure how a vocabulary fits the first documents of wiki_AB."""
     report = measure_vocabulary(tokenizer, islice(articles(data, "wiki_AB", None), documents))
     return {
         "held_out_documents": documents,
@@ -96,7 +97,7 @@ def fit(tokenizer: Tokenizer, data: Path, documents: int) -> dict[str, Any]:
 
 
 def piece_lengths(tokenizer: Tokenizer) -> list[int]:
-    """Characters of each piece; those of [UNK] are not known and count as one."""
+    """Return the characters of each piece; [UNK], whose characters are not known, counts as one."""
     lengths = [len(piece.removeprefix("##")) for piece in tokenizer.vocabulary]
     lengths[tokenizer.unk_id] = 1
     return lengths
@@ -143,7 +144,7 @@ def train(tokenizer: Tokenizer, text: Path, work: Path, updates: int) -> dict[st
 def score(
     model: Path, store: Any, recipe: Any, lengths: list[int], *, whole_words: bool
 ) -> dict[str, Any]:
-    """Bits per character and per piece of what is hidden in the held-out documents."""
+    """Measure bits per character and per piece of what is hidden in the held-out documents."""
     import torch
     import torch.nn.functional as F
 
@@ -179,7 +180,7 @@ def score(
 def train_all(
     tokenizers: dict[str, Tokenizer], data: Path, arguments: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """The scores of each vocabulary, all trained on the same documents one after the other."""
+    """Train with each vocabulary in turn, all on the same documents, and return the scores."""
     from bertkit.files import write_text
 
     name = (
@@ -207,7 +208,7 @@ def train_all(
 
 
 def parse() -> argparse.Namespace:
-    """The options; --quick shows the whole thing at work in about a minute."""
+    """Parse the options; --quick shows the whole thing at work in about a minute."""
     parser = new_parser(__doc__)
     parser.add_argument("--size", type=int, default=16_000)
     parser.add_argument("--megabytes", type=float, help="of wiki_AA to learn from; all of it")

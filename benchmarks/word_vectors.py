@@ -50,10 +50,10 @@ WINDOW = 5
 CHUNK = 2_000_000
 LSTM = "LSTM language models"
 WIDTH, LAYERS = 256, 2
-"""Of each of the two language models."""
+"""The width and the number of layers of each of the two language models."""
 BATCH, LENGTH, UPDATES, WARMUP, PEAK_RATE = 32, 64, 1_500, 100, 2e-3
 SAMPLED, EVALUATED = 2_048, 50
-"""The other tokens that each is told apart from, and the batches that are evaluated."""
+"""The number of other tokens that each is told apart from, and of batches that are evaluated."""
 
 
 def token_chunks(store: TokenStore) -> list[np.ndarray]:
@@ -156,7 +156,7 @@ class Trained(NamedTuple):
     models: LanguageModels
     minutes: float
     loss: float
-    """On windows that are drawn anew after training, in nats per token."""
+    """The loss on windows that are drawn anew after training, in nats per token."""
 
 
 def train_language_models(store: TokenStore) -> Trained:
@@ -198,7 +198,7 @@ def train_language_models(store: TokenStore) -> Trained:
 
 
 def save_table(folder: Path, vectors: np.ndarray, start: PretrainedWeights) -> Path:
-    """Save an encoder of one layer whose token embeddings are vectors, and nothing is added."""
+    """Save an encoder of one layer whose token embeddings are the vectors, with nothing added."""
     config = replace(
         start.config,
         hidden_size=vectors.shape[1],

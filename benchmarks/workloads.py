@@ -1,10 +1,10 @@
 """What the inference benchmark computes: real texts as token sequences, the same in every run.
 
-| name  | what                                                                 | head     |
-|-------|----------------------------------------------------------------------|----------|
-| short | Wikipedia's sentences, log-normal lengths with a mean of 31 tokens   | classify |
-| mrpc  | MRPC's pairs                                                         | classify |
-| squad | windows of at most 384 tokens of SQuAD 1.1                           | answer   |
+| name  | what                                                               | head               |
+|-------|--------------------------------------------------------------------|--------------------|
+| short | Wikipedia's sentences, log-normal lengths with a mean of 31 tokens | classification     |
+| mrpc  | MRPC's pairs                                                       | classification     |
+| squad | windows of at most 384 tokens of SQuAD 1.1                         | question-answering |
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from bertkit.training.device import matmul_peak, training_flops
 
 MEAN_SHORT = 31
 DEVIATION_SHORT = 0.5
-"""Of the logarithm of the length."""
+"""The standard deviation of the logarithm of the length."""
 LONGEST_SHORT = 128
 SIZES = {"short": 512, "mrpc": 512, "squad": 160}
-"""Sequences of each workload."""
+"""The number of sequences of each workload."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +48,21 @@ class Workload:
 
     name: str
     head: str
-    """classify: logits of [CLS]; answer: two logits of every token."""
+    """ "classification": logits of [CLS]; "question-answering": two logits of every token."""
     sequences: list[Encoded]
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each sequence."""
+        """The number of tokens of each sequence."""
         return [len(sequence.ids) for sequence in self.sequences]
 
     @property
     def tokens(self) -> int:
-        """Of all sequences."""
+        """The number of tokens of all sequences."""
         return sum(self.lengths)
 
     def described(self) -> dict[str, float]:
-        """What a reader of a results file needs to know of it."""
+        """Return what a reader of a results file needs to know of the workload."""
         return {
             "sequences": len(self.sequences),
             "tokens": self.tokens,
@@ -72,13 +72,13 @@ class Workload:
 
 
 def read_workload(name: str, data: Path, tokenizer: Tokenizer, count: int) -> Workload:
-    """A workload by name.
+    """Read a workload by its name.
 
     Args:
         name: one of `SIZES`.
         data: the folder of data sets.
-        tokenizer: of the model.
-        count: sequences.
+        tokenizer: the tokenizer of the model.
+        count: the number of sequences.
     """
     if name == "short":
         return Workload(name, "classification", short_texts(data, tokenizer, count))
@@ -88,9 +88,9 @@ def read_workload(name: str, data: Path, tokenizer: Tokenizer, count: int) -> Wo
 
 
 def short_lengths(count: int) -> np.ndarray:
-    """(count,) lengths with [CLS] and [SEP], in random order.
+    """Return (count,) lengths with [CLS] and [SEP], in random order.
 
-    The quantiles of the distribution rather than draws from it: any count has the same mean.
+    They are quantiles of the distribution rather than draws from it: any count has the same mean.
     """
     generator = np.random.Generator(np.random.Philox(key=31))
     shares = (np.arange(count) + 0.5) / count
@@ -101,14 +101,14 @@ def short_lengths(count: int) -> np.ndarray:
 
 
 def inverse_normal(share: float) -> float:
-    """The quantile of the standard normal distribution."""
+    """Return a quantile of the standard normal distribution."""
     from statistics import NormalDist
 
     return NormalDist().inv_cdf(share)
 
 
 def short_texts(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
-    """Each begins with a sentence and goes on with the next ones until it has its length."""
+    """Return texts that begin with a sentence and go on with the next ones up to their length."""
     sentences = read_sentences(data / "wikipedia" / "wiki_AA.txt.xz", 0.5 * count / SIZES["short"])
     ids = iter(tokenizer.encode_batch(sentences))
     texts = []
@@ -121,7 +121,7 @@ def short_texts(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
 
 
 def mrpc_pairs(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
-    """The pairs of the dev set, then those of the training set."""
+    """Return the first pairs of the dev set, then those of the training set."""
     counts = TextCounts()
     inputs = [
         given
@@ -132,14 +132,14 @@ def mrpc_pairs(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
 
 
 def squad_windows(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
-    """The windows of dev questions chosen evenly from all articles."""
+    """Return windows of dev questions that are chosen evenly from all articles."""
     inputs = read_squad(data / "squad" / "dev-v1.1.json", TextCounts(), scoring=True)
     chosen = [inputs[number * len(inputs) // count] for number in range(count)]
     return flat(QuestionAnswering().items(chosen, tokenizer))[:count]
 
 
 def flat(items: Items) -> list[Encoded]:
-    """All sequences of a task's items, in order."""
+    """Return all sequences of a task's items, in order."""
     return [sequence for item in items.items for part in item.parts for sequence in part.sequences]
 
 
@@ -151,17 +151,17 @@ def forward_flops(
     pooled: bool = False,
     rows: int | None = None,
 ) -> float:
-    """Floating-point operations of the forward pass that real tokens need.
+    """Return the floating-point operations of the forward pass that real tokens need.
 
-    As `training_flops` counts them, but no head unless asked for, and of the last layer only what
-    the wanted rows need.
+    They are counted as by `training_flops`, but without heads unless asked for, and with only that
+    part of the last layer that the wanted rows need.
 
     Args:
         config: the sizes of the model.
-        lengths: of the sequences.
-        targets: tokens that go through the MLM head.
+        lengths: the lengths of the sequences.
+        targets: the number of tokens that go through the MLM head.
         pooled: whether pooler and next-sentence layer count.
-        rows: tokens whose last hidden state is wanted; None for all.
+        rows: the number of tokens whose last hidden state is wanted; None for all.
     """
     tokens = sum(lengths)
     whole = training_flops(
@@ -177,7 +177,7 @@ def forward_flops(
 
 
 def int8_peak(seconds: float, size: int = 1024) -> float:
-    """The most operations per second of an int8 matrix product with int32 sums here."""
+    """Measure the peak operations per second of int8 matrix products with int32 sums here."""
     generator = torch.Generator().manual_seed(0)
     draw = {"dtype": torch.int8, "generator": generator}
     left, right = (torch.randint(-127, 128, (size, size), **draw) for _ in range(2))  # type: ignore[call-overload]
@@ -191,7 +191,7 @@ def int8_peak(seconds: float, size: int = 1024) -> float:
 
 
 def measure_peaks(seconds: float) -> dict[str, float]:
-    """Operations per second of torch's products, by each precision with instructions for it."""
+    """Measure operations per second of torch's products in each precision of this processor."""
     peaks = {"fp32": matmul_peak(torch.device("cpu"), "fp32", seconds)}
     if has_bf16():
         peaks["bf16"] = matmul_peak(torch.device("cpu"), "bf16", seconds)
@@ -203,7 +203,7 @@ def measure_peaks(seconds: float) -> dict[str, float]:
 def share_of_peak(
     workload: Workload, config: ModelConfig, seconds: Sequence[float], peaks: Sequence[float]
 ) -> dict[str, Any]:
-    """Needed work per second over that of matrix products of the same round."""
+    """Return the needed work per second over that of matrix products of the same round."""
     if not peaks:
         return {}
     rows = len(workload.sequences) if workload.head == "classification" else None

@@ -41,11 +41,11 @@ MINUTES = 8.0
 LONGEST_CASE = 0.45
 """The share of all minutes after which a case is stopped."""
 LEAST_SECONDS = 15.0
-"""What a case needs at least to start; and what it has to finish after its time is over."""
+"""The seconds that a case needs at least to start, and has to finish after its time is over."""
 
 
 class Options(NamedTuple):
-    """What the command line says."""
+    """The options of the command line."""
 
     command: str
     out: Path

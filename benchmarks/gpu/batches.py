@@ -19,7 +19,7 @@ from bertkit.training.device import training_flops
 MEDIAN = 0.3
 SIGMA = 0.6
 MEAN = 0.35
-"""Of the log-normal lengths, cut at the longest; median and mean as shares of the longest."""
+"""The log-normal lengths are cut at the longest; median and mean are shares of the longest."""
 DIVISIBLE = 12
 PADDED_TOKENS = 1 << 16
 """The most tokens of a padded forward pass: transformers computes logits for every one of them."""
@@ -33,7 +33,7 @@ class Both(NamedTuple):
 
     packed: PretrainingBatch
     padded: list[Padded]
-    """In parts of at most `PADDED_TOKENS`, whose gradients add up."""
+    """The batch in parts of at most `PADDED_TOKENS`, whose gradients add up."""
 
 
 def draw_lengths(
@@ -43,7 +43,7 @@ def draw_lengths(
     if not ragged:
         return np.full(max(1, tokens // max_length), max_length)
     sequences = max(1, round(tokens / (MEAN * max_length)))
-    if sequences > DIVISIBLE:  # then the parts of a padded batch have one shape
+    if sequences > DIVISIBLE:  # so that the parts of a padded batch have one shape
         sequences -= sequences % DIVISIBLE
     drawn = np.exp(generator.normal(np.log(MEDIAN * max_length), SIGMA, sequences))
     lengths = -np.sort(-np.clip(np.round(drawn), 8, max_length).astype(np.int64))

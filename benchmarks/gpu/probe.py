@@ -138,25 +138,25 @@ Kernel = tuple[int, Callable[..., torch.Tensor]]
 
 
 def own(packed: Packed, dropout: float) -> Kernel:
-    """The kernel that bertkit chooses: its own in Triton."""
+    """Return the kernel that bertkit chooses: its own in Triton."""
     run = partial(self_attention, packed=packed, direction="bidirectional", dropout=dropout)
     return len(packed.ids), run
 
 
 def flash(packed: Packed, dropout: float) -> Kernel:
-    """Flash attention on packed tokens, by torch's own operator."""
+    """Return flash attention on packed tokens, by torch's own operator."""
     run = partial(KERNELS["flash"], packed=packed, direction="bidirectional", dropout=dropout)
     return len(packed.ids), run
 
 
 def inside_padding(packed: Packed, dropout: float) -> Kernel:
-    """Bertkit's `padded` kernel: pads, attends under a mask, and removes the padding."""
+    """Return bertkit's `padded` kernel: it pads, attends under a mask, and removes the padding."""
     run = partial(KERNELS["padded"], packed=packed, direction="bidirectional", dropout=dropout)
     return len(packed.ids), run
 
 
 def all_padded(packed: Packed, dropout: float) -> Kernel:
-    """Torch's attention on tensors that are padded all the time, as in other libraries."""
+    """Return torch's attention on tensors that are padded all the time, as in other libraries."""
     lengths, longest = packed.cu_seqlens.diff(), packed.max_seqlen
     real = torch.arange(longest, device=lengths.device) < lengths[:, None]
     rows = len(lengths) * longest

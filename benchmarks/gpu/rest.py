@@ -51,7 +51,7 @@ from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, 
 
 WORKERS = 4
 EXAMPLES = 3668
-"""Of MRPC's training set, whose pairs have about 53 tokens."""
+"""The number of training examples of MRPC, whose pairs have about 53 tokens."""
 
 
 def inference_case(setup: Setup, *, length: int, tokens: int = 65536) -> Iterator[Found]:

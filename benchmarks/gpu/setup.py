@@ -25,20 +25,20 @@ TINY = ModelConfig(
     vocab_size=1018, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
     intermediate_size=64, hidden_dropout_prob=0.0,
 )  # fmt: skip
-"""Of a dry run; without the CPU's way of dropout, which torch cannot trace."""
+"""The network of a dry run, without the CPU's way of dropout, which torch cannot trace."""
 
 DATA_SHEET = {"H100": 989e12, "H200": 989e12}
 """FLOP/s of dense bf16 matrix products that the vendor states for the SXM cards."""
 
 
 class Setup(NamedTuple):
-    """Where a case runs, where it writes, and when it has to be done."""
+    """The device of a case, the folder where it writes, and the time when it has to be done."""
 
     device: torch.device
     out: Path
     """The folder for text beside the results file."""
     end: float
-    """In seconds of `time.monotonic`."""
+    """The time when the case has to be done, in seconds of `time.monotonic`."""
 
     @property
     def dry(self) -> bool:
@@ -58,7 +58,7 @@ class Setup(NamedTuple):
         return min(wanted, 2) if self.dry else wanted
 
     def late(self, needed: float = 5.0) -> bool:
-        """Whether less than `needed` seconds are left."""
+        """Return whether fewer than `needed` seconds are left."""
         return time.monotonic() > self.end - needed
 
     def data_sheet(self) -> float | None:
@@ -100,7 +100,7 @@ class Setup(NamedTuple):
 
 NO_TIME = "there was no time left"
 TO_COMPILE = 20.0
-"""Seconds without which no contestant is begun on a GPU: it may have to be compiled."""
+"""The seconds without which no contestant is begun on a GPU: it may have to be compiled."""
 
 
 def in_one_line(error: Exception) -> str:

@@ -26,15 +26,15 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.training.device import matmul_peak
 
 BATCHES = 4
-"""Batches of different sizes, which a contestant computes before the host waits."""
+"""The number of batches, of different sizes, that a contestant computes before the host waits."""
 ROUNDS = 4
-"""In which the contestants take turns."""
+"""The number of rounds in which the contestants take turns."""
 
 ORDER = (
     *("compiled", "compiled, bf16 residual", "transformers", "transformers, compiled", "eager"),
     "compiled, torch's flash attention",
 )
-"""Of all contestants: what matters most first, in case time runs out."""
+"""All contestants, the ones that matter most first, in case time runs out."""
 
 
 class Contestant(NamedTuple):
@@ -42,7 +42,7 @@ class Contestant(NamedTuple):
 
     build: Callable[[], Work]
     known: Mapping[str, Any] = MappingProxyType({})
-    """What its row says of it besides what is measured."""
+    """The columns of its row besides those that are measured."""
 
 
 class Race:
@@ -50,8 +50,8 @@ class Race:
 
     Args:
         setup: the device and the time.
-        config: of the network.
-        batches: in both forms.
+        config: the sizes of the network.
+        batches: the batches in both forms.
         training: whether the work needed is that of an update.
     """
 

@@ -1,1 +1,1 @@
-"""Programs for developers: golden outputs."""
+"""Tools for developers: golden outputs, crashes, a GPU without values, and an installed wheel."""

@@ -80,7 +80,7 @@ NETWORKS: dict[str, ModelConfig] = {
     "without dropout": replace(BASE, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0),
     "left to right": replace(BASE, direction="left_to_right"),
     "right to left": replace(BASE, direction="right_to_left"),
-    "odd heads": replace(BASE, hidden_size=96, num_attention_heads=8),  # of width 12: no flash
+    "odd heads": replace(BASE, hidden_size=96, num_attention_heads=8),  # width 12 rules out flash
     "ALBERT": replace(BASE, share_layers=True, embedding_size=64),
 }
 Gpu = tuple[FakeTensorMode, "Machine"]
@@ -204,7 +204,7 @@ CONSTANTS = {
     "_is_in_bad_fork": False,
     **dict.fromkeys(("_lazy_init", "manual_seed_all", "set_device", "synchronize")),
 }
-"""What functions of `torch.cuda` return."""
+"""Function of `torch.cuda` -> what it returns."""
 
 
 @contextmanager
@@ -234,7 +234,7 @@ def fake_gpu() -> Iterator[Gpu]:
 
 
 def change_weights(network: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Replace every parameter, the same one by the same one."""
+    """Replace every parameter; a shared one stays shared."""
     made: dict[int, nn.Parameter] = {}
     for module in network.modules():
         for name, value in module._parameters.items():

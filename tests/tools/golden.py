@@ -80,18 +80,18 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bert": ("fill-mask", {"inputs": [{"text": "river [MASK] bridge", "top": 3}]}),
 }
-"""The route, and a request, for each model."""
+"""Model -> the route, and a request."""
 OF_BERT: dict[str, dict[str, Any]] = {
     "next-sentence": {"inputs": [{"text": "River stone.", "following": "Bridge lantern."}]},
     "embeddings": {"input": ["river stone bridge", "winter"]},
     "tokens": {"inputs": [{"text": "River stone, bridge."}]},
     "attention-maps": {"text": "river stone bridge"},
 }
-"""More routes, which the pre-trained network answers."""
+"""Route -> a request that the pre-trained network answers, too."""
 
 
 def bertkit(folder: Path, *words: str, check: bool = True) -> str:
-    """Run one command in a folder; returns what it prints."""
+    """Run one command in a folder; return what it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "bertkit", *words],
         cwd=folder,
@@ -106,17 +106,17 @@ def bertkit(folder: Path, *words: str, check: bool = True) -> str:
 
 
 def environment() -> dict[str, str]:
-    """One thread, and this checkout's package."""
+    """Return variables for one thread and this checkout's package."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 def digest(content: bytes) -> str:
-    """A short checksum."""
+    """Return a short checksum."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def weights(folder: Path) -> str:
-    """A checksum of the names, types, shapes and values of a model's weights."""
+    """Return a checksum of the names, types, shapes and values of a model's weights."""
     whole = hashlib.sha256()
     for name, value in sorted(load_file(folder / "model.safetensors").items()):
         whole.update(f"{name} {value.dtype} {value.shape}".encode())
@@ -125,7 +125,7 @@ def weights(folder: Path) -> str:
 
 
 def write_inputs(folder: Path) -> None:
-    """Text, and labelled data of every task type, all drawn from one seed."""
+    """Write text, and labelled data of every task type, all drawn from one seed."""
     rng = np.random.default_rng(1)
     documents = [make_document(rng, int(rng.integers(1, 30))) for _ in range(80)]
     (folder / "corpus.txt").write_text("\n\n".join(documents) + "\n")
@@ -162,7 +162,7 @@ def write_inputs(folder: Path) -> None:
 
 
 def squad(contexts: list[list[str]]) -> dict[str, Any]:
-    """Questions that repeat two words of their context; every fourth has no answer."""
+    """Return questions that repeat two words of their context; every fourth has no answer."""
     paragraphs = []
     for number, words in enumerate(contexts):
         text = " ".join(words)
@@ -178,7 +178,7 @@ def squad(contexts: list[list[str]]) -> dict[str, Any]:
 
 
 def pretrain(folder: Path, name: str, flags: list[str]) -> dict[str, Any]:
-    """Twenty updates, killed once a checkpoint is there, and resumed."""
+    """Make twenty updates, which are killed once a checkpoint is there, and resumed."""
     words = ["pretrain", "tiny", "--store", "store", "--out", name, *SMALL, *flags]
     process = subprocess.Popen(
         [sys.executable, "-m", "bertkit", *words],
@@ -202,7 +202,7 @@ def pretrain(folder: Path, name: str, flags: list[str]) -> dict[str, Any]:
 
 
 def text_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Vocabulary, store, plan."""
+    """Yield the vocabulary, the clean text, the store and the plan."""
     bertkit(folder, "learn", "corpus.txt", "--out", "vocabulary", "--size", "150")
     yield "vocabulary", digest((folder / "vocabulary/vocab.txt").read_bytes())
     bertkit(folder, "clean", "corpus.txt", "--out", "clean.jsonl", "--near")
@@ -217,7 +217,7 @@ def text_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def task_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Weights, predictions and official files of each task type, and what is exported."""
+    """Yield weights, predictions and official files of each task type, and what is exported."""
     for name, flags in TUNED.items():
         words = ["finetune", *flags, "--model", "bert", "--out", f"tuned-{name}"]
         words += ["--epochs", "1", "--batch-size", "8", "--learning-rate", "5e-5"]
@@ -244,7 +244,7 @@ def task_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def logits(folder: Path) -> dict[str, str]:
-    """What onnxruntime makes of four tokens."""
+    """Return what onnxruntime makes of four tokens."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
@@ -263,7 +263,7 @@ def logits(folder: Path) -> dict[str, str]:
 
 
 def served_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
-    """The answers of every route."""
+    """Yield the answers of every route."""
     models = [f"bert={folder}/bert", *(f"{name}={folder}/tuned-{name}" for name in TUNED)]
     log = (folder / "server.log").open("w")
     server = subprocess.Popen(
@@ -287,7 +287,7 @@ def served_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def ready(log: Path) -> str:
-    """The address of a server once it says so."""
+    """Return the address of a server once it says so."""
     for _ in range(600):
         for word in log.read_text().replace('"', " ").replace(",", " ").split():
             if word.startswith("http://127.0.0.1:"):
@@ -297,7 +297,7 @@ def ready(log: Path) -> str:
 
 
 def ask(address: str, body: Any) -> Any:
-    """The JSON that a route answers; a refusal is an answer, too."""
+    """Return the JSON that a route answers; a refusal is an answer, too."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
     try:
@@ -310,7 +310,7 @@ def ask(address: str, body: Any) -> Any:
 
 
 def outputs(folder: Path) -> dict[str, Any]:
-    """Everything, by name."""
+    """Return everything by name."""
     write_inputs(folder)
     found: dict[str, Any] = {}
 
@@ -327,7 +327,7 @@ def outputs(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Record, or compare and say what differs."""
+    """Record the outputs, or compare them and say what differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("action", choices=["record", "compare"])
     parser.add_argument("file", type=Path)

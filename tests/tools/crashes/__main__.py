@@ -34,10 +34,10 @@ from tests.tools.crashes.runs import small_disk, warm, why_no_disk
 from tests.tools.crashes.subjects import Subject, make_inputs, subjects
 
 AT_ONE_RUN = 4
-"""Kills that one run suffers before it may end; a run that is killed for ever proves nothing."""
+"""The number of kills before a run may end; a run that is killed forever proves nothing."""
 STOPS = (signal.SIGTERM, signal.SIGINT)
 PAGE = 4096
-"""Bytes, of which a disk in memory has a whole number."""
+"""The bytes of a page; a disk in memory has a whole number of pages."""
 
 
 def kill(bench: Bench, subject: Subject, times: int) -> None:
@@ -49,15 +49,18 @@ def kill(bench: Bench, subject: Subject, times: int) -> None:
         while len(moments) < min(AT_ONE_RUN, left):
             moment = bench.moment(subject)
             if bench.go(subject, place, moment).status != -signal.SIGKILL:
-                break  # it ended before
+                break  # it ended before the moment
             moments.append(str(moment))
-        if moments:  # else nothing happened to the run
+        if moments:  # otherwise nothing happened to the run
             bench.count(row, "kills", len(moments))
             bench.finish(row, subject, place, ", ".join(moments))
 
 
 def stop(bench: Bench, subject: Subject, times: int) -> None:
-    """Stop a command by SIGTERM or Ctrl-C: quietly, by the right status, nothing half done."""
+    """Stop a command by SIGTERM or Ctrl-C.
+
+    It must end quietly, with the right status, and leave nothing half done.
+    """
     row = f"{subject.name}, stopped"
     for turn in range(times):
         number = STOPS[(turn + len(bench.counts)) % len(STOPS)]
@@ -96,7 +99,7 @@ def fill_disk(bench: Bench, subject: Subject, times: int) -> None:
 
 
 def run_all(bench: Bench, each: int, only: list[str]) -> str:
-    """Every crash, `each` times; returns why there was no full disk, or ""."""
+    """Make every crash `each` times; return why there was no full disk, or ""."""
     make_inputs(bench.home)
     known = {subject.name: subject for subject in subjects(bench.home)}
     chosen = [known[name] for name in only or known]
@@ -116,12 +119,12 @@ def run_all(bench: Bench, each: int, only: list[str]) -> str:
 
 
 def rows_of(bench: Bench) -> dict[str, Any]:
-    """A row for each kind of crash."""
+    """Return a row for each kind of crash."""
     return {row: dict(counter) for row, counter in bench.counts.items()}
 
 
 def main() -> None:
-    """Run all and write the results; the status is 1 where a promise was broken."""
+    """Make all crashes and write the results; the status is 1 if a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--each", type=int, default=10, help="of every kind of crash")
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""Where commands are made to crash, the counts of what came of it, and what is compared."""
+"""The bench on which commands are made to crash: counts of what came of it, and comparisons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOISE = ("Traceback", "Exception ignored", "leaked")
 
 @dataclass
 class Bench:
-    """Where everything happens, and what came of it."""
+    """The folder where everything happens, and what came of it."""
 
     home: Path
     seed: int
@@ -41,7 +41,7 @@ class Bench:
         self.failures.append(f"{row}: {what}")
 
     def until(self, row: str, what: str, times: int) -> Iterator[None]:
-        """Turns, until something is counted often enough; a failure if it never is."""
+        """Yield turns until something is counted often enough; note a failure if it never is."""
         for _ in range(5 * times):
             if self.counts.get(row, Counter())[what] >= times:
                 return
@@ -50,7 +50,7 @@ class Bench:
             self.fail(row, f"{found} {what} instead of {times}; nothing is proven")
 
     def place(self, name: str) -> Path:
-        """An empty folder."""
+        """Return an empty folder."""
         place = self.home / name
         remove(place)
         place.mkdir(parents=True)
@@ -61,7 +61,7 @@ class Bench:
         return run(subject.arguments(place), place, self.home / "log", moment)
 
     def measure(self, subject: Subject) -> None:
-        """An undisturbed run: its outcome, its moments, its seconds."""
+        """Run a command undisturbed; record its outcome, its number of events and its seconds."""
         place = self.place(f"whole/{subject.name}")
         ended = self.go(subject, place)
         if ended.status:
@@ -70,13 +70,13 @@ class Bench:
         self.whole[subject.name] = subject.outcome(place)
 
     def moment(self, subject: Subject) -> Moment:
-        """A random time, or a random event."""
+        """Return a random time or a random event."""
         if self.rng.random() < 0.5:
             return Moment(seconds=self.rng.uniform(0.01, self.seconds[subject.name]))
         return Moment(event=self.rng.randint(1, self.events[subject.name]))
 
     def check_words(self, row: str, ended: Ended, how: str) -> None:
-        """A failure if a command printed what no user should see."""
+        """Note a failure if a command printed what no user should see."""
         if found := [line for line in ended.shown.splitlines() if any(w in line for w in NOISE)]:
             self.count(row, "noise")
             last = ended.shown.strip().splitlines()[-1]
@@ -88,11 +88,11 @@ class Bench:
         """Count whether a run that has ended left what an undisturbed one leaves, and no more.
 
         Args:
-            row: of the results.
+            row: the row of the results.
             subject: the command.
-            place: its folder.
+            place: the folder of the command.
             how: what happened to it.
-            lost: how the names begin that are not compared.
+            lost: the beginnings of the names that are not compared.
         """
         try:
             found = subject.outcome(place)

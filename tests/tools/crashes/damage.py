@@ -1,4 +1,4 @@
-"""Files that are cut short, changed or removed, before a command runs again and under its hands."""
+"""Damage to files, which are cut short, changed or removed before or while a command runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ DAMAGES = ("cut short", "a bit flipped", "removed")
 
 
 def errors_of(ended: Ended) -> list[str]:
-    """The lines in which a command says why it ended."""
+    """Return the lines in which a command says why it ended."""
     return [line for line in ended.shown.splitlines() if line.startswith("error: ")]
 
 
 def damage(bench: Bench, path: Path) -> str:
-    """Damage one file, at random, in one of three ways; returns which."""
+    """Damage one file, at random, in one of three ways; return which."""
     kind = bench.rng.choice(DAMAGES)
     size = path.stat().st_size
     if kind == "removed" or not size:
@@ -37,7 +37,7 @@ def damage(bench: Bench, path: Path) -> str:
 
 
 def killed_late(bench: Bench, subject: Subject, place: Path, first: int) -> Path:
-    """Kill a command at an event from the first one on; returns what it has written."""
+    """Kill a command at an event from the first one on; return what it writes to."""
     remove(place)
     place.mkdir()
     bench.go(subject, place, Moment(event=bench.rng.randint(first, bench.events[subject.name])))
@@ -45,7 +45,7 @@ def killed_late(bench: Bench, subject: Subject, place: Path, first: int) -> Path
 
 
 def damage_checkpoints(bench: Bench, subject: Subject, times: int) -> None:
-    """Damage a file of a killed run's newest checkpoint: it is named, and the one before used."""
+    """Damage a file of a killed run's last checkpoint: it is named, and the one before is used."""
     row, place = f"{subject.name}, checkpoint damaged", bench.place("damaged")
     for _ in bench.until(row, "damages", times):
         found = sorted((killed_late(bench, subject, place, 140) / "checkpoints").glob("step-*"))
@@ -62,7 +62,7 @@ def damage_checkpoints(bench: Bench, subject: Subject, times: int) -> None:
 
 
 def damage_store(bench: Bench, subject: Subject, reader: Subject, times: int) -> None:
-    """Damage a shard: who reads it names it and stops; preparation remakes it."""
+    """Damage a shard: what reads it must name it and stop, and preparation must remake it."""
     row, place = f"{subject.name}, shard damaged", bench.home / "damaged"
     remove(place)
     shutil.copytree(bench.home / "whole" / subject.name, place)
@@ -83,7 +83,7 @@ def damage_store(bench: Bench, subject: Subject, reader: Subject, times: int) ->
 
 
 def damage_runs(bench: Bench, subject: Subject, times: int) -> None:
-    """Damage the record of a finished run of a grid, or its model: named, or the run made again."""
+    """Damage the record or model of a grid's finished run: it is named, or the run made again."""
     row, place = f"{subject.name}, run damaged", bench.place("damaged")
     for _ in bench.until(row, "damages", times):
         runs = killed_late(bench, subject, place, 150) / "runs"
@@ -105,7 +105,7 @@ def damage_runs(bench: Bench, subject: Subject, times: int) -> None:
 
 
 def remove_one(bench: Bench, out: Path) -> None:
-    """Inside a command: remove its newest checkpoint, its journal, or a file of its store."""
+    """Remove, inside a command, its newest checkpoint, its journal, or a file of its store."""
     found = sorted((out / "checkpoints").glob("step-*"))[-1:]
     found += [out / "journal.jsonl", bench.rng.choice(sorted((bench.home / "store").glob("*.npy")))]
     path = bench.rng.choice([path for path in found if path.exists()])
@@ -115,10 +115,10 @@ def remove_one(bench: Bench, out: Path) -> None:
 
 
 def remove_in_use(bench: Bench, subject: Subject, times: int) -> None:
-    """Remove what a running command has open or will need: it goes on, or names it in one line.
+    """Remove what a running command has open or will need: it must go on, or name it in one line.
 
-    The command goes on after a kill, so it needs its checkpoint, too. What is removed is not asked
-    for in the end, but all else must be equal.
+    The command resumes after a kill, so it needs its checkpoint, too. What is removed is not
+    compared in the end, but all else must be equal.
     """
     row, place = f"{subject.name}, file in use removed", bench.place("removed")
     store, spare, gone = (bench.home / name for name in ("store", "spare", "gone"))
@@ -130,7 +130,7 @@ def remove_in_use(bench: Bench, subject: Subject, times: int) -> None:
         moment = Moment(event=event, action=lambda out=out: remove_one(bench, out))
         ended = bench.go(subject, place, moment)
         if not gone.is_file():
-            continue  # it ended before
+            continue  # it ended before the event
         bench.count(row, "removals")
         path = Path(gone.read_text())
         how = f"the removal of {path.name} at event {event}"
@@ -142,6 +142,6 @@ def remove_in_use(bench: Bench, subject: Subject, times: int) -> None:
         else:
             bench.fail(row, f"after {how} it ended with {ended.status}: {ended.shown[-200:]!r}")
         shutil.copytree(spare, store, dirs_exist_ok=True)
-        of_journal = ("updates", "out/journal.jsonl", "out/model/README.md")  # quotes its scores
+        of_journal = ("updates", "out/journal.jsonl", "out/model/README.md")  # README quotes scores
         lost = of_journal if path.name == "journal.jsonl" else (f"out/checkpoints/{path.name}/",)
         bench.finish(row, subject, place, how, lost)

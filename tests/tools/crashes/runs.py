@@ -22,19 +22,19 @@ from pathlib import Path
 from typing import Any
 
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
-"""What counts as a moment; `os.rename` is also what `Path.replace` tells."""
+"""The audit events that count as moments; `Path.replace` raises `os.rename`, too."""
 BEGUN = b"."
 
 
 @dataclass(frozen=True)
 class Moment:
-    """When something happens to a command: after some seconds, or at the n-th event of a folder."""
+    """The moment of a signal or action: after some seconds, or at the n-th event of a folder."""
 
     seconds: float = 0.0
     event: int = 0
     signal: signal.Signals = signal.SIGKILL
     action: Callable[[], object] | None = None
-    """At an event, instead of the signal: called inside the command, which goes on."""
+    """Called at an event, instead of the signal, inside the command, which goes on."""
 
     def __str__(self) -> str:
         when = f"{self.seconds:.3f} s" if self.seconds else f"event {self.event}"
@@ -43,21 +43,21 @@ class Moment:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """The end of a command."""
 
     status: int
     """The exit status; minus the number of the signal that killed it."""
     shown: str
-    """What it printed."""
+    """The text that it printed."""
     seconds: float
     events: int = 0
-    """How many moments it had; 0 where it was killed."""
+    """The number of events that it had; 0 if it was killed."""
 
 
 def warm() -> None:
     """Import what the commands import, once; leave out their reports and the device's speed.
 
-    Both take longer than what is tried here.
+    Both would take longer than what is tried here.
     """
     heavy = ("scipy.stats", "seqeval.metrics", "sklearn.metrics", "torch._dynamo", "transformers",
              "torch.utils.tensorboard")  # fmt: skip
@@ -108,7 +108,7 @@ def run(arguments: Sequence[str], place: Path, log: Path, moment: Moment | None 
 
 
 def inside(arguments: Sequence[str], place: Path, moment: Moment | None, told: int) -> int:
-    """What the child does; its exit status."""
+    """Run the command in the child, and return its exit status."""
     import torch
 
     from bertkit.cli.app import run_program
@@ -129,7 +129,7 @@ def inside(arguments: Sequence[str], place: Path, moment: Moment | None, told: i
         traceback.print_exc()
         status = 1
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # too late
+        signal.signal(number, signal.SIG_IGN)  # from here on, a signal comes too late
     os.write(told, str(hook.seen).encode())
     return status
 
@@ -162,7 +162,7 @@ def send(process: int, number: signal.Signals) -> None:
 
 
 def wait_for(child: int, seconds: float) -> int | None:
-    """The status of a child that ends in time."""
+    """Return the status of a child that ends in time, else None."""
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         found, status = os.waitpid(child, os.WNOHANG)
@@ -173,13 +173,13 @@ def wait_for(child: int, seconds: float) -> int | None:
 
 
 def remove(folder: Path) -> None:
-    """Make room for the next run."""
+    """Remove a folder to make room for the next run."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def small_disk(place: Path, kilobytes: int) -> Iterator[Callable[[int], None]]:
-    """A file system in memory; gives what changes its size."""
+    """Mount a file system in memory; yield a function that changes its size."""
     place.mkdir(parents=True, exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(place)]
     subprocess.run(mount, check=True, capture_output=True)
@@ -195,7 +195,7 @@ def small_disk(place: Path, kilobytes: int) -> Iterator[Callable[[int], None]]:
 
 
 def why_no_disk(home: Path) -> str:
-    """Why small disks cannot be made here; "" where they can."""
+    """Return why small disks cannot be made here; "" if they can."""
     if os.geteuid() or not shutil.which("mount"):
         return "mounting needs root"
     try:

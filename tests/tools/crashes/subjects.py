@@ -35,10 +35,10 @@ held_out_sequences = 16
 checkpoint_every = 4
 """
 LAST = "out/checkpoints/step-00000036/"
-"""Of pre-training with this recipe."""
+"""The last checkpoint of pre-training with this recipe."""
 
 TIMES = {"seconds", "date", "created", "environment"}
-"""Keys of JSON files that no two runs share."""
+"""The keys of JSON files whose values no two runs share."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Subject:
     """Whether the bytes of a file must be the same, by its name below the place."""
 
     def arguments(self, place: Path) -> list[str]:
-        """The command line."""
+        """Return the command line."""
         return [*self.command, "--out", str(place / self.out)]
 
     def outcome(self, place: Path) -> dict[str, str]:
-        """File → digest of its content; of those that hold times, that they are there.
+        """Return file -> digest of its content, or only that it is there if its bytes may differ.
 
         Checkpoints before the last are called by their place: a stop saves one at its own update.
         """
@@ -68,7 +68,7 @@ class Subject:
         for path in sorted(path for path in place.rglob("*") if path.is_file()):
             folder = str(path.parent.relative_to(place))
             name = str(Path(places.get(folder, folder), path.name))
-            if path.parent.name != "tensorboard":  # whose file names hold the time
+            if path.parent.name != "tensorboard":  # its file names hold the time
                 found[name] = digest(path) if self.kept(name) else "there"
             if path.name == "journal.jsonl":
                 found["updates"] = updates(path)
@@ -76,7 +76,7 @@ class Subject:
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file, of JSON without `TIMES`."""
+    """Return the SHA-256 of a file; that of JSON is without `TIMES`."""
     content = path.read_bytes()
     if path.suffix == ".json":
         content = json.dumps(without_times(json.loads(content))).encode()
@@ -84,21 +84,21 @@ def digest(path: Path) -> str:
 
 
 def without_times(value: Any) -> Any:
-    """JSON values without the keys of `TIMES`, wherever they stand."""
+    """Return JSON values without the keys of `TIMES`, wherever they stand."""
     if isinstance(value, dict):
         return {k: without_times(v) for k, v in value.items() if k not in TIMES}
     return [without_times(item) for item in value] if isinstance(value, list) else value
 
 
 def updates(journal: Path) -> str:
-    """Whether each logged update of a finished run is in its journal once."""
+    """Return "in order" if a finished journal has each logged update once, else the updates."""
     records = map(json.loads, journal.read_text().splitlines())
     steps = [record["step"] for record in records if record["kind"] == "step"]
     return "in order" if steps == sorted(set(steps)) and steps[-1:] == [36] else str(steps)
 
 
 def subjects(home: Path) -> list[Subject]:
-    """Every command that writes; the first three are those that take long elsewhere."""
+    """Return every command that writes; the first three are those that take long elsewhere."""
     short, start, tuned = str(home / "short.txt"), str(home / "start"), str(home / "tuned")
     vocabulary, rows = str(home / "vocab.txt"), str(home / "dev.csv")
     pretrain = ("pretrain", str(home / "tiny.toml"), "--store", str(home / "store"))
@@ -122,7 +122,7 @@ def subjects(home: Path) -> list[Subject]:
 
 
 def make_inputs(home: Path) -> None:
-    """Text of about 3 MB in four files, a vocabulary, labelled data, a store, and two models."""
+    """Make about 3 MB of text in four files, a vocabulary, labelled data, a store, two models."""
     rng = random.Random(0)
     (home / "text").mkdir(parents=True)
     for number in range(4):
@@ -151,7 +151,7 @@ def make_inputs(home: Path) -> None:
 
 
 def sentences(rng: random.Random, count: int) -> Iterator[str]:
-    """Lines of random words."""
+    """Yield lines of random words."""
     for _ in range(count):
         yield f"{' '.join(rng.choices(WORDS, k=rng.randint(4, 25))).capitalize()}."
 
