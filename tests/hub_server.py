@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -31,6 +32,8 @@ class Repository:
     trees: dict[str, dict[str, bytes]] = field(default_factory=dict)
     """Commit -> its files, where they are not `files`."""
     messages: list[str] = field(default_factory=list)
+    ignored: str = ""
+    """The pattern in its `.gitignore`."""
 
     def files_at(self, commit: str) -> dict[str, bytes]:
         return self.trees.get(commit, self.files)
@@ -51,6 +54,8 @@ class Hub:
     asked: list[str] = field(default_factory=list)
     break_after: int = 0
     """The next large file ends after so many bytes."""
+    answer: Any = None
+    """What every request to write is answered; None for the right answers."""
     url: str = ""
     cdn: str = ""
     """Another host, as large files have."""
@@ -94,6 +99,8 @@ def running_hub() -> Iterator[Hub]:
             body = self.body()
             if given not in {f"Bearer {hub.token}", f"Bearer {hub.reader}"}:
                 self.refuse(401, "Unauthorized", head=False)
+            elif hub.answer is not None:
+                self.send_json(hub.answer)
             elif path == "/api/validate-yaml":
                 self.validate(json.loads(body)["content"])
             elif given != f"Bearer {hub.token}":
@@ -140,7 +147,7 @@ def running_hub() -> Iterator[Hub]:
                     {
                         "path": one["path"],
                         "uploadMode": "lfs" if one["size"] > LARGE else "regular",
-                        "shouldIgnore": False,
+                        "shouldIgnore": fnmatch(one["path"], repository.ignored),
                     }
                     for one in json.loads(body)["files"]
                 ]

@@ -29,6 +29,8 @@ DOWNLOADED = (
 )
 """Patterns of the files that are downloaded."""
 NOT_DOWNLOADED = ("onnx/*", "openvino/*", "*.bin", "*.h5", "*.msgpack", "*.pt", "*.pkl")
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
+"""What `huggingface_hub` raises for an answer that is no JSON, or other JSON than it expects."""
 LIBRARIES_OF_REQUESTS = ("httpx", "httpcore", "requests", "urllib3")
 """How the names of the libraries begin that huggingface_hub's versions send requests with."""
 
@@ -114,8 +116,8 @@ def failed_download(name: HubName, error: Exception) -> Exception:
             "and the proxy, and run the same command again",
             code="hub-offline",
         )
-    if isinstance(error, ValueError):  # no JSON, or a file's name that leads out of the folder
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    if isinstance(error, UNREADABLE):  # or a file's name leads out of the folder
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         return BertkitError(
             f"the hub's list of the files of {name} cannot be used: {reason}", code="hub"
         )

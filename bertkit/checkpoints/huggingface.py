@@ -90,6 +90,8 @@ def no_language_head(tensors: Iterable[str], source: Path) -> str:
             f"holds the head of a fine-tuned model ({shown_names(tuned)}), whose class config.json "
             "must name in architectures to predict with that head"
         )
+    elif "cls.seq_relationship.weight" in names:
+        what = "has only the one that predicts next sentences"
     elif "bert.embeddings.word_embeddings.weight" in names:
         what = "is an encoder alone"
     else:

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import bertkit
+from bertkit.checkpoints import hub
 from bertkit.checkpoints.card import CARD, card_text
-from bertkit.checkpoints.hub import COMMIT_FOLDER, LIBRARIES_OF_REQUESTS, REPOSITORY, REVISION
 from bertkit.checkpoints.snippets import on_hub
 from bertkit.errors import BertkitError
 from bertkit.processes import interruptible
@@ -34,8 +35,10 @@ PUBLISHED = (
     "beside/bertkit.json",
 )
 """Patterns of a model's files, which are uploaded; those of an earlier model are removed."""
-AROUND = (CARD, "LICENSE", "LICENSE.*", "*.png", "*.svg", "*.jpg")
-"""Patterns of files that are uploaded, too; the images are those of an edited card."""
+AROUND = (CARD, "LICENSE", "LICENSE.*")
+"""Patterns of files that are uploaded, too."""
+IMAGES = ("*.png", "*.svg", "*.jpg")
+"""Patterns of images, which are uploaded if the card names them."""
 SHARD_FILES = "model-*-of-*.safetensors"
 """The files that an index divides the weights into; without an index nothing reads them."""
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
@@ -121,13 +124,13 @@ def published_folder(path: Path) -> Path:
 
 def check_name(name: str, revision: str | None) -> None:
     """Raise a BertkitError unless the names of a repository and of its branch are valid."""
-    if "/" not in name or not REPOSITORY.fullmatch(name):
+    if "/" not in name or not hub.REPOSITORY.fullmatch(name):
         raise BertkitError(
             f"'{name}' is not a name on the hub; give ORG/NAME, where ORG is your user name or an "
             "organization",
             code="hub-name",
         )
-    if revision is not None and not REVISION.fullmatch(revision):
+    if revision is not None and not hub.REVISION.fullmatch(revision):
         raise BertkitError(
             f"'{revision}' is not a valid name of a branch; give one such as main", code="hub-name"
         )
@@ -150,13 +153,15 @@ def published_files(folder: Path) -> tuple[list[str], list[str]]:
     """
     found: list[str] = []
     others: list[str] = []
+    card = unquote(card_text(folder))
     home = folder.resolve()
-    cached = COMMIT_FOLDER.search(home.as_posix())
+    cached = hub.COMMIT_FOLDER.search(home.as_posix())
     is_sharded = (folder / "model.safetensors.index.json").is_file()
     for path in sorted(files_of_model(folder)):
         relative = path.relative_to(folder).as_posix()
         inside = path.resolve().is_relative_to(home)
-        known = matches_any(relative, (*PUBLISHED, *AROUND))
+        shown = matches_any(relative, IMAGES) and relative in card
+        known = shown or matches_any(relative, (*PUBLISHED, *AROUND))
         known = known and (is_sharded or not fnmatch(relative, SHARD_FILES))
         (found if known and (inside or cached) else others).append(relative)
     return found, others
@@ -200,7 +205,8 @@ def upload(
     """Upload files in one commit, which removes those of an earlier model; return its hash.
 
     Raises:
-        BertkitError: nobody is logged in, or the repository is public although it must not be.
+        BertkitError: nobody is logged in, the repository is public although it must not be, or its
+            .gitignore names files of the model.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 
@@ -220,12 +226,17 @@ def upload(
         contents[CARD] = card.encode()
     present = api.list_repo_files(name, revision=revision)
     stale = [one for one in present if matches_any(one, PUBLISHED) and one not in contents]
+    added = [CommitOperationAdd(file, content) for file, content in contents.items()]
+    api.preupload_lfs_files(name, added, revision=revision)
+    if ignored := [one.path_in_repo for one in added if getattr(one, "_should_ignore", False)]:
+        raise BertkitError(
+            f"the .gitignore of {name} excludes {', '.join(ignored)}; remove these lines on the "
+            "hub, or choose another name",
+            code="hub-ignored",
+        )
     found = api.create_commit(
         name,
-        [
-            *(CommitOperationAdd(file, content) for file, content in contents.items()),
-            *(CommitOperationDelete(file) for file in stale),
-        ],
+        [*added, *(CommitOperationDelete(file) for file in stale)],
         commit_message=message or f"Upload a model with bertkit {bertkit.__version__}",
         revision=revision,
     )
@@ -241,7 +252,7 @@ def refused(name: str, error: Exception) -> BertkitError | None:
     if isinstance(error, HFValidationError):
         return BertkitError(f"'{name}' is not a name on the hub; give ORG/NAME", code="hub-name")
     offline = isinstance(error, OfflineModeIsEnabled | ConnectionError | TimeoutError)
-    if offline or type(error).__module__.startswith(LIBRARIES_OF_REQUESTS):
+    if offline or type(error).__module__.startswith(hub.LIBRARIES_OF_REQUESTS):
         return BertkitError(
             f"the hub cannot be reached ({type(error).__name__}); check the network, HF_ENDPOINT "
             "and HF_HUB_OFFLINE, and run the same command again",
@@ -253,10 +264,11 @@ def refused(name: str, error: Exception) -> BertkitError | None:
             "file, or correct HF_TOKEN",
             code="hub-characters",
         )
-    if isinstance(error, ValueError):  # the metadata of an edited card
-        said = " ".join(str(error).split())
-        return BertkitError(f"the hub does not accept {CARD}: {said}; edit it", code="hub-card")
-    return None
+    said = " ".join(str(error).split())
+    message, code = f"the hub does not accept {CARD}: {said}; edit it", "hub-card"
+    if not isinstance(error, ValueError):  # that of an edited card, for its metadata
+        message, code = f"the hub's answer cannot be used ({said}); check HF_ENDPOINT", "hub"
+    return BertkitError(message, code=code) if isinstance(error, hub.UNREADABLE) else None
 
 
 def refused_by_status(name: str, error: Any) -> BertkitError:

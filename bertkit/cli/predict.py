@@ -146,7 +146,11 @@ def standard_input(named: dict[str, Any]) -> Iterator[str]:
             with (folder / f"stdin.{ending}").open("wb") as file:
                 file.write(start)
                 shutil.copyfileobj(sys.stdin.buffer, file)
-        yield file.name
+        try:
+            yield file.name
+        except BertkitError as error:
+            message = str(error).replace(file.name, "the standard input")
+            raise BertkitError(message, code=error.code) from error
     finally:
         remove_path(folder)
 

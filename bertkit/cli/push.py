@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bertkit.checkpoints.publish import push
 from bertkit.console import Console
+from bertkit.errors import escape_line_breaks
 
 
 def push_command(
@@ -42,4 +43,4 @@ def push_command(
         if done.left_out:
             console.say(f"not uploaded: {', '.join(done.left_out)}")
         console.say(f"uploaded {len(done.files)} files: {', '.join(done.files)}")
-    print(f"{done.url} {done.commit}")  # noqa: T201 - the result
+    print(escape_line_breaks(f"{done.url} {done.commit}"))  # noqa: T201 - the result

@@ -275,7 +275,7 @@ def check_pairs(store: TokenStore, shards: list[int], pair: str) -> list[Finding
         return []
     chosen = shards[: int((documents < 2).sum()) + 1]
     rows = plan_block(store, chosen, PairOptions(max_length=PAIR_LENGTH, pair=pair), 0, 0, 0)
-    measured = measure_pairs(rows, PAIR_LENGTH)
+    measured = measure_pairs(rows)
     where = f"{measured.examples:,} examples of length {PAIR_LENGTH}"
     where += "" if len(chosen) == len(store.shards) else " (from the start of the corpus)"
     return pair_findings(measured.random_share, measured.cut_share, where, pair)

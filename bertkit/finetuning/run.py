@@ -31,7 +31,7 @@ from bertkit.model.task_heads import TaskModel
 from bertkit.pretraining_data.rng import FINE_TUNING, keyed_rng
 from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
 from bertkit.training.checkpoint import CheckpointWriter
-from bertkit.training.distributed import ALONE
+from bertkit.training.distributed import ALONE, own_random_numbers
 from bertkit.training.journal import RunLog
 from bertkit.training.optimizer import AdamW, build_optimizer
 from bertkit.training.recipe import learning_rate
@@ -195,7 +195,6 @@ def train_task(
     Raises:
         BertkitError: the loss became NaN or infinite, a checkpoint is damaged, or the disk is full.
     """
-    network = build_task_network(start, task, items, run, tuning, device, keep_head, build)
     schedule = Schedule(run, tuning, items)
     settings = LoopSettings(
         device=device,
@@ -208,6 +207,8 @@ def train_task(
     weights = class_weights(task, items, tuning.class_weights)
     made, notes = 0, list[str]()
     with ExitStack() as stack:
+        stack.enter_context(own_random_numbers(device))
+        network = build_task_network(start, task, items, run, tuning, device, keep_head, build)
         writer = None
         if checkpoints is not None:
             writer = CheckpointWriter(checkpoints, network.model, network.optimizer, ALONE, keep=1)

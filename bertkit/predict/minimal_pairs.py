@@ -107,15 +107,9 @@ class MinimalPairEvaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the scores of sentences, as JSON values."""
+        settings = ("model", "data", "split", "method", "precision", "device")
         return {
-            "model": self.model,
-            "data": self.data,
-            "split": self.split,
-            "method": self.method,
-            "precision": self.precision,
-            "device": self.device,
-            "accuracy": self.accuracy,
-            "fields": self.fields,
+            **{name: getattr(self, name) for name in (*settings, "accuracy", "fields")},
             "sets": {name: one._asdict() for name, one in self.sets.items()},
             "pairs": len(self.scored),
             "ties": sum(one.good == one.bad for one in self.scored),

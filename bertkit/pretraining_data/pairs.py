@@ -293,13 +293,11 @@ class PairStatistics:
     """The share of examples with a random B, above 1/2 if many chunks are a single sentence."""
     mean_tokens: float
     """The mean length, including special tokens."""
-    full_share: float
-    """The share of examples of the maximum length."""
     cut_share: float
     """The share of tokens that truncation removed (as Google's code does)."""
 
 
-def measure_pairs(rows: np.ndarray, max_length: int) -> PairStatistics:
+def measure_pairs(rows: np.ndarray) -> PairStatistics:
     """Compute the statistics of an array of `EXAMPLE_DTYPE`."""
     tokens = example_lengths(rows)
     cut = rows["cut"].sum(dtype=np.int64)
@@ -307,6 +305,5 @@ def measure_pairs(rows: np.ndarray, max_length: int) -> PairStatistics:
         examples=len(rows),
         random_share=float(rows["is_random"].mean()),
         mean_tokens=float(tokens.mean()),
-        full_share=float((tokens == max_length).mean()),
         cut_share=float(cut / (cut + (rows["a_length"] + rows["b_length"]).sum(dtype=np.int64))),
     )

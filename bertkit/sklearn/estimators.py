@@ -180,19 +180,11 @@ class WeightedEstimator(TunedEstimator):
         verbose: int = 0,
     ) -> None:
         super().__init__(
-            model,
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            max_length=max_length,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            n_iter_no_change=n_iter_no_change,
-            random_state=random_state,
-            precision=precision,
-            device=device,
-            verbose=verbose,
-        )
+            model, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
+            max_length=max_length, early_stopping=early_stopping,
+            validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change,
+            random_state=random_state, precision=precision, device=device, verbose=verbose,
+        )  # fmt: skip
         self.class_weight = class_weight
 
     def _weights(

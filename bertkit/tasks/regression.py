@@ -78,7 +78,7 @@ class Regression(TextTask):
         near = abs(mean) <= FAR * spread  # as in STS-B
         if near and UNSCALED[0] <= math.hypot(mean, spread) <= UNSCALED[1]:
             return cls(data.max_length, data.windows.stride)
-        unit = 2.0 ** round(math.log2(max(spread, 2.0**-60)))
+        unit = 2.0 ** round(math.log2(max(spread, 2.0**-100)))
         return cls(data.max_length, data.windows.stride, unit, mean)
 
     def settings(self) -> dict[str, Any]:

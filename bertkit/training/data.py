@@ -125,7 +125,7 @@ class HeldOut:
 
     def majority(self, phase: int) -> float:
         """Return the share of the more frequent pair label: the accuracy of a constant answer."""
-        share = measure_pairs(self.rows(phase), self.recipe.phases.lengths[phase]).random_share
+        share = measure_pairs(self.rows(phase)).random_share
         return max(share, 1 - share)
 
 
@@ -172,7 +172,7 @@ def start_record(
         with closing(training_examples(recipe, store, 0)[0]) as opened:
             return start_record(recipe, store, opened)
     phases = recipe.phases
-    pairs = measure_pairs(examples.first(), phases.lengths[0])
+    pairs = measure_pairs(examples.first())
     mixture = store.describe()
     return {
         "kind": "start",

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from threading import RLock
 from typing import Any, TypeVar
 
 import torch
@@ -34,6 +35,8 @@ from bertkit.processes import is_alone
 from bertkit.training.device import has_cuda
 
 RankResult = TypeVar("RankResult")
+RANDOM_NUMBERS = RLock()
+"""Held by the thread that trains; another one that is to train waits for it."""
 
 
 @dataclass(frozen=True)
@@ -329,3 +332,10 @@ def code_digest() -> str:
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+@contextmanager
+def own_random_numbers(device: torch.device) -> Iterator[None]:
+    """Lend torch's random numbers, which all threads share, to a block; restore them after it."""
+    with RANDOM_NUMBERS, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield

@@ -50,6 +50,7 @@ from bertkit.training.distributed import (
     init_distributed,
     local_device,
     mark_of_first,
+    own_random_numbers,
 )
 from bertkit.training.journal import Journal, OnRecord, RunLog
 from bertkit.training.optimizer import trainable_parameters
@@ -193,6 +194,7 @@ def pretrain(
             save_models_at=frozenset(save_models_at),
             console=stack.enter_context(console_or_new(console)),
         )
+        stack.enter_context(own_random_numbers(on))
         torch.manual_seed(recipe.training.seed)
         network = build_network(run, init_from)
         run = replace(  # with the sizes of the model
@@ -208,8 +210,7 @@ def pretrain(
         )
         changes += resume(run, state, checkpoints)
         if ranks.broadcast_bool(lambda: is_finished(run, state)):
-            made = run.recipe.phases.total_steps
-            run.console.say(f"{run.folder} is finished ({made:,} updates); nothing to do")
+            run.console.say(f"{run.folder} is finished ({total:,} updates); nothing to do")
             return None
         journal = ranks.on_rank0(
             lambda: Journal(run.folder, resume_step=state.step, track=track, on_record=on_record)
@@ -522,10 +523,24 @@ def log_checkpoint(checkpoints: CheckpointWriter, log: RunLog, *, wait: bool) ->
 def evaluate_held_out(
     run: Run, state: TrainState, held_out: HeldOut, phase: int, settings: LoopSettings, log: RunLog
 ) -> None:
-    """Measure the model on the held-out examples of a phase, if there are any."""
+    """Measure the model on the held-out examples of a phase, if there are any.
+
+    The batches become smaller if memory is short.
+    """
     if held_out.store is None:
         return
-    means, counts = held_out_means(run, state, held_out, phase, settings)
+    settings = replace(settings, advice_if_too_large=lambda lengths: SMALLER_INPUT)
+    while True:
+        torch.manual_seed(0)  # so that ELECTRA's generator, too, samples the same every time
+        try:
+            batches = held_out.batches(phase)
+            means, counts = evaluate_batches(state.model, state.eval_loss_fn, batches, settings)
+            break
+        except BertkitError as error:
+            # with FSDP2 the ranks compute together, and only some of them may lack memory
+            if error.code != "out-of-memory" or held_out.batch_size == 1 or run.sharded:
+                raise
+        held_out.batch_size //= 2
     token = "mlm" if "mlm_loss" in means else "lm"
     perplexity = math.exp(min(means[f"{token}_loss"], 700.0))
     record = {"kind": "evaluation", "step": state.step, "phase": phase, **means}
@@ -533,23 +548,6 @@ def evaluate_held_out(
     if run.recipe.objectives.has_pairs:
         record["nsp_majority"] = held_out.majority(phase)
     log.write(record, show=True)
-
-
-def held_out_means(
-    run: Run, state: TrainState, held_out: HeldOut, phase: int, settings: LoopSettings
-) -> tuple[dict[str, float], dict[str, int]]:
-    """Return `evaluate_batches` of the held-out examples, in smaller batches if memory is short."""
-    settings = replace(settings, advice_if_too_large=lambda lengths: SMALLER_INPUT)
-    while True:
-        torch.manual_seed(0)  # so that ELECTRA's generator, too, samples the same every time
-        try:
-            batches = held_out.batches(phase)
-            return evaluate_batches(state.model, state.eval_loss_fn, batches, settings)
-        except BertkitError as error:
-            # with FSDP2 the ranks compute together, and only some of them may lack memory
-            if error.code != "out-of-memory" or held_out.batch_size == 1 or run.sharded:
-                raise
-        held_out.batch_size //= 2
 
 
 def begin_checkpoint(

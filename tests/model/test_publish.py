@@ -148,6 +148,32 @@ def test_files_of_an_earlier_model_are_removed(hub: Hub, pushed: Push, run: Path
 
 
 @pytest.mark.slow
+def test_nothing_changes_if_the_repository_ignores_files_of_the_model(
+    hub: Hub, pushed: Push, run: Path
+) -> None:
+    """The hub would drop them, without an error, from the commit that removes the earlier model."""
+    earlier = {"model-00001-of-00002.safetensors": b"weights", ".gitignore": b"*.safetensors"}
+    hub.repositories["org/ignoring"] = Repository(
+        earlier, {"main": "1" * 40}, ignored="*.safetensors"
+    )
+    found = pushed(run, "org/ignoring")
+    assert found["code"] == "hub-ignored"
+    assert "model.safetensors" in found["message"]
+    assert hub.repositories["org/ignoring"].files == earlier
+
+
+@pytest.mark.slow
+def test_an_answer_of_another_kind_is_an_error_of_the_hub(
+    hub: Hub, pushed: Push, run: Path
+) -> None:
+    hub.answer = {}
+    try:
+        assert pushed(run, "org/odd")["code"] == "hub"
+    finally:
+        hub.answer = None
+
+
+@pytest.mark.slow
 def test_a_private_model_and_a_branch(hub: Hub, pushed: Push, run: Path) -> None:
     first = pushed(run / "model", "org/secret", private=True)
     repository = hub.repositories["org/secret"]
@@ -207,6 +233,12 @@ def test_the_files_of_a_model(run: Path, tmp_path: Path) -> None:
     assert others == ["a/b/c.png", part, "x/config.json"]
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     assert part in published_files(tmp_path)[0]
+    for name in ("a curve.png", "private.jpg"):
+        (tmp_path / name).write_text("")
+    (tmp_path / CARD).write_text("# Model\n\n![The curve](a%20curve.png)\n")
+    names, others = published_files(tmp_path)
+    assert "a curve.png" in names, "the card shows it"
+    assert "private.jpg" in others
 
 
 def test_a_license_replaces_another() -> None:

@@ -347,6 +347,8 @@ def test_an_array_of_rows_on_the_standard_input_is_not_one_text(
     assert predicted(models / "classify", "-") == 2
     said = capsys.readouterr()
     assert "JSON array" in said.err
+    assert "the standard input" in said.err  # and not the copy, which is gone
+    assert "bertkit-stdin" not in said.err
     assert not said.out
 
 

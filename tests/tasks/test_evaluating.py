@@ -164,7 +164,12 @@ def test_numbers_that_are_all_the_same_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("numbers", "unit", "mean"),
-    [([0.0, 2.0, 3.0, 5.0], 1.0, 0.0), ([8.5, 9.0, 9.5], 0.5, 9.0), ([100.0, 200.0], 64.0, 150.0)],
+    [
+        ([0.0, 2.0, 3.0, 5.0], 1.0, 0.0),
+        ([8.5, 9.0, 9.5], 0.5, 9.0),
+        ([100.0, 200.0], 64.0, 150.0),
+        ([2.0**-90, 2.0**-89], 2.0**-91, 1.5 * 2.0**-90),
+    ],
 )
 def test_numbers_far_from_zero_or_large_have_a_unit(
     numbers: list[float], unit: float, mean: float

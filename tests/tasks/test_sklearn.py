@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -428,6 +429,21 @@ def test_seeds(pretrained: Path) -> None:
     generator = np.random.RandomState(0)
     assert chances(generator) != chances(generator)
     assert chances(None) != chances(None)
+
+
+def test_fits_in_threads_are_those_of_their_seeds(pretrained: Path) -> None:
+    """Threads share torch's random numbers, from which dropout is drawn."""
+
+    def chances(seed: int) -> list[Any]:
+        model = BertClassifier(pretrained, **QUICK | {"epochs": 6}, random_state=seed)
+        return model.fit(TEXTS, LABELS).predict_proba(TEXTS[:2]).tolist()
+
+    alone = [chances(seed) for seed in range(4)]
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(chances, range(4))) == alone
+    assert torch.equal(torch.get_rng_state(), before), "the caller's own go on"
 
 
 def test_progress(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -225,7 +225,7 @@ def test_examples_of_a_store_are_its_own(store: TokenStore) -> None:
     corpus = store_corpus(store, [64])
     rows = plan_block(store, [0], PairOptions(max_length=64), 0, 0, 0)
     assert np.mean(corpus.examples[64].lengths) == pytest.approx(
-        measure_pairs(rows, 64).mean_tokens, rel=0.01
+        measure_pairs(rows).mean_tokens, rel=0.01
     )
     assert 1 < corpus.examples[64].epoch_tokens < 1.6
     assert (corpus.tokens, corpus.vocabulary_size) == (store.tokens, store.vocabulary_size)
