@@ -12,6 +12,7 @@ results file keeps the rows that it has, so that tasks and models may be measure
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ from bertkit.training.recipe import PretrainRecipe
 METRICS = {"sst-2": "accuracy", "conll-2003": "f1"}
 ROWS = (100, 300, 1_000, 3_000, 0)
 """The numbers of labelled rows; 0 for all."""
+MODELS = ("published encoder", "adapted to the task's text", "trained on the task's text alone")
 SENTENCES_OF_A_DOCUMENT = 100
 
 
@@ -98,18 +100,21 @@ def measure(
     found = dataset(task, data, work / "slices", 512)
     home, metric = work / task, METRICS[task]
     write_corpus(found, home / "text.txt")
-    models = {
-        "published encoder": start_model,
-        "adapted to the task's text": lambda: adapted(home / "text.txt", home, scratch=False),
-        "trained on the task's text alone": lambda: adapted(home / "text.txt", home, scratch=True),
-    }
-    for number, (name, make) in enumerate(models.items()):
-        model = make()
+    for number, name in enumerate(MODELS):
+        model = start_model()
+        if number:
+            model = adapted(home / "text.txt", home, scratch=number == 2)
         for rows in [n for n in ROWS if not limit or 0 < n <= limit]:
             found_scores = scores(found, model, rows, seeds, home / f"{rows}-{number}", metric)
             print(task, rows, name, found_scores, flush=True)
             case = f"{task}, {rows or len(found.train):,} rows, {name}"
             yield case, {"seeds": len(found_scores), metric: summary(found_scores)}
+
+
+def place(case: tuple[str, Any]) -> tuple[int, int, int]:
+    """Return the key by which the results file's rows are sorted: task, model, labelled rows."""
+    task, rows, model = re.fullmatch(r"(\S+), ([\d,]+) rows, (.+)", case[0]).groups()  # type: ignore[union-attr]
+    return [*METRICS].index(task), MODELS.index(model), int(rows.replace(",", ""))
 
 
 def main() -> None:
@@ -125,7 +130,7 @@ def main() -> None:
         cases = measure(task, data, arguments.work, arguments.seeds, arguments.limit)
         for case, row in cases:
             before = read_json(stored) if stored.is_file() else {"rows": {}, "made": []}
-            rows = before["rows"] | {case: row}
+            rows = dict(sorted((before["rows"] | {case: row}).items(), key=place))
             write_result("adapt", rows, {"made": sorted({*before["made"], how})})
 
 
