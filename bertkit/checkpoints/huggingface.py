@@ -76,7 +76,7 @@ def load_pretraining_model(directory: Path) -> PretrainingModel:
         raise BertkitError(no_language_head(tensors, directory), code="no-language-head")
     pairs = "cls.seq_relationship.weight" in tensors
     build = partial(PretrainingModel, pairs=pairs)
-    loaded = load_into(config, tensors, build, directory)
+    loaded = load_into(config, tensors, build, directory, trainable=False)
     return require_all_weights(loaded, directory, pooler=pairs)
 
 
@@ -102,17 +102,20 @@ def no_language_head(tensors: Iterable[str], source: Path) -> str:
     )
 
 
-def load_model(directory: Path, build: Callable[[ModelConfig], Model]) -> LoadResult[Model]:
+def load_model(
+    directory: Path, build: Callable[[ModelConfig], Model], *, trainable: bool = True
+) -> LoadResult[Model]:
     """Build a model, and load the directory's weights into it.
 
     Heads and pooler may be missing, so `load_model(folder, lambda c: ClassificationModel(c, 3))`
-    returns a model ready for fine-tuning.
+    returns a model ready for fine-tuning. If it is not `trainable`, what is missing is 0, so that
+    no random numbers are drawn, which another thread may be training with.
 
     Raises:
         BertkitError: a file is missing or damaged, the network is not a BERT, or tensors of the
             encoder are missing, unknown or of another shape; the message names them.
     """
-    return load_into(*load_parts(directory), build, directory)
+    return load_into(*load_parts(directory), build, directory, trainable=trainable)
 
 
 def load_parts(directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -144,6 +147,8 @@ def load_into(
     tensors: dict[str, Tensor],
     build: Callable[[ModelConfig], Model],
     source: Path,
+    *,
+    trainable: bool = True,
 ) -> LoadResult[Model]:
     """Build a model and give it tensors with Hugging Face's names, after checking their shapes.
 
@@ -169,13 +174,15 @@ def load_into(
             )
         if missing:
             new += missing
+            if not trainable:
+                state[own] = torch.zeros(model.get_parameter(own).shape)
         else:
             state[own] = matching_tensors(tensors, names, model.get_parameter(own).shape, source)
         for name in names:
             unused.pop(name, None)
     if unknown := [name for name in unused if not is_optional_weight(name)]:
         raise BertkitError(f"{source} holds {shown_names(unknown)}, which BERT does not have")
-    if new:
+    if new and trainable:
         with skip_weight_init():
             model = build(config)  # initialises the missing ones; the others are replaced
     model.load_state_dict(state, strict=not new, assign=True)

@@ -233,9 +233,9 @@ def load_feature_model(directory: Path) -> FeatureModel:
         BertkitError: a file is missing or damaged, or the head does not fit the encoder.
     """
     details = read_details(directory)
-    encoder = load_model(directory, Encoder).model  # its pooler is unused and may be missing
+    encoder = load_model(directory, Encoder, trainable=False).model  # its pooler may be missing
     second = directory / "beside"
-    beside = load_model(second, Encoder).model if second.is_dir() else None
+    beside = load_model(second, Encoder, trainable=False).model if second.is_dir() else None
     tensors = read_tensors(directory / HEAD_FILE)
     bias = tensors.get("classifier.bias")
     classes = 0 if bias is None or bias.dim() != 1 else len(bias)

@@ -187,6 +187,6 @@ def load_with_head(directory: Path, model: TaskModel, head: str) -> TaskModel:
             model = add_conditional_end(model)
         else:
             model = add_bilstm(model, bilstm_units(tensors))
-    model.encoder = load_model(directory, Encoder).model  # its pooler is unused here
+    model.encoder = load_model(directory, Encoder, trainable=False).model  # its pooler is unused
     take_head(model, tensors, f"'{head}'", directory)
     return model.eval()

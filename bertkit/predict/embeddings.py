@@ -241,7 +241,7 @@ def read_embedder(
     folder, settings = read_pooling(folder, pooling)
     if normalize is not None:
         settings = replace(settings, normalize=normalize)
-    loaded = load_model(folder, Encoder)
+    loaded = load_model(folder, Encoder, trainable=False)
     check_pooling(settings.pooling, loaded.model.config)
     if settings.pooling == "pooler" and loaded.missing_keys:
         raise BertkitError(f"{folder} has no pooler (trained without one); choose --pooling mean")

@@ -121,6 +121,6 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         return read_texts(self, given, reset=reset, maximum=1)
 
     def _load(self, folder: Path, device: str, precision: str) -> Embedder:
-        encoder, where = load_model(folder, Encoder).model, choose_device(device)
+        encoder, where = load_model(folder, Encoder, trainable=False).model, choose_device(device)
         mode = choose_mode(precision, where)
         return Embedder(encoder, Tokenizer.load(folder), self._settings, where, mode)

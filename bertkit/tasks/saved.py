@@ -74,7 +74,7 @@ def load_task_model(
     elif details.get("head"):
         model = load_feature_model(folder)
     else:
-        loaded = load_model(folder, task.build)
+        loaded = load_model(folder, task.build, trainable=False)
         pooler = isinstance(loaded.model, ClassificationModel)
         model = require_all_weights(loaded, folder, pooler=pooler)
     check_vocabulary(model.config, tokenizer.size)

@@ -446,6 +446,15 @@ def test_fits_in_threads_are_those_of_their_seeds(pretrained: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before), "the caller's own go on"
 
 
+def test_loading_draws_no_random_numbers(pretrained: Path, tmp_path: Path) -> None:
+    """Another thread may be training with them; a model for tokens lacks the pooler."""
+    tagger = BertTagger(pretrained, **QUICK | {"epochs": 1}).fit(SENTENCES, TAGS)
+    tagger.model_.save(tmp_path / "tags")
+    before = torch.get_rng_state()
+    bertkit.load(tmp_path / "tags")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_progress(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     BertClassifier(pretrained, **QUICK).fit(TEXTS, LABELS)
     assert capsys.readouterr() == ("", "")
