@@ -228,6 +228,7 @@ def test_commands_take_names_of_the_hub(hub: Hub, model: dict[str, bytes], tmp_p
         ("requests.exceptions", OSError, "hub-offline"),
         ("builtins", OSError, "hub-cache"),
         ("json", ValueError, "hub"),
+        ("builtins", KeyError, "hub"),
     ],
 )
 def test_a_download_that_ends_early_is_explained(module: str, base: type, code: str) -> None:
@@ -235,5 +236,5 @@ def test_a_download_that_ends_early_is_explained(module: str, base: type, code: 
     found = failed_download(HubName("a/b"), error)
     assert isinstance(found, BertkitError)
     assert found.code == code
-    bug = TypeError("a bug")
+    bug = RuntimeError("a bug")
     assert failed_download(HubName("a/b"), bug) is bug
