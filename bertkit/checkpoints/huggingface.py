@@ -147,7 +147,6 @@ def load_into(
     tensors: dict[str, Tensor],
     build: Callable[[ModelConfig], Model],
     source: Path,
-    *,
     trainable: bool = True,
 ) -> LoadResult[Model]:
     """Build a model and give it tensors with Hugging Face's names, after checking their shapes.
@@ -172,12 +171,11 @@ def load_into(
             raise BertkitError(
                 f"{source} lacks {shown_names(missing)}; the file is not a complete BERT"
             )
-        if missing:
-            new += missing
-            if not trainable:
-                state[own] = torch.zeros(model.get_parameter(own).shape)
-        else:
+        new += missing
+        if not missing:
             state[own] = matching_tensors(tensors, names, model.get_parameter(own).shape, source)
+        elif not trainable:
+            state[own] = torch.zeros(model.get_parameter(own).shape)
         for name in names:
             unused.pop(name, None)
     if unknown := [name for name in unused if not is_optional_weight(name)]:

@@ -204,4 +204,4 @@ def read_google(source: ExportSource, folder: Path) -> nn.Module:
             return Encoder(config)
         return PretrainingModel(config, pairs=source.model.nsp is not None)
 
-    return load_into(source.config, tensors, build, folder).model
+    return load_into(source.config, tensors, build, folder, trainable=False).model

@@ -243,6 +243,10 @@ class Dropout(nn.Module):
         mask = keep_mask(hidden.shape, self.probability, hidden.dtype)
         return hidden * mask * keep_scale(self.probability)
 
+    def extra_repr(self) -> str:
+        """Return the probability, for `print(model)`."""
+        return f"probability={self.probability}"
+
 
 def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tensor:
     """Return a CPU tensor of ones, with zeros at `probability`, from torch's default generator.

@@ -35,6 +35,7 @@ from bertkit.training.device import (
     synchronize,
     training_flops,
 )
+from bertkit.training.distributed import own_random_numbers
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.recipe import Phases, PretrainRecipe
 from bertkit.training.step import LoopSettings, train_steps
@@ -61,7 +62,7 @@ def this_machine(device: torch.device, recipe: PretrainRecipe) -> Machine:
         vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=1,
         intermediate_size=128,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[device] if cuda else []):
+    with own_random_numbers(device):
         trial = Trial(tiny, recipe, device, layers=1)  # loads the libraries that training loads
         trial.seconds(trial.batch([8, 6], 1))
     program = resident_bytes()
@@ -147,8 +148,7 @@ def calibrate(
     """
     deep = max(2, min(DEEP, config.num_hidden_layers))
     found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    # leave the caller's global generator alone; the two networks serve all lengths
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with own_random_numbers(device):  # the two networks serve all lengths
         trials = [Trial(config, recipe, device, layers) for layers in (1, deep)]
         for length, (examples, sequences, predictions) in wanted.items():
             progress(f"calibrating: updates at length {length}")

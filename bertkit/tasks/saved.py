@@ -167,9 +167,8 @@ def task_details(folder: Path) -> dict[str, Any]:
 def check_label_names(details: Mapping[str, Any], folder: Path) -> None:
     """Raise if `bertkit.json` and `config.json`, which other libraries read, differ in labels."""
     config, labels = read_optional(folder / "config.json"), details.get("labels")
-    if not (isinstance(labels, list) and labels and config.get("id2label")):
-        return
-    if labels != (others := ordered_names(config, folder)):
+    both = isinstance(labels, list) and labels and config.get("id2label")
+    if both and labels != (others := ordered_names(config, folder)):
         raise BertkitError(
             f"{folder}: the labels are {short_repr(labels)} in bertkit.json and "
             f"{short_repr(others)} in config.json; restore the file that is not of this model"

@@ -523,10 +523,7 @@ def log_checkpoint(checkpoints: CheckpointWriter, log: RunLog, *, wait: bool) ->
 def evaluate_held_out(
     run: Run, state: TrainState, held_out: HeldOut, phase: int, settings: LoopSettings, log: RunLog
 ) -> None:
-    """Measure the model on the held-out examples of a phase, if there are any.
-
-    The batches become smaller if memory is short.
-    """
+    """Measure the model on a phase's held-out examples, if any; if memory is short, in parts."""
     if held_out.store is None:
         return
     settings = replace(settings, advice_if_too_large=lambda lengths: SMALLER_INPUT)
