@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from benchmarks.gpu.batches import make_batches
 from bertkit.corpus.store import TokenStore
 from bertkit.model import attention as attention_module
-from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.encoder import Encoder, Layer, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
 from bertkit.predict.likelihood import SentenceScorer
@@ -162,6 +162,41 @@ def compare_compiled(kernel: str) -> dict[str, Any]:
     }
 
 
+def compare_dropout() -> dict[str, Any]:
+    """A compiled layer's output and gradients in fp32 against those of the same masks uncompiled.
+
+    Returns:
+        The largest distance, and the shares of dropped elements in both masks.
+    """
+    from bertkit.model.triton_kernels import dropout_mask
+
+    torch.manual_seed(0)
+    layer = Layer(replace(CONFIG, hidden_dropout_prob=0.25)).to(CUDA).train()
+    packed = batches(1)[0].packed.to(CUDA)
+    hidden = torch.randn(len(packed.ids), CONFIG.hidden_size, device=CUDA)
+    torch.manual_seed(1)
+    masks = [dropout_mask(hidden, 0.25) for _ in range(2)]
+
+    def learn_layer(run: Any) -> list[torch.Tensor]:
+        layer.zero_grad()
+        own = hidden.clone().requires_grad_()
+        torch.manual_seed(1)
+        output = run(own, packed)
+        torch.autograd.backward((output * hidden.cos()).sum())
+        trained = [p.grad for n, p in layer.named_parameters() if n != "query_key_value.bias"]
+        return [output.detach(), own.grad, *trained]  # type: ignore[list-item]
+
+    got = learn_layer(torch.compile(layer, dynamic=True, fullgraph=True))
+    left = iter(masks)
+    layer.dropout.forward = lambda x: x * next(left) / 0.75
+    wanted = learn_layer(layer)
+    return {
+        "distance": max(map(distance, got, wanted)),
+        "dropped": [1 - float(mask.float().mean()) for mask in masks],
+        "equal": float((masks[0] == masks[1]).float().mean()),
+    }
+
+
 def alone(*arguments: str) -> Any:
     """Run this file with some arguments in a process without shape checks; what it prints."""
     environment = {k: v for k, v in os.environ.items() if k != "BERTKIT_CHECK_SHAPES"}
@@ -231,6 +266,15 @@ def test_compiled_layers_equal_the_others() -> None:
 
 
 @gpu
+@pytest.mark.slow
+def test_dropout_in_compiled_layers_is_the_same_forward_and_backward() -> None:
+    found = alone("dropout")
+    assert found["distance"] < 1e-4, found
+    assert found["dropped"] == pytest.approx([0.25, 0.25], abs=0.01)
+    assert found["equal"] == pytest.approx(0.25**2 + 0.75**2, abs=0.01)
+
+
+@gpu
 def test_pretraining_from_a_store(store: TokenStore, tmp_path: Path) -> None:
     """With the paper's dropout, accumulation, two phases and loader processes."""
     assert pretrain(TOY, store, tmp_path / "run", device="cuda", workers=2) is None
@@ -293,5 +337,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "pretrain":
         pretrain(TOY, sys.argv[2], sys.argv[3], device="cuda", compiled=True)
         print("{}")
+    elif sys.argv[1] == "dropout":
+        print(json.dumps(compare_dropout()))
     else:
         print(json.dumps(compare_compiled(sys.argv[2])))

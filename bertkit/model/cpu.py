@@ -8,7 +8,7 @@ Dropout (Srivastava et al. 2014; paper section A.2): on a CPU torch draws one do
 one after the other, which takes longer than the matrix product before it. Sixteen random bits per
 element are as good and four times as fast: the probability is rounded to a multiple of 1/65536
 (0.1 becomes 0.100006), and the scale of the kept values uses the rounded probability, so the mean
-is preserved. Other devices use torch's own dropout.
+is preserved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bertkit.pretraining_data.batch import Packed
@@ -225,27 +225,6 @@ class AddNorm(torch.autograd.Function):
 
 
 UNIFORM_STEPS = 1 << 16
-
-
-class Dropout(nn.Module):
-    """A dropout layer: in training, elements become 0 with `probability`, others are scaled up."""
-
-    def __init__(self, probability: float) -> None:
-        super().__init__()
-        self.probability = probability
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return `hidden`, of any shape, with dropout applied if the module is in training mode."""
-        if not self.training or self.probability == 0.0:
-            return hidden
-        if hidden.device.type != "cpu":
-            return torch.dropout(hidden, self.probability, train=True)
-        mask = keep_mask(hidden.shape, self.probability, hidden.dtype)
-        return hidden * mask * keep_scale(self.probability)
-
-    def extra_repr(self) -> str:
-        """Return the probability, for `print(model)`."""
-        return f"probability={self.probability}"
 
 
 def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tensor:

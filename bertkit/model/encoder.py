@@ -18,10 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.model.attention import DIRECTIONS, self_attention
-from bertkit.model.cpu import AddNorm, Dropout, has_compiled_steps
+from bertkit.model.attention import DIRECTIONS, HAS_TRITON, self_attention
+from bertkit.model.cpu import AddNorm, has_compiled_steps, keep_mask, keep_scale
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Pooled, Rows, TargetIndices, TokenIndices
+
+if HAS_TRITON:
+    from bertkit.model.triton_kernels import dropout_mask
 
 ACTIVATIONS = ("gelu", "gelu_tanh")
 POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu}
@@ -118,6 +121,29 @@ REAL_FIELDS = (
     "initializer_range",
     "layer_norm_eps",
 )
+
+
+class Dropout(nn.Module):
+    """A dropout layer: in training, elements become 0 with `probability`, others are scaled up."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return `hidden`, of any shape, with dropout applied if the module is in training mode."""
+        if not self.training or self.probability == 0.0:
+            return hidden
+        if hidden.device.type == "cpu":
+            mask = keep_mask(hidden.shape, self.probability, hidden.dtype)
+            return hidden * mask * keep_scale(self.probability)
+        if hidden.is_cuda and HAS_TRITON and torch.compiler.is_compiling():
+            return hidden * dropout_mask(hidden, self.probability) / (1 - self.probability)
+        return torch.dropout(hidden, self.probability, train=True)
+
+    def extra_repr(self) -> str:
+        """Return the probability, for `print(model)`."""
+        return f"probability={self.probability}"
 
 
 class Layer(nn.Module):

@@ -21,8 +21,7 @@ from bertkit.checkpoints.save import save_model
 from bertkit.checkpoints.weights import read_tensors, shown_names, write_tensors
 from bertkit.errors import BertkitError, check_known
 from bertkit.model.bilstm import BiLSTM
-from bertkit.model.cpu import Dropout
-from bertkit.model.encoder import Encoder, ModelConfig, initialize
+from bertkit.model.encoder import Dropout, Encoder, ModelConfig, initialize
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import ClassLogits
 from bertkit.tokenizer.wordpiece import Tokenizer

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from bertkit.checkpoints.huggingface import load_model
 from bertkit.checkpoints.weights import read_tensors
 from bertkit.model.bilstm import BiLSTM
-from bertkit.model.cpu import Dropout
-from bertkit.model.encoder import Encoder, ModelConfig, initialize
+from bertkit.model.encoder import Dropout, Encoder, ModelConfig, initialize
 from bertkit.model.features import HEAD_FILE, bilstm_units, in_fp32, take_head
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import ClassLogits

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.model.attention import DIRECTIONS, KERNELS, choose_kernel, self_attention
-from bertkit.model.cpu import Dropout, keep_mask, keep_scale, step_types
+from bertkit.model.cpu import keep_mask, keep_scale, step_types
+from bertkit.model.encoder import Dropout
 from bertkit.pretraining_data.batch import Packed, pack
 from tests.conftest import python
 
@@ -204,7 +205,7 @@ def test_padded_agrees_with_the_definition_on_a_gpu(lengths: list[int]) -> None:
 INTERPRETED = """
 import math, torch
 from bertkit.model.attention import DIRECTIONS, reference
-from bertkit.model.triton_attention import packed_attention
+from bertkit.model.triton_kernels import dropout_mask, packed_attention
 from bertkit.pretraining_data.batch import pack
 
 def learn(attend, projected, upward):
@@ -243,6 +244,23 @@ wanted = learn(
     lambda own: (weights(own) * kept / 0.7 @ own[:, 2, 0])[:, None], projected, upward
 )
 torch.testing.assert_close((output, gradient), wanted, atol=1e-5, rtol=1e-5)
+
+def mask(seed, probability=0.1):
+    torch.manual_seed(seed)
+    return dropout_mask(torch.empty(1000, 63), probability)
+
+assert mask(0).shape == (1000, 63)
+assert mask(0).dtype == torch.bool
+assert torch.equal(mask(0), mask(0))
+for probability in (0.1, 0.5):  # of 63,000 elements, in rows, columns, and pairs of seeds
+    one, other = 1.0 - mask(1, probability).double(), 1.0 - mask(2, probability).double()
+    assert abs(one.mean() - probability) < 0.006
+    assert (one.mean(0) - probability).abs().max() < 0.07
+    assert (one.mean(1) - probability).abs().max() < 0.3
+    assert abs((one * other).mean() - probability**2) < 0.006
+    for shift in (1, 63, 64, 1024):
+        both = one.flatten() * one.flatten().roll(shift)
+        assert abs(both.mean() - probability**2) < 0.006
 """
 
 

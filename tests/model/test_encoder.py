@@ -180,7 +180,7 @@ def test_dropout_happens_in_training_only_and_at_every_site(
     assert torch.equal(encoder(packed), encoder(packed))
     hidden: list[torch.Size] = []
     weights: list[float] = []
-    attend, keep = encoder_module.self_attention, cpu.keep_mask
+    attend, keep = encoder_module.self_attention, encoder_module.keep_mask
 
     def counted(*arguments: Any, dropout: float, **options: Any) -> torch.Tensor:
         weights.append(dropout)
@@ -191,7 +191,7 @@ def test_dropout_happens_in_training_only_and_at_every_site(
         return keep(shape, *others)
 
     monkeypatch.setattr(cpu, "step_types", dict)  # without compiled steps
-    monkeypatch.setattr(cpu, "keep_mask", kept)
+    monkeypatch.setattr(encoder_module, "keep_mask", kept)
     monkeypatch.setattr(encoder_module, "self_attention", counted)
     encoder.train()
     assert not torch.equal(encoder(packed), encoder(packed))

@@ -1,14 +1,18 @@
-"""Attention on packed tokens for CUDA, in 16 bits, with dropout: two Triton kernels.
+"""Kernels for CUDA in Triton: attention on packed tokens with dropout, and masks of dropout.
 
-Flash attention (Dao et al. 2022) with what BERT's short sequences need. Torch's kernel computes
-blocks of 128 queries and adds the gradients of queries up in fp32 in a third pass, which takes
-longer than everything else where most sequences have fewer than 64 tokens. Here a program computes
-64 queries of one head, the gradients of a sequence that fits into one block come from one pass over
-its scores, and queries, keys and values stay in one tensor, as do their gradients. On GPUs before
-Hopper the backward pass needs more registers than there are; `choose_kernel` leaves them to torch.
+Attention, in 16 bits, is flash attention (Dao et al. 2022) with what BERT's short sequences need.
+Torch's kernel computes blocks of 128 queries and adds the gradients of queries up in fp32 in a
+third pass, which takes longer than everything else where most sequences have fewer than 64 tokens.
+Here a program computes 64 queries of one head, the gradients of a sequence that fits into one block
+come from one pass over its scores, and queries, keys and values stay in one tensor, as do their
+gradients. On GPUs before Hopper the backward pass needs more registers than there are;
+`choose_kernel` leaves them to torch.
 
 Whether a weight is dropped is a hash of the seed, the token, the head and the key, so the backward
 pass computes it again. No kernel adds in an order that varies: the same seed gives the same bits.
+
+Masks are for code that torch's compiler makes, which would draw one number for each element from a
+generator that is made to draw four.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ BLOCK_SIZE = 64
 """The queries, and the keys at a time, of one program."""
 FORWARD_WARPS, BACKWARD_WARPS = 4, 4
 DIRECTION_NUMBERS = {"bidirectional": 0, "left_to_right": 1, "right_to_left": 2}
+MASK_LINES, MASK_LENGTH = 4, 1024
+"""The elements of a mask that one program stores."""
 WIDTHS = (16, 32, 64)
 """The widths of a head for which the kernels have enough registers."""
 
@@ -252,6 +258,16 @@ def backward_kernel(
         store_rows(target + 2 * across, own, length, values, stride, WIDTH)
 
 
+@triton.jit
+def mask_kernel(mask, seed, THRESHOLD: tl.constexpr, LINES: tl.constexpr, LENGTH: tl.constexpr):
+    """Store which elements are kept, for some lines of equally many elements."""
+    lines = tl.program_id(0) * LINES + tl.arange(0, LINES)
+    columns = tl.arange(0, LENGTH)
+    kept = is_kept(query_hashes(seed, lines, 0, 1)[:, None], columns[None, :], THRESHOLD)
+    places = lines[:, None].to(tl.int64) * LENGTH + columns[None, :]
+    tl.store(mask + places, kept.to(tl.uint8))
+
+
 def constants(projected: Tensor, direction: str, dropout: float) -> dict[str, Any]:
     """Return what the kernels are compiled for."""
     _, _, heads, width = projected.shape
@@ -264,6 +280,31 @@ def constants(projected: Tensor, direction: str, dropout: float) -> dict[str, An
         "THRESHOLD": round(dropout * 2**32),
         "KEPT": 1 / (1 - dropout),
     }
+
+
+def draw_seed(device: torch.device, dropout: float) -> Tensor:
+    """Return the two integers that seed a step's dropout, from the device's default generator."""
+    seed = torch.empty(2, dtype=torch.int32, device=device)
+    return seed.random_(-(2**31), 2**31) if dropout else seed
+
+
+@torch.library.custom_op(
+    "bertkit::dropout_mask", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def dropout_mask(hidden: Tensor, dropout: float) -> Tensor:
+    """Return a bool tensor of the shape of `hidden`, in which False has the given probability."""
+    block = MASK_LINES * MASK_LENGTH
+    programs = -(-hidden.numel() // block)
+    mask = torch.empty(programs * block, dtype=torch.uint8, device=hidden.device)
+    seed = draw_seed(hidden.device, dropout)
+    with torch.cuda.device_of(hidden):
+        mask_kernel[(programs,)](mask, seed, round(dropout * 2**32), MASK_LINES, MASK_LENGTH)
+    return mask[: hidden.numel()].view(torch.bool).view(hidden.shape)
+
+
+@dropout_mask.register_fake
+def _(hidden: Tensor, dropout: float) -> Tensor:
+    return hidden.new_empty(hidden.shape, dtype=torch.bool)
 
 
 @torch.library.custom_op("bertkit::packed_attention", mutates_args=())
@@ -286,9 +327,7 @@ def packed_attention(
     projected = projected.contiguous()
     output = projected.new_empty(tokens, heads, width)
     logsums = projected.new_empty(heads, tokens, dtype=torch.float32)
-    seed = torch.empty(2, dtype=torch.int32, device=projected.device)
-    if dropout:
-        seed.random_(-(2**31), 2**31)
+    seed = draw_seed(projected.device, dropout)
     blocks = -(-max_seqlen // BLOCK_SIZE)
     with torch.cuda.device_of(projected):
         forward_kernel[((len(cu_seqlens) - 1) * blocks * heads,)](
