@@ -76,9 +76,9 @@ MACHINES = {
     "a100-40": card("NVIDIA A100 SXM 40 GB", 40, bf16=312, fp32=19.5),
     "a100-80": card("NVIDIA A100 SXM 80 GB", 79, bf16=312, fp32=19.5),
     "h100": card("NVIDIA H100 SXM", 79, bf16=989, fp32=66.9),
-    "h200": card("NVIDIA H200 SXM", 139, bf16=989, fp32=66.9),
+    "h200": card("NVIDIA H200 SXM", 139, bf16=989, fp32=66.9, mfu=0.33),
 }
-"""GPUs by name. Peaks are the vendors'. The H100's MFU in bf16 is that of BERT-base at length 128
+"""GPUs by name. Peaks are the vendors'. The H200's MFU in bf16 is that of BERT-base at length 128
 without `--compile` (results/gpu-train.json); the others are assumptions."""
 
 
