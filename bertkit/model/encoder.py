@@ -107,19 +107,12 @@ class ModelConfig:
 
 
 SIZE_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    *("intermediate_size", "max_position_embeddings", "type_vocab_size"),
 )
 REAL_FIELDS = (
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "initializer_range",
-    "layer_norm_eps",
+    *("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    *("initializer_range", "layer_norm_eps"),
 )
 
 
