@@ -34,16 +34,12 @@ from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Heads
 
 
-def has_compiler() -> bool:
-    """Return whether there is a C compiler, without which Triton compiles nothing."""
-    return bool(os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang"))))
-
-
 def has_triton() -> bool:
     """Return whether Triton can compile kernels: it needs a C compiler and Python's headers."""
     if torch.version.cuda is None or find_spec("triton") is None:
         return False
-    return has_compiler() and Path(sysconfig.get_path("include"), "Python.h").is_file()
+    compiler = os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))
+    return bool(compiler) and Path(sysconfig.get_path("include"), "Python.h").is_file()
 
 
 HAS_TRITON = has_triton()

@@ -1,15 +1,12 @@
 """Kernels for CUDA in Triton: attention on packed tokens with dropout, and masks of dropout.
 
-Attention, in 16 bits, is flash attention (Dao et al. 2022) with what BERT's short sequences need.
-Torch's kernel computes blocks of 128 queries and adds the gradients of queries up in fp32 in a
-third pass, which takes longer than everything else where most sequences have fewer than 64 tokens.
-Here a program computes 64 queries of one head, the gradients of a sequence that fits into one block
-come from one pass over its scores, and queries, keys and values stay in one tensor, as do their
-gradients. On GPUs before Hopper the backward pass needs more registers than there are;
-`choose_kernel` leaves them to torch.
-
-Whether a weight is dropped is a hash of the seed, the token, the head and the key, so the backward
-pass computes it again. No kernel adds in an order that varies: the same seed gives the same bits.
+Attention, in 16 bits, is flash attention (Dao et al. 2022) for BERT's short sequences. A program
+computes 64 queries of one head, the gradients of a sequence that fits into one block come from one
+pass over its scores, and queries, keys and values stay in one tensor, as do their gradients. On
+GPUs before Hopper the backward pass needs more registers than there are; `choose_kernel` leaves
+them to torch. Whether a weight is dropped is a hash of the seed, the token, the head and the key,
+so the backward pass computes it again. No kernel adds in an order that varies: the same seed gives
+the same bits.
 
 Masks are for code that torch's compiler makes, which would draw one number for each element from a
 generator that is made to draw four.

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertkit.errors import BertkitError
 from bertkit.files import disk_errors
-from bertkit.model.attention import has_compiler
+from bertkit.model.attention import has_triton
 from bertkit.model.encoder import Layer
 from bertkit.model.heads import LanguageHead
 from bertkit.objectives import CrossEntropy, cross_entropy_sums
@@ -196,11 +195,10 @@ def check_compiler(device: torch.device) -> None:
     """
     if device.type != "cuda":
         raise BertkitError(f"compiled training needs a CUDA device; turn it off on {device}")
-    if find_spec("triton") is None or not has_compiler():
+    if not has_triton():
         raise BertkitError(
-            "compiled training needs the package triton and a C compiler, and "
-            f"{'no C compiler was found' if find_spec('triton') else 'triton is not installed'}; "
-            "install it or turn compiling off",
+            "compiled training needs the package triton, a C compiler and Python's headers "
+            "(python3-dev); install what is missing, or turn compiling off",
             code="no-compiler",
         )
 

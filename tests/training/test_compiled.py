@@ -165,12 +165,26 @@ def test_compiling_is_refused_on_a_cpu(store: TokenStore, tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
-def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_without_a_compiler_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     model = PretrainingModel(NO_DROPOUT)
     monkeypatch.delenv("CC", raising=False)
-    for triton, compiler in ((None, "/bin/cc"), ("there", None)):
-        monkeypatch.setattr(parallel, "find_spec", lambda name, found=triton: found)
-        monkeypatch.setattr("shutil.which", lambda name, found=compiler: found)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    headers = tmp_path / "headers"
+    headers.mkdir()
+    (headers / "Python.h").touch()
+    there = {"triton": "there", "compiler": "/bin/cc", "headers": headers}
+    for missing in (*there, ""):
+        have = there | ({missing: None} if missing else {})
+        monkeypatch.setattr(attention_module, "find_spec", lambda name, had=have: had["triton"])
+        monkeypatch.setattr("shutil.which", lambda name, had=have: had["compiler"])
+        monkeypatch.setattr(
+            "sysconfig.get_path", lambda name, had=have: str(had["headers"] or tmp_path)
+        )
+        if not missing:
+            parallel.check_compiler(torch.device("cuda"))
+            break
         with pytest.raises(BertkitError) as caught:
             parallel.compile_training(model, torch.device("cuda"))
         assert caught.value.code == "no-compiler"
