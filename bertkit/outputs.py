@@ -90,7 +90,7 @@ def check_output_files(arguments: ArgumentCollection) -> None:
     for argument in arguments:
         mark = path_mark(argument)
         if isinstance(mark, Written):
-            follow_links(argument)
+            follow_links(argument, mark)
             written += named(argument, mark)
         elif isinstance(mark, Read):
             read += named(argument, mark)
@@ -170,14 +170,14 @@ def local_path(given: str) -> Path | None:
     return None if "://" in whole or given.startswith("hf:") else Path(whole)
 
 
-def follow_links(argument: Argument) -> None:
+def follow_links(argument: Argument, mark: Written) -> None:
     """Expand a leading ~ of an output, and replace a symbolic link by the target of the link."""
     argument.tokens[:] = [token.evolve(value=from_home(token.value)) for token in argument.tokens]
     for number, token in enumerate(argument.tokens):
         path = Path(token.value)
         if token.value and path.is_symlink() and not is_descriptor(path):
             target = os.path.realpath(token.value)
-            if Path(target).suffixes != path.suffixes:
+            if mark.kind == "file" and Path(target).suffixes != path.suffixes:
                 raise BertkitError(
                     f"{argument.name} {token.value} is a link to {target}, whose name has another "
                     "ending; name that file",

@@ -55,7 +55,9 @@ class Hub:
     break_after: int = 0
     """The next large file ends after so many bytes."""
     answer: Any = None
-    """What every request to write is answered; None for the right answers."""
+    """What every request to write is answered; None for the right answers. Bytes are sent as is."""
+    full: bool = False
+    """Whether large files cannot be stored."""
     url: str = ""
     cdn: str = ""
     """Another host, as large files have."""
@@ -88,6 +90,9 @@ def running_hub() -> Iterator[Hub]:
             content = self.body()
             digest = hashlib.sha256(content).hexdigest()
             hub.asked.append(f"PUT {urlsplit(self.path).path}")
+            if hub.full:
+                self.send(507, b"", {})
+                return
             assert self.path == f"/lfs/{digest}"
             hub.objects[digest] = content
             self.send(200, b"", {})
@@ -99,6 +104,8 @@ def running_hub() -> Iterator[Hub]:
             body = self.body()
             if given not in {f"Bearer {hub.token}", f"Bearer {hub.reader}"}:
                 self.refuse(401, "Unauthorized", head=False)
+            elif isinstance(hub.answer, bytes):
+                self.send(200, hub.answer, {"content-type": "text/html"})
             elif hub.answer is not None:
                 self.send_json(hub.answer)
             elif path == "/api/validate-yaml":

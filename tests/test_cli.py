@@ -66,6 +66,8 @@ def test_the_whole_story_command_by_command(
     text: str, recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Raw text to a filled mask: learn, prepare, pretrain, report, predict."""
+    (tmp_path / "tokenizer.v2").mkdir()
+    (tmp_path / "tokenizer").symlink_to(tmp_path / "tokenizer.v2")  # as `latest` may be
     run("learn", text, "--out", str(tmp_path / "tokenizer"), "--size", "150")
     shown = capsys.readouterr().err
     assert "150 tokens in the vocabulary" in shown
@@ -525,6 +527,8 @@ def test_counted_losses_are_told_by_learn(
             "no command 'predict fil-mask'; did you mean 'predict fill-",
         ),
         (["vocab", "extent"], "no command 'vocab extent'; did you mean 'vocab extend'?"),
+        (["vocab", "train", "a.txt", "--size", "9"], 'Unknown command "train"'),
+        (["--device", "cpu", "pretrain", "small"], "there is no option --device"),
     ],
 )
 def test_a_misspelt_command_is_answered_with_the_right_one(

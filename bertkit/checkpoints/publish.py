@@ -265,9 +265,13 @@ def refused(name: str, error: Exception) -> BertkitError | None:
             code="hub-characters",
         )
     said = " ".join(str(error).split())
-    message, code = f"the hub does not accept {CARD}: {said}; edit it", "hub-card"
-    if not isinstance(error, ValueError):  # that of an edited card, for its metadata
-        message, code = f"the hub's answer cannot be used ({said}); check HF_ENDPOINT", "hub"
+    if isinstance(error, RuntimeError) and error.__cause__ is not None:  # for a large file
+        return BertkitError(
+            f"the upload was interrupted ({said}); run the same command again", code="hub-offline"
+        )
+    message, code = f"the hub's answer cannot be used ({said}); check HF_ENDPOINT", "hub"
+    if type(error) is ValueError and CARD in said:  # of an edited card, for its metadata
+        message, code = f"the hub does not accept {CARD}: {said}; edit it", "hub-card"
     return BertkitError(message, code=code) if isinstance(error, hub.UNREADABLE) else None
 
 

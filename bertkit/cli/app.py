@@ -20,6 +20,7 @@ from cyclopts import (
     CoercionError,
     CycloptsError,
     Group,
+    UnknownCommandError,
     UnknownOptionError,
 )
 
@@ -138,6 +139,8 @@ NO_VALUE = "{} has no value; give one, or leave it out"
 def explain_usage(error: CycloptsError) -> str:
     """Return the message for an unknown flag, which comes first, or one without a value, or ""."""
     words = error.unused_tokens or []
+    if isinstance(error, UnknownCommandError) and not words[0].startswith("--"):
+        return ""
     if isinstance(error, UnknownOptionError):
         words = [error.token.keyword or error.token.value]
     for word in words:
@@ -163,7 +166,7 @@ def known_flags(command: Sequence[str]) -> set[str]:
     app = application()
     for word in command:
         app = app[word]
-    arguments = app.assemble_argument_collection()
+    arguments = app.assemble_argument_collection() if app.default_command else ()
     return {name for argument in arguments for name in argument.names} | {"--help", "--version"}
 
 

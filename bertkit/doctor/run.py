@@ -111,10 +111,12 @@ def check_state(run: RunRecords) -> Finding:
         return make_finding("state", "problem", numbers, said, change)
     if run.end:
         return make_finding("state", "notice", numbers, f"{run.end} after {made}", again)
+    said = f"the journal breaks off after {made}: the run was killed, or memory or disk ran out"
     if not run.steps:
         said = "started, but no update has been recorded"
-        return make_finding("state", "notice", numbers, said, again)
-    said = f"the journal breaks off after {made}: the run was killed, or memory or disk ran out"
+        if (run.folder / "model" / "model.safetensors").is_file():
+            said = "model/ is there, but the journal has no update: lines of it are lost"
+            return make_finding("state", "problem", numbers, said, "restore journal.jsonl")
     return make_finding("state", "notice", numbers, said, again)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import logging
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from bertkit.export.padded import PADDED_INPUTS, PaddedModel, is_token_output
 from bertkit.export.source import ExportSource
 from bertkit.export.verify import Arrays, Opened
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # which onnxruntime reads at its import
 ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "model.pt2"
 MAX_PROTOBUF_BYTES = 1_900_000_000

@@ -6,6 +6,7 @@ The procedure is that of paper section A.3.
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -328,6 +329,7 @@ class FinetuningRun:
             details = tuned_details(self.data, task, run, training, self.precision, scores)
             card = self.cards.card(run, scores)
             save_tuned(folder / "model", model, self.start.tokenizer, details, card)
+            evaluation.state["model"] = model_digest(folder / "model")
 
         named = f"{title}, {run.name}"
         evaluation = RunEvaluation(self.scorer, training.early_stopping, named, keep)
@@ -353,6 +355,10 @@ class FinetuningRun:
         finally:
             self.console.close()
         scores: Scores = {} if diverged else evaluation.state["scores"]
+        if scores and model_digest(folder / "model") != evaluation.state["model"]:
+            # the run was stopped when it had kept a better model, and resumed before that
+            shutil.rmtree(folder / "checkpoints")
+            return self.make(run, title)
         if scores:
             self.latest = run.name, evaluation.predictions
         result = RunResult(
@@ -362,7 +368,7 @@ class FinetuningRun:
             next(iter(scores.values()), {}).get(self.scorer.metric, float("-inf")),
             diverged or evaluation.state["degenerate"],
             round(evaluation.seconds, 1),
-            "" if diverged else model_digest(folder / "model"),
+            "" if diverged else evaluation.state["model"],
         )
         write_json(folder / "run.json", result.as_json())
         return result

@@ -295,7 +295,8 @@ class Encoder(nn.Module):
     def copy_positions(self, trained: int, count: int) -> None:
         """Give each position from `trained` to `count` the vector of itself modulo `trained`."""
         weight = self.position_embeddings.weight
-        weight[trained:count] = weight[torch.arange(trained, count, device=weight.device) % trained]
+        new = torch.arange(trained, max(trained, count), device=weight.device)
+        weight[new] = weight[new % trained]
 
     def embed_segments(self, segment_ids: TokenIndices) -> Hidden:
         """Look up segment embeddings, (tokens, embedding width).

@@ -66,6 +66,8 @@ def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> TaskDa
         lengths = WindowLengths(max_length=max_length)
         columns = GLUE_SAMPLES[task][1]
         found = load_dataset("classification", sample, columns, lengths, positions)
+        assert isinstance(found.task, Classification)
+        found = replace(found, task=replace(found.task, metrics=GLUE[task].metrics))
     else:
         options: dict[str, Any] = {"max_length": max_length, "stride": scale.stride}
         if scale.context != "sentence":

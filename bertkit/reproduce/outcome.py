@@ -122,12 +122,13 @@ def cell_facts(work: Reproduction, experiment: Experiment, cell: Cell) -> dict[s
         results = [result for job in cell.jobs for result in work.results(job)]
         split, _, metric = cell.metric.rpartition(" ")
         scored = [result for result in results if result.scores]
-        kept = [result for result in scored if not split or split in result.scores]
-        found["values"] = [cell_value(result, split, metric) for result in kept]
+        kept = [result for result in scored if metric in scores_of(result, split)]
+        found["values"] = [round(100 * scores_of(result, split)[metric], 2) for result in kept]
         found["complete"] = len(results) == work.scale.seeds
         found["degenerate"] = sum(bool(result.degenerate) for result in kept)
         if results and not kept:
-            found["missing"] = f"the data has no {split}" if scored else "every run diverged"
+            lacking = f"the data has no {split or metric}"
+            found["missing"] = lacking if scored else "every run diverged"
         paths = [work.tuned(job) / "finetune.json" for job in cell.jobs]
         if there := [path for path in paths if path.is_file()]:
             found["inputs"] = read_json(there[0])["inputs"]
@@ -146,10 +147,9 @@ def last_perplexity(work: Reproduction, variant: str) -> list[float]:
     return [round(measured[-1]["mlm_perplexity"], 4)]
 
 
-def cell_value(result: RunResult, split: str, metric: str) -> float:
-    """Return a score in percent, on the first split if `split` is empty."""
-    scores = result.scores[split] if split else next(iter(result.scores.values()))
-    return round(100 * scores[metric], 2)
+def scores_of(result: RunResult, split: str) -> dict[str, float]:
+    """Return the scores of a run on a split, or on the first one if `split` is empty."""
+    return result.scores.get(split, {}) if split else next(iter(result.scores.values()))
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

@@ -433,7 +433,10 @@ def test_finished_without_a_model(tmp_path: Path) -> None:
 
 def test_nothing_written_yet(tmp_path: Path) -> None:
     for records in ([], journal()[:1]):
-        found = findings(write(tmp_path, records))
+        folder = write(tmp_path, records)
+        assert severity(folder, "state") == "problem", "a finished model has a journal"
+        (folder / "model" / "model.safetensors").unlink()
+        found = findings(folder)
         assert found["state"].severity == "notice"
         assert "plateau" not in found
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import json
+import os
 import re
 import shutil
 import weakref
@@ -35,7 +36,7 @@ from bertkit.predict.load import load
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import run
+from tests.conftest import python, run
 from tests.export.conftest import sizes
 
 EVERY = {
@@ -475,3 +476,28 @@ def test_choices_are_run_in_groups_of_one_number(models: Path) -> None:
     assert [output["logits"].shape for output in found] == [(3,), (2,), (3,)]
     for one, other in zip(found, run_packed(source, mixed), strict=True):
         np.testing.assert_allclose(one["logits"], other["logits"], atol=2e-6)
+
+
+def test_onnxruntime_sends_no_telemetry(tmp_path: Path) -> None:
+    """Its builds otherwise keep an identifier of the machine in the user's cache."""
+    program = """
+import sys
+import onnx
+from pathlib import Path
+from bertkit.export.onnx import open_graph
+value = lambda name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1])
+graph = onnx.helper.make_graph(
+    [onnx.helper.make_node("Neg", ["x"], ["y"])], "negative", [value("x")], [value("y")]
+)
+path = Path(sys.argv[1])
+opsets = [onnx.helper.make_opsetid('', 18)]
+onnx.save(onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets), path)
+open_graph(path)
+"""
+    home = tmp_path / "home"
+    home.mkdir()
+    names = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
+    kept = {k: v for k, v in os.environ.items() if k not in names}
+    done = python("-c", program, str(tmp_path / "a.onnx"), env={**kept, "HOME": str(home)})
+    assert done.returncode == 0, done.stderr
+    assert list(home.rglob("*")) == []

@@ -166,11 +166,25 @@ def test_nothing_changes_if_the_repository_ignores_files_of_the_model(
 def test_an_answer_of_another_kind_is_an_error_of_the_hub(
     hub: Hub, pushed: Push, run: Path
 ) -> None:
-    hub.answer = {}
     try:
-        assert pushed(run, "org/odd")["code"] == "hub"
+        for hub.answer in ({}, b"<html>a proxy's page</html>"):
+            assert pushed(run, "org/odd")["code"] == "hub"
     finally:
         hub.answer = None
+
+
+@pytest.mark.slow
+def test_an_upload_that_breaks_off_is_said_in_one_line(hub: Hub, pushed: Push, run: Path) -> None:
+    hub.objects.clear()
+    hub.full = True
+    try:
+        found = pushed(run, "org/full")
+    finally:
+        hub.full = False
+    assert found["code"] == "hub-offline"
+    assert "model.safetensors" in found["message"]
+    assert hub.repositories["org/full"].files == {}
+    assert pushed(run, "org/full")["commit"]
 
 
 @pytest.mark.slow

@@ -317,6 +317,12 @@ def test_a_sample_is_read_where_the_official_files_are_missing(tmp_path: Path) -
     found = load_task("mnli", tmp_path, TaskScale(train=5), 64)
     assert (len(found.train), [(name, len(dev)) for name, dev in found.dev]) == (5, [("dev", 6)])
     assert {(one.text[:3], one.pair[:3]) for one in found.train} == {("cat", "dog")}
+    (tmp_path / "glue" / "MNLI-10k").rename(tmp_path / "glue" / "QQP-10k")
+    for split in ("train", "dev"):
+        path = tmp_path / "glue" / "QQP-10k" / f"{split}.jsonl"
+        shown = path.read_text().replace("premise", "question1").replace("hypothesis", "question2")
+        path.write_text(shown.replace('"label": 2', '"label": 1'))
+    assert load_task("qqp", tmp_path, TaskScale(), 64).task.metrics == ("f1", "accuracy")
     (tmp_path / "glue" / "MNLI").mkdir()
     assert "no MNLI" in absent_files("mnli", tmp_path), "the official folder is asked for first"
 

@@ -178,6 +178,23 @@ def test_a_run_that_is_killed_ends_with_the_same_bytes(pretrained: Path, tmp_pat
     assert outcome(out) == outcome(whole)
 
 
+def test_a_model_is_kept_with_its_own_scores(pretrained: Path, tmp_path: Path) -> None:
+    """A run is stopped when it has kept a model, whose evaluation then ends otherwise."""
+    options: Record = {"early_stopping": 4, "eval_every": 3, "metric": "mine"}
+    with pytest.raises(StoppedError):
+        tune(
+            *(pretrained, tmp_path),
+            metrics={"mine": shown_loss([0.6, 0.8])},
+            on_record=stop_at("evaluation", 6),
+            **options,
+        )
+    tune(pretrained, tmp_path, metrics={"mine": shown_loss([0.5])}, **options)
+    results = json.loads((tmp_path / "results.json").read_text())
+    details = json.loads((tmp_path / "model" / "bertkit.json").read_text())
+    assert details["scores"]["dev"]["mine"] == 0.5
+    assert results["scores"]["dev"]["mine"] == 0.5
+
+
 def test_a_damaged_checkpoint_is_named(pretrained: Path, tmp_path: Path) -> None:
     with pytest.raises(StoppedError):
         tune(pretrained, tmp_path, on_record=stop_at("checkpoint", 4))

@@ -217,6 +217,9 @@ def test_new_positions_of_a_phase_begin_as_copies(store: TokenStore, tmp_path: P
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
     with pytest.raises(BertkitError, match="does not work with --strategy fsdp"):
         pretrain(recipe, store, tmp_path / "c", strategy="fsdp")
+    shorter = replace(TOY.phases, lengths=(32, 16), steps=(2, 2), copy_positions=True)
+    recipe = replace(TOY, phases=shorter, training=replace(TOY.training, warmup_steps=1))
+    assert pretrain(recipe, store, tmp_path / "d") is None, "no position is new"
 
 
 OTHER_OBJECTIVES = {
