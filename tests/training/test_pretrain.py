@@ -793,8 +793,8 @@ def test_interrupt_reaches_only_the_trainer(store: TokenStore, tmp_path: Path) -
         text=True,
         start_new_session=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "run" / "journal.jsonl").exists() and time.monotonic() < deadline:
+    deadline, journal = time.monotonic() + 60, tmp_path / "run" / "journal.jsonl"
+    while not (journal.exists() and journal.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(1.0)  # the loader process is starting
     os.killpg(process.pid, signal.SIGINT)
