@@ -279,7 +279,7 @@ def constants(projected: Tensor, direction: str, dropout: float) -> dict[str, An
     }
 
 
-def draw_seed(device: torch.device, dropout: float) -> Tensor:
+def dropout_seed(device: torch.device, dropout: float) -> Tensor:
     """Return the two integers that seed a step's dropout, from the device's default generator."""
     seed = torch.empty(2, dtype=torch.int32, device=device)
     return seed.random_(-(2**31), 2**31) if dropout else seed
@@ -293,7 +293,7 @@ def dropout_mask(hidden: Tensor, dropout: float) -> Tensor:
     block = MASK_LINES * MASK_LENGTH
     programs = -(-hidden.numel() // block)
     mask = torch.empty(programs * block, dtype=torch.uint8, device=hidden.device)
-    seed = draw_seed(hidden.device, dropout)
+    seed = dropout_seed(hidden.device, dropout)
     with torch.cuda.device_of(hidden):
         mask_kernel[(programs,)](mask, seed, round(dropout * 2**32), MASK_LINES, MASK_LENGTH)
     return mask[: hidden.numel()].view(torch.bool).view(hidden.shape)
@@ -324,7 +324,7 @@ def packed_attention(
     projected = projected.contiguous()
     output = projected.new_empty(tokens, heads, width)
     logsums = projected.new_empty(heads, tokens, dtype=torch.float32)
-    seed = draw_seed(projected.device, dropout)
+    seed = dropout_seed(projected.device, dropout)
     blocks = -(-max_seqlen // BLOCK_SIZE)
     with torch.cuda.device_of(projected):
         forward_kernel[((len(cu_seqlens) - 1) * blocks * heads,)](
