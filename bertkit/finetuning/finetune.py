@@ -355,7 +355,7 @@ class FinetuningRun:
         finally:
             self.console.close()
         scores: Scores = {} if diverged else evaluation.state["scores"]
-        if scores and model_digest(folder / "model") != evaluation.state["model"]:
+        if scores and model_digest(folder / "model") != evaluation.state.get("model"):
             # the run was stopped when it had kept a better model, and resumed before that
             shutil.rmtree(folder / "checkpoints")
             return self.make(run, title)

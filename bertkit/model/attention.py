@@ -7,7 +7,7 @@ that reads sequence boundaries, and padding exists only inside a kernel.
 |-----------|---------------------------------|-----------------------------------------------|
 | compiled  | CPU, x86-64                     | native.c, a sequence and a head at a time      |
 | grouped   | CPU otherwise                   | one call of torch per run of equal lengths     |
-| triton    | CUDA on Hopper, 16 bits, heads  | `bertkit.model.triton_kernels`              |
+| triton    | CUDA on Hopper, 16 bits, heads  | `bertkit.model.triton_kernels`                |
 |           | of 16, 32 or 64                 |                                               |
 | flash     | CUDA since Ampere, 16 bits,     | torch's flash attention on the packed tokens  |
 |           | heads of 8, 16, ... or 256      |                                               |
