@@ -139,8 +139,8 @@ class RunEvaluation:
         self.scorer, self.patience, self.title, self.keep = scorer, patience, title, keep
         self.began = time.perf_counter()
         self.state: dict[str, Any] = {"values": [], "scores": {}, "degenerate": "", "seconds": 0.0}
-        """What a checkpoint keeps, as JSON values: the main metric of every evaluation, scores of
-        the kept model, why it is degenerate, seconds of earlier processes, and what `keep` adds."""
+        """What a checkpoint keeps, as JSON values: the main metric of every evaluation, the scores
+        of the kept model, why it is degenerate, and the seconds of earlier processes."""
         self.predictions: dict[str, list[Any]] = {}
         """Split -> the predictions of the kept model; {} if an earlier process made them."""
 

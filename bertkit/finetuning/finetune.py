@@ -19,7 +19,7 @@ from bertkit.console import Console, console_or_new
 from bertkit.datasets.benchmarks import FILES, DataFiles
 from bertkit.datasets.readers import Columns
 from bertkit.errors import DivergedError, InputTypeError, short_repr
-from bertkit.files import exclusive_lock, from_home, write_json
+from bertkit.files import exclusive_lock, from_home, read_optional, write_json
 from bertkit.finetuning.best import LatestRun, is_complete, write_best
 from bertkit.finetuning.card import TunedCards
 from bertkit.finetuning.evaluation import Metric, RunEvaluation, Scorer, Scores
@@ -329,7 +329,6 @@ class FinetuningRun:
             details = tuned_details(self.data, task, run, training, self.precision, scores)
             card = self.cards.card(run, scores)
             save_tuned(folder / "model", model, self.start.tokenizer, details, card)
-            evaluation.state["model"] = model_digest(folder / "model")
 
         named = f"{title}, {run.name}"
         evaluation = RunEvaluation(self.scorer, training.early_stopping, named, keep)
@@ -355,8 +354,9 @@ class FinetuningRun:
         finally:
             self.console.close()
         scores: Scores = {} if diverged else evaluation.state["scores"]
-        if scores and model_digest(folder / "model") != evaluation.state.get("model"):
-            # the run was stopped when it had kept a better model, and resumed before that
+        earlier = scores and not evaluation.predictions  # another process kept the model
+        if earlier and read_optional(folder / "model" / "bertkit.json").get("scores") != scores:
+            # it was stopped when it had kept a better one, and this process resumed before that
             shutil.rmtree(folder / "checkpoints")
             return self.make(run, title)
         if scores:
@@ -368,7 +368,7 @@ class FinetuningRun:
             next(iter(scores.values()), {}).get(self.scorer.metric, float("-inf")),
             diverged or evaluation.state["degenerate"],
             round(evaluation.seconds, 1),
-            "" if diverged else evaluation.state["model"],
+            "" if diverged else model_digest(folder / "model"),
         )
         write_json(folder / "run.json", result.as_json())
         return result
