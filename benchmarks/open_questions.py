@@ -28,6 +28,9 @@ which uses one of those networks.
 answer-ends: are answers better if the end is scored given the start? The head `conditional` is
 compared with the paper's independent start and end on a part of SQuAD 1.1, with the same seeds.
 
+equal-time: which objective teaches most in equal time? See `benchmarks.equal_time`, which makes its
+networks in the folder --work.
+
 The page docs/open-questions.md has the results.
 
     python -m benchmarks.open_questions --data FOLDER [--questions nesting features] [--seeds 3]
@@ -54,6 +57,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
 from benchmarks.defaults import folder_name, sample, task_data, tuned_scores
+from benchmarks.equal_time import equal_time
 from benchmarks.quality_data import dataset, make_slices
 from benchmarks.record import data_folder, new_parser, start_model, summary, write_result
 from benchmarks.text_choices import text_choices
@@ -436,6 +440,7 @@ QUESTIONS = {
     "static-vectors": static_vectors,
     "text-choices": text_choices,
     "answer-ends": answer_ends,
+    "equal-time": equal_time,
 }
 
 
