@@ -29,6 +29,17 @@ UNDECODABLE = 20
 """If this many of the first characters are undecodable, and more than there are valid ones beyond
 ASCII, the file has another encoding and is not merely damaged."""
 
+FORMATS = {
+    b"\x1f\x8b": "compressed by gzip: its name should end in .gz",
+    b"BZh": "compressed by bzip2: its name should end in .bz2",
+    b"\xfd7zXZ": "compressed by xz: its name should end in .xz",
+    b"(\xb5/\xfd": "compressed by zstd: its name should end in .zst",
+    b"PAR1": "a Parquet file: its name should end in .parquet",
+    b"PK": "an archive or a spreadsheet: unpack it, or save it as CSV",
+    b"%PDF": "a PDF: extract its text",
+}
+"""First bytes of a file that is not text -> what it is, and what to do."""
+
 BlockItem = TypeVar("BlockItem")
 NumberedRow = tuple[int, str]
 """The number, from 1, of a line, or of the line or row where a document starts; and its text."""
@@ -173,9 +184,12 @@ def check_encoding(head: bytes, path: str) -> None:
         problem = f"{undecodable:,} of its first letters cannot be decoded, and only {valid:,} can"
     else:
         return
+    known = [what for start, what in FORMATS.items() if head.startswith(start)]
+    advice = f"iconv -f {encoding} -t UTF-8 (or -f the encoding that it has)"
     raise BertkitError(
-        f"{path} is not UTF-8 text ({problem}); if it is text, convert it: "
-        f"iconv -f {encoding} -t UTF-8 (or -f the encoding that it has)"
+        f"{path} is not text, but {known[0]}"
+        if known
+        else f"{path} is not UTF-8 text ({problem}); if it is text, convert it: {advice}"
     )
 
 

@@ -149,6 +149,13 @@ def test_other_encodings_are_refused(file: File, name: str, content: bytes, prob
     assert f"iconv -f {advised} " in str(caught.value)
 
 
+@pytest.mark.parametrize("ending", COMPRESSORS)
+def test_a_compressed_file_of_another_name_is_named_as_such(file: File, ending: str) -> None:
+    content = "".join(f"Sentence {i}.\n" for i in range(999)).encode()
+    with pytest.raises(BertkitError, match=rf"a\.csv is not text.*\.{ending}"):
+        read(file("a.csv", COMPRESSORS[ending](content)))
+
+
 def test_text_without_blank_lines_is_refused_before_it_fills_the_memory(
     file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
