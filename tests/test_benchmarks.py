@@ -26,6 +26,7 @@ from benchmarks import (
     container,
     contestants,
     embeddings,
+    equal_time,
     growth,
     inference,
     languages,
@@ -583,6 +584,28 @@ def test_tokens_with_the_same_neighbours_get_similar_vectors(
     cosines = found @ found.T
     same = np.kron(np.eye(2), np.ones((4, 4))).astype(bool) & ~np.eye(8, dtype=bool)
     assert cosines[same].mean() > cosines[:4, 4:].mean() + 0.5
+
+
+def test_networks_make_as_many_updates_as_fit_into_equal_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = {name: 0.5 * (1 + place) for place, name in enumerate(equal_time.NETWORKS)}
+    measured = iter(range(3 * len(costs)))
+
+    def seconds(name: str, store: object) -> list[float]:
+        noise = 10.0 if next(measured) < len(costs) else 1.0  # the first round is disturbed
+        return [noise * costs[name] * share for share in (1.0, 2.0, 4.0)]
+
+    monkeypatch.setattr(equal_time, "update_seconds", seconds)
+    store: Any = None
+    steps = equal_time.planned_steps(store, tmp_path)
+    for name, counts in steps.items():
+        spent = sum(n * costs[name] * w for n, w in zip(counts, (1.0, 2.0, 4.0), strict=True))
+        assert spent == pytest.approx(60 * equal_time.MINUTES, rel=0.01)
+        recipe = equal_time.recipe_for(name, counts, 10, 50)
+        assert list(recipe.phases.steps) == counts
+    monkeypatch.delattr(equal_time, "update_seconds")  # measured once for a folder
+    assert equal_time.planned_steps(store, tmp_path) == steps
 
 
 def test_text_without_punctuation_and_tokens_without_segments(tmp_path: Path) -> None:
