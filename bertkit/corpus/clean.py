@@ -10,7 +10,6 @@ processes. Memory holds the keys of the kept documents (`minhash.py`), not their
 from __future__ import annotations
 
 import json
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertkit.console import Console, console_or_new
-from bertkit.corpus.minhash import UNSPACED_SCRIPTS, WORD, KeySet, band_keys, exact_key
+from bertkit.corpus.minhash import KeySet, band_keys, exact_key, word_patterns
 from bertkit.corpus.writers import open_writer
 from bertkit.errors import BertkitError
 from bertkit.files import from_home
@@ -29,7 +28,6 @@ from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.lines import cut_blocks, describe_skipped
 from bertkit.text.sources import Source, find_sources
 
-SPELLED_WORD = re.compile(rf"[^\W{UNSPACED_SCRIPTS}]+")
 JUDGE_CHARACTERS = 250_000
 EXAMPLE_CHARACTERS = 50
 """The maximum number of characters of a dropped document that are shown next to its location."""
@@ -59,7 +57,7 @@ class CleanOptions:
     max_repeated: float = 0.2
     """Maximum share of a document's characters in lines that repeat an earlier line."""
     min_word_length: float = 3.0
-    """Minimum mean length of words, in characters; ideographs are not counted."""
+    """Minimum mean length of words, in characters; scripts without spaces are not counted."""
     max_word_length: float = 10.0
     """Maximum mean length of words."""
 
@@ -92,7 +90,7 @@ def poor_quality(document: str, options: CleanOptions) -> str:
         return f"fewer than {options.min_alphabetic:.0%} of words have a letter"
     if repeated_share(document) > options.max_repeated:
         return f"more than {options.max_repeated:.0%} of the text in lines that came before"
-    spelled = SPELLED_WORD.findall(document)
+    spelled = word_patterns()[1].findall(document)
     if spelled:
         mean = sum(map(len, spelled)) / len(spelled)
         if mean < options.min_word_length:
@@ -117,7 +115,8 @@ def repeated_share(document: str) -> float:
 
 def judge_document(document: str, options: CleanOptions) -> Verdict:
     """Judge a document by itself; this is the work of the worker processes."""
-    words = len(WORD.findall(document)) if options.min_words or options.max_words else 0
+    limits = options.min_words or options.max_words
+    words = len(word_patterns()[0].findall(document)) if limits else 0
     if words < options.min_words:
         reason = f"fewer than {options.min_words:,} words"
     elif words > options.max_words > 0:

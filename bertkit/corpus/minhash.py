@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
@@ -28,10 +30,26 @@ SHINGLE = 5
 BANDS, ROWS = 14, 8
 SHINGLES_AT_ONCE = 2048
 """The maximum number of runs hashed at once; their (shingles, functions) hashes take 2 MB."""
-UNSPACED_SCRIPTS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
-"""Kana, Han and Hangul, treated as written without spaces: each character is a word."""
-WORD = re.compile(rf"[{UNSPACED_SCRIPTS}]|[^\W{UNSPACED_SCRIPTS}]+")
+UNSPACED_SCRIPTS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+)
+"""Thai, Lao, Burmese, Khmer, kana, Han and Hangul, treated as written without spaces."""
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+@cache
+def word_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    r"""Return the pattern of a word, and that of a word in a script that has spaces.
+
+    In scripts without spaces, each character is a word. Marks, such as the vowel signs of Hindi,
+    belong to the word that they follow, and so do the two joiners; `\w` has neither. (Marks beyond
+    the first 65,536 characters would make matching five times as slow, and end a word.)
+    """
+    marks = "".join(c for c in map(chr, range(1 << 16)) if unicodedata.category(c)[0] == "M")
+    marks += "\u200c\u200d"
+    letters = rf"[^\W{UNSPACED_SCRIPTS}]"
+    spelled = rf"{letters}++(?:[{marks}]++{letters}*+)*+"
+    return re.compile(rf"[{UNSPACED_SCRIPTS}][{marks}]*+|{spelled}"), re.compile(spelled)
 
 
 def hash_parameters(count: int, stream: int) -> np.ndarray:
@@ -78,7 +96,7 @@ def shingles(document: str) -> np.ndarray:
 
     Words consist of letters and digits; case and punctuation are ignored.
     """
-    words = WORD.findall(document.casefold())
+    words = word_patterns()[0].findall(document.casefold())
     if not words:
         return np.zeros(0, dtype=np.uint64)
     lengths = np.fromiter(map(len, words), dtype=np.int64, count=len(words))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
@@ -136,6 +137,11 @@ def count_choices(choices: Sequence[object]) -> int:
 def is_empty_choice(value: object) -> bool:
     """Return whether a field is empty, NaN or only white space."""
     return not value_name(value)
+
+
+def choice_key(value: object) -> str:
+    """Return the key of a choice; "0.0", as pandas writes 0 beside a missing value, is "0"."""
+    return re.sub(r"^(\d+)\.0$", r"\1", value_name(value))
 
 
 def letter_index(key: str) -> int:

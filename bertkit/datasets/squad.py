@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -271,9 +272,7 @@ def locate(
     pattern = re.compile(r"\s+".join(map(re.escape, words)))
 
     def rank(match: re.Match[str]) -> tuple[bool, int]:
-        first, end = match.span()
-        inside = context[first - 1 : first].isalnum() or context[end : end + 1].isalnum()
-        return start is None and inside, abs(first - (start or 0))
+        return start is None and inside_word(match, context), abs(match.start() - (start or 0))
 
     found = min(pattern.finditer(context), key=rank, default=None)
     if found is None:
@@ -285,6 +284,13 @@ def locate(
     else:
         counts.note("answer with other white space than its context, kept", place)
     return GoldAnswer(found.group(), found.start())
+
+
+def inside_word(match: re.Match[str], context: str) -> bool:
+    """Return whether a match has a letter, a digit or a mark, as a vowel sign, right beside it."""
+    first, end = match.span()
+    beside = context[max(0, first - 1) : first] + context[end : end + 1]
+    return any(char.isalnum() or unicodedata.category(char)[0] == "M" for char in beside)
 
 
 def in_windows_ends(start: int, context: str) -> int:

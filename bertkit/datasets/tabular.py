@@ -17,7 +17,14 @@ from typing import Any
 from bertkit.datasets.records import MissingColumnError, Records, is_null
 from bertkit.errors import BertkitError, nearest, refuse_twice
 from bertkit.text.documents import open_data_set, open_parquet, parquet_rows
-from bertkit.text.lines import LONE_SURROGATE, TextCounts, split_rows, text_lines, value_name
+from bertkit.text.lines import (
+    LONE_SURROGATE,
+    RaggedRows,
+    TextCounts,
+    split_rows,
+    text_lines,
+    value_name,
+)
 from bertkit.text.sources import DAMAGE, Source, find_sources, one_line
 
 PYTHON_LIST = re.compile(r"""\[['"].*['"]\]|\{['"](text|answer_start)['"]:.*\}""", re.DOTALL)
@@ -165,23 +172,15 @@ def separated_rows(
         names = list(header) if header else [str(i) for i in range(len(first[1]))]
         rows = chain([first], rows)
     require_columns(source.path, [*columns, *(names if whole else ())], names)
-    total = ragged = 0
-    example = ""
+    ragged, total = RaggedRows(source.path, len(names), counts), 0
     for line, fields in rows:
         total += 1
-        if len(fields) == len(names):
+        if len(fields) != len(names):
+            ragged.note(line, len(fields))
+            yield line, None
+        else:
             yield line, dict(zip(names, fields, strict=True))
-            continue
-        reason = f"row with {len(fields)} fields instead of {len(names)}"
-        counts.note(reason, f"{source.path}:{line}")
-        ragged += 1
-        example = example or f"{source.path}:{line}: {reason}"
-        yield line, None
-    if 2 * ragged > total:
-        raise BertkitError(
-            f"{example}; {ragged} of {total} rows are ragged; check the separator, the quotes and "
-            f"whether the first line names the columns"
-        )
+    ragged.check(total)
 
 
 def jsonl_records(source: Source, counts: TextCounts) -> Iterator[FileRow]:

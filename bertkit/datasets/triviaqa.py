@@ -16,6 +16,7 @@ from typing import Any
 from bertkit.datasets.examples import GoldAnswer, QuestionExample
 from bertkit.datasets.squad import (
     NOT_IN_CONTEXT,
+    inside_word,
     parse_json,
     refuse_no_question,
     require_field,
@@ -141,7 +142,8 @@ def golds_in_context(context: str, names: list[str], *, scoring: bool) -> tuple[
     """
     longest_first = sorted(names, key=len, reverse=True)
     pattern = "|".join(r"\s+".join(map(re.escape, name.split())) for name in longest_first)
-    found = re.search(rf"(?<!\w)(?:{pattern})(?!\w)", context, re.IGNORECASE) if names else None
+    whole = re.compile(rf"(?<!\w)(?:{pattern})(?!\w)" if names else r"(?!)", re.IGNORECASE)
+    found = next((m for m in whole.finditer(context) if not inside_word(m, context)), None)
     if found is None:
         return ()
     first = GoldAnswer(found.group(), found.start())

@@ -18,6 +18,7 @@ from bertkit.errors import BertkitError, check_known, nearest, refuse_twice
 from bertkit.text.lines import (
     LONE_SURROGATE,
     NumberedRow,
+    RaggedRows,
     TextCounts,
     check_size,
     split_rows,
@@ -153,10 +154,14 @@ def separated_documents(source: Source, counts: TextCounts, column: str) -> Iter
     refuse_twice(source.path, column, header)
 
     def rows() -> Iterator[tuple[int, Mapping[str, object]]]:
+        ragged, total = RaggedRows(source.path, len(header), counts), 0
         for number, fields in lines:
-            if len(fields) > len(header):
-                counts.note("field beyond the header", f"{source.path}:{number}")
-            yield number, dict(zip(header, fields, strict=False))
+            total += 1
+            if any(fields[len(header) :]):  # such as a text with a comma and without quotes
+                ragged.note(number, len(fields))
+            else:
+                yield number, dict(zip(header, fields, strict=False))
+        ragged.check(total)
 
     yield from text_column(rows(), source, counts, column)
 

@@ -231,6 +231,30 @@ def value_name(value: object) -> str:
     return str(value)
 
 
+class RaggedRows:
+    """Counts the rows of a table whose number of fields is not that of its header."""
+
+    def __init__(self, path: str, fields: int, counts: TextCounts) -> None:
+        self.path, self.fields, self.counts = path, fields, counts
+        self.found = 0
+        self.first = ""
+
+    def note(self, line: int, fields: int) -> None:
+        """Count a row that is left out."""
+        reason, place = f"row with {fields} fields instead of {self.fields}", f"{self.path}:{line}"
+        self.counts.note(reason, place)
+        self.found += 1
+        self.first = self.first or f"{place}: {reason}"
+
+    def check(self, total: int) -> None:
+        """Refuse the table if they are more than half of its rows."""
+        if 2 * self.found > total:
+            raise BertkitError(
+                f"{self.first}; {self.found} of {total} rows are ragged; check the separator, the "
+                "quotes and whether the first line names the columns"
+            )
+
+
 MAX_FIELD = (1 << 31) - 1
 DIVIDERS = {";": "semicolons", "\t": "tabs"}
 SEPARATOR = re.compile("sep=(.)")

@@ -23,7 +23,8 @@ def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
         system, root = fsspec.url_to_fs(url, **time_limits(url))
         if time_limits(url):
             answers(system, root)
-        if "::" in url or system.isfile(root):  # a chained URL names one member of an archive
+        folder = url.endswith("/")  # of a web server, every address looks like a file
+        if "::" in url or (not folder and system.isfile(root)):  # a chained URL names one member
             return [(url, 0 if "::" in url else system.size(root) or 0)], True
         fixed, *magic = GLOB_SIGN.split(root, maxsplit=1)
         matches = system.glob(root, detail=True) if magic else {root: {"type": "directory"}}

@@ -200,8 +200,14 @@ def extension(path: str) -> str:
 
 def uncompressed_name(path: str) -> PurePosixPath:
     """Return the path of a file without the extension of its compression."""
-    name = PurePosixPath(path.replace(os.sep, "/"))
+    name = file_name(path)
     return name.with_suffix("") if name.suffix.lower() in DECOMPRESSORS else name
+
+
+def file_name(path: str) -> PurePosixPath:
+    """Return the path of a file, and that of a web address without its query."""
+    plain = path.partition("?")[0] if path.startswith(("http://", "https://")) else path
+    return PurePosixPath(plain.replace(os.sep, "/"))
 
 
 def is_pipe(path: str) -> bool:
@@ -239,7 +245,7 @@ def open_binary(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
             stream: BinaryIO = stack.enter_context(open_url(path))
         else:
             stream = stack.enter_context(Path(path).open("rb"))
-        opener = DECOMPRESSORS.get(PurePosixPath(path).suffix.lower())
+        opener = DECOMPRESSORS.get(file_name(path).suffix.lower())
         if decompress and opener:
             stream = stack.enter_context(opener(stream))
         yield stream

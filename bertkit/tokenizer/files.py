@@ -84,7 +84,7 @@ def read_vocabulary(path: Path) -> list[str]:
     """
     check_file_size(path, MAX_FILE_BYTES)
     try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except (FileNotFoundError, NotADirectoryError):
         raise BertkitError(
             f"{path} does not exist; give a vocab.txt or a folder that holds one"

@@ -273,16 +273,23 @@ def test_jsonl_that_is_not_json_at_all(file: File) -> None:
 
 def test_csv_with_quotes_and_line_ends_inside(file: File) -> None:
     path = file(
-        "a.csv", '\ufeffid,text\r\n1,"One, ""two""\r\n\r\nthree"\r\n2\r\n\r\n3,x,y\r\n4,\r\n'
+        "a.csv",
+        '\ufeffid,text\r\n1,"One, ""two""\r\n\r\nthree"\r\n2\r\n\r\n3,x,y\r\n4,\r\n5,z,\r\n',
     )
     documents, counts = read(path)
-    assert documents == ['One, "two"\n\nthree', "x"]
+    assert documents == ['One, "two"\n\nthree', "z"]
     assert counts.skipped == {
         "row without column 'text'": 1,
-        "field beyond the header": 1,
+        "row with 3 fields instead of 2": 1,
         "empty document": 1,
     }
     assert counts.examples["row without column 'text'"] == f"{path}:5"
+
+
+def test_texts_with_commas_and_without_quotes_are_not_cut(file: File) -> None:
+    path = file("a.csv", "text\nYes, he said.\nNo comma.\nAnother one, really.\n")
+    with pytest.raises(BertkitError, match=r"a\.csv:2: row with 2 .* 2 of 3 rows are ragged"):
+        read(path)
 
 
 def test_a_quote_left_open_swallows_nothing(file: File) -> None:
