@@ -56,6 +56,10 @@ class Hub:
     """The next large file ends after so many bytes."""
     answer: Any = None
     """What every request to write is answered; None for the right answers. Bytes are sent as is."""
+    status: dict[str, int] = field(default_factory=dict)
+    """Part of an address, or PUT for large files -> the status with which writing is refused."""
+    meanwhile: bytes | None = None
+    """A file that somebody else commits while the next model is uploaded."""
     full: bool = False
     """Whether large files cannot be stored."""
     url: str = ""
@@ -93,6 +97,9 @@ def running_hub() -> Iterator[Hub]:
             if hub.full:
                 self.send(507, b"", {})
                 return
+            if "PUT" in hub.status:
+                self.refuse(hub.status["PUT"], "Refused", head=False)
+                return
             assert self.path == f"/lfs/{digest}"
             hub.objects[digest] = content
             self.send(200, b"", {})
@@ -108,6 +115,8 @@ def running_hub() -> Iterator[Hub]:
                 self.send(200, hub.answer, {"content-type": "text/html"})
             elif hub.answer is not None:
                 self.send_json(hub.answer)
+            elif refused := [code for part, code in hub.status.items() if part in path]:
+                self.refuse(refused[0], "Refused", head=False)
             elif path == "/api/validate-yaml":
                 self.validate(json.loads(body)["content"])
             elif given != f"Bearer {hub.token}":
@@ -168,6 +177,14 @@ def running_hub() -> Iterator[Hub]:
                 self.send_json({})
             elif what.startswith("commit/"):
                 branch = what.removeprefix("commit/")
+                if hub.meanwhile is not None:
+                    repository.files = {**repository.files, "head.safetensors": hub.meanwhile}
+                    repository.revisions[branch] = hashlib.sha1(hub.meanwhile).hexdigest()
+                    hub.meanwhile = None
+                parent = json.loads(body.splitlines()[0])["value"].get("parentCommit")
+                if parent not in (None, repository.revisions[branch]):
+                    self.refuse(412, "PreconditionFailed", head=False)
+                    return
                 commit = self.commit(repository, branch, body)
                 shown = {"commitUrl": f"{hub.url}/{found[1]}/commit/{commit}", "commitOid": commit}
                 self.send_json({**shown, "success": True, "hookOutput": ""})

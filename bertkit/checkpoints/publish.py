@@ -224,7 +224,8 @@ def upload(
     contents: dict[str, Any] = {file: str(path.resolve()) for file, path in files.items()}
     if card:
         contents[CARD] = card.encode()
-    present = api.list_repo_files(name, revision=revision)
+    parent = api.model_info(name, revision=revision).sha
+    present = api.list_repo_files(name, revision=parent)
     stale = [one for one in present if matches_any(one, PUBLISHED) and one not in contents]
     added = [CommitOperationAdd(file, content) for file, content in contents.items()]
     api.preupload_lfs_files(name, added, revision=revision)
@@ -239,6 +240,7 @@ def upload(
         [*added, *(CommitOperationDelete(file) for file in stale)],
         commit_message=message or f"Upload a model with bertkit {bertkit.__version__}",
         revision=revision,
+        parent_commit=parent,  # so that a commit of somebody else in between is an error
     )
     return str(found.oid)
 
@@ -266,19 +268,38 @@ def refused(name: str, error: Exception) -> BertkitError | None:
         )
     said = " ".join(str(error).split())
     if isinstance(error, RuntimeError) and error.__cause__ is not None:  # for a large file
-        return BertkitError(
-            f"the upload was interrupted ({said}); run the same command again", code="hub-offline"
-        )
+        cause, again = error.__cause__, "run the same command again"
+        if not isinstance(cause, HfHubHTTPError) or is_busy(cause):
+            message, code = f"the upload was interrupted ({said}); {again}", "hub-offline"
+        else:
+            check = "check that your token is still valid and that your storage there is not full"
+            message, code = f"{said} {hub_reason(cause)}; {check}, and {again}", "hub-forbidden"
+        return BertkitError(message, code=code)
     message, code = f"the hub's answer cannot be used ({said}); check HF_ENDPOINT", "hub"
     if type(error) is ValueError and CARD in said:  # of an edited card, for its metadata
         message, code = f"the hub does not accept {CARD}: {said}; edit it", "hub-card"
     return BertkitError(message, code=code) if isinstance(error, hub.UNREADABLE) else None
 
 
+def hub_reason(error: Any) -> str:
+    """Return the hub's own reason for an error, or else its status."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return [line.strip() for line in lines if not line.startswith("For more information")][-1]
+
+
+def status_of(error: Any) -> int:
+    """Return the HTTP status of the hub's answer, or 0 if there was none."""
+    return error.response.status_code if error.response is not None else 0
+
+
+def is_busy(error: Any) -> bool:
+    """Return whether the same request may succeed later: too many requests, or a failing server."""
+    return status_of(error) == 429 or status_of(error) >= 500
+
+
 def refused_by_status(name: str, error: Any) -> BertkitError:
     """Explain an answer of the hub that is an error."""
-    reason = str(error).strip().splitlines()[-1]
-    status = error.response.status_code if error.response is not None else 0
+    status, reason = status_of(error), hub_reason(error)
     if status == 401:
         return BertkitError(f"the hub does not accept your token: {LOGIN}", code="hub-login")
     if status == 403:
@@ -286,5 +307,14 @@ def refused_by_status(name: str, error: Any) -> BertkitError:
             f"you may not write {name} ({reason}): use a token with write access, of a member of "
             f"{name.partition('/')[0]}",
             code="hub-forbidden",
+        )
+    if status == 412:
+        return BertkitError(
+            f"somebody else has changed {name} meanwhile; run the same command again",
+            code="hub-changed",
+        )
+    if is_busy(error):
+        return BertkitError(
+            f"the hub is busy ({status}, {reason}); run the same command again", code="hub-offline"
         )
     return BertkitError(f"the hub did not take {name}: {reason}", code="hub")

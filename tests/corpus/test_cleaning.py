@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from bertkit.corpus.clean import (
     poor_quality,
     repeated_share,
 )
+from bertkit.corpus.minhash import shingles
 from bertkit.corpus.store import TokenStore
 from bertkit.corpus.writers import open_writer
 from bertkit.errors import BertkitError
@@ -71,6 +73,39 @@ def test_exact_copies_are_dropped_and_the_first_stays(
     found = written(tmp_path / "out.jsonl")
     assert found[:60] == originals
     assert cleaned.kept.bytes == sum(len(text.encode()) for text in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("हमारी भारतीय टीम जीती और भारत में खुशी है", 9),
+        ("தமிழ் மொழி மிகவும் பழமையான மொழி", 5),
+        (unicodedata.normalize("NFD", "Tiếng Việt có nhiều dấu"), 5),
+        ("don't stop", 3),
+        ("東京です", 4),
+        ("ที่นี่ดี", 3),
+        ("कि की का के को कू कै कौ कं कः", 10),
+    ],
+)
+def test_marks_belong_to_their_words(text: str, words: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(text, encoding="utf-8")
+    for limit, kept in ((words, 1), (words + 1, 0)):
+        if kept:
+            options = CleanOptions(min_words=limit, max_words=limit)
+            assert clean([str(path)], tmp_path / f"{limit}.jsonl", options).kept.documents == 1
+        else:
+            with pytest.raises(BertkitError, match=f"fewer than {limit} words"):
+                clean([str(path)], tmp_path / f"{limit}.jsonl", CleanOptions(min_words=limit))
+
+
+def test_the_length_of_words_counts_their_marks(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("हमारी भारतीय टीम जीती और भारत में खुशी है", encoding="utf-8")
+    options = CleanOptions(quality=True)
+    assert clean([str(path)], tmp_path / "b.jsonl", options).kept.documents == 1
+    one, two = shingles("कि की का के को"), shingles("कू कै कौ कं कः")
+    assert one.tolist() != two.tolist()
 
 
 def test_nearly_equal_documents_are_dropped(

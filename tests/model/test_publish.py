@@ -188,6 +188,45 @@ def test_an_upload_that_breaks_off_is_said_in_one_line(hub: Hub, pushed: Push, r
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "status", "code"),
+    [
+        ("PUT", 403, "hub-forbidden"),
+        ("PUT", 401, "hub-forbidden"),
+        ("/commit/", 429, "hub-offline"),
+        ("/commit/", 409, "hub"),
+        ("/api/repos/create", 400, "hub"),
+    ],
+)
+def test_the_hubs_reason_is_said(
+    hub: Hub, pushed: Push, run: Path, part: str, status: int, code: str
+) -> None:
+    hub.objects.clear()
+    hub.status = {part: status}
+    try:
+        found = pushed(run, f"org/odd-{status}")
+    finally:
+        hub.status = {}
+    assert found["code"] == code
+    assert "Refused" in found["message"] or status in (401, 403)
+    assert part != "PUT" or "token is still valid" in found["message"]
+    assert "developer.mozilla.org" not in found["message"]
+
+
+@pytest.mark.slow
+def test_a_commit_of_somebody_else_is_not_mixed_with_ours(
+    hub: Hub, pushed: Push, run: Path
+) -> None:
+    assert pushed(run, "org/shared")["commit"]
+    hub.meanwhile = b"theirs"
+    assert pushed(run, "org/shared", license="mit")["code"] == "hub-changed"
+    repository = hub.repositories["org/shared"]
+    assert b"license: mit" not in repository.files[CARD]
+    assert pushed(run, "org/shared", license="mit")["commit"]
+    assert "head.safetensors" not in repository.files
+
+
+@pytest.mark.slow
 def test_a_private_model_and_a_branch(hub: Hub, pushed: Push, run: Path) -> None:
     first = pushed(run / "model", "org/secret", private=True)
     repository = hub.repositories["org/secret"]

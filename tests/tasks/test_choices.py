@@ -45,6 +45,7 @@ def lowest_key(path: Path, **options: Any) -> int:
         ("A B 2 C", [0, 1, 1, 2]),
         ("0 1 2 B", [0, 1, 2, 1]),
         ("a b c", [0, 1, 2]),
+        ("0.0 1.0 2.0", [0, 1, 2]),  # as pandas writes them beside a missing value
     ],
 )
 def test_keys_of_choices(tmp_path: Path, write: Write, keys: str, expected: list[int]) -> None:

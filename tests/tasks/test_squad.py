@@ -486,3 +486,5 @@ def test_an_answer_without_a_start_is_found_at_the_borders_of_words() -> None:
     assert start("he", "The man said he left") == 13
     assert start("he", "The theme") == 1  # no word, so the first occurrence
     assert start("\u6cb3", "\u5927\u6cb3") == 1
+    hindi = "हमारी भारतीय टीम जीती। भारत में खुशी है।"  # a vowel sign follows in the longer word
+    assert start("भारत", hindi) == hindi.rindex("भारत")

@@ -10,6 +10,7 @@ import pytest
 
 from bertkit.datasets.columns import QuestionColumns
 from bertkit.datasets.examples import GoldAnswer, QuestionExample
+from bertkit.datasets.squad import golds_in_context
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 
@@ -73,6 +74,13 @@ def test_every_name_of_an_answer_counts_in_the_score(tmp_path: Path) -> None:
         ("Ister", -1),
         ("Rh", -1),
     ]
+
+
+def test_a_name_that_begins_a_longer_word_is_no_answer() -> None:
+    text = "भारतीय टीम जीती। भारत में खुशी है।"  # a vowel sign follows the name in the first word
+    assert golds_in_context(text, ["भारत"], scoring=False) == (GoldAnswer("भारत", 17),)
+    assert golds_in_context(text[:16], ["भारत"], scoring=False) == ()
+    assert golds_in_context(text, [], scoring=True) == ()
 
 
 def test_documents_without_labels_are_whole(tmp_path: Path) -> None:

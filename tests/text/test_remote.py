@@ -83,6 +83,17 @@ def test_a_store_from_a_web_server_holds_what_one_from_files_does(
         prepare(addresses[:1], tokenizer, tmp_path / "remote", options)
 
 
+def test_a_folder_of_a_web_server_is_not_read_as_a_page(server: str, tmp_path: Path) -> None:
+    (tmp_path / "served" / "more").mkdir()
+    (tmp_path / "served" / "more" / "c.txt").write_text("In a folder.\n")
+    more = f"{server}/more/"
+    assert [source.path for source in find_sources([more])] == [f"{more}c.txt"]
+    [source] = find_sources([f"{more}c.txt?version=1.csv"])
+    assert list(read_documents(source, TextCounts())) == ["In a folder."]
+    [packed] = find_sources([f"{server}/b.txt.gz?version=1"])
+    assert next(iter(read_documents(packed, TextCounts()))).isupper()
+
+
 def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp", reason="needs aiohttp: the extra 'remote'")
     for module in (sources, remote):

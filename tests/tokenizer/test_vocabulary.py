@@ -176,9 +176,10 @@ def test_a_chinese_vocabulary_that_transformers_saved(data: Path, tmp_path: Path
     )
 
 
-def test_a_vocabulary_with_windows_line_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_vocabulary_with_windows_line_ends(tmp_path: Path, mark: str) -> None:
     path = tmp_path / "vocab.txt"
-    path.write_bytes("\r\n".join(SMALL).encode())
+    path.write_bytes((mark + "\r\n".join(SMALL)).encode())
     assert Tokenizer.load(path).vocabulary == SMALL
 
 
