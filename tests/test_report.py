@@ -246,6 +246,23 @@ def test_a_network_worse_than_frequency_is_said_to_be(tmp_path: Path) -> None:
     assert "not yet learned" in prose
 
 
+def test_the_network_that_is_kept_of_electra_comes_first(tmp_path: Path) -> None:
+    found = {"rtd_loss": 0.3, "rtd_accuracy": 0.9, "rtd_share": 0.15}
+    page = page_of(write_run(tmp_path, [START, {**step(2), **found}, {**EVALUATION, **found}]))
+    prose = page.prose()
+    entropy = -0.15 * math.log(0.15) - 0.85 * math.log(0.85)
+    for expected in (
+        f"held-out replaced-token loss 0.300 guessing by frequency {entropy:.3f}",
+        "held-out replaced-token accuracy 90.0% always original 85.0%",
+        "held-out generator's MLM loss 4.213",
+        'It gets 90.0% of the tokens (original or replaced?) right; always saying "original" gets',
+    ):
+        assert expected in prose, expected
+    assert prose.index("replaced-token loss") < prose.index("generator's MLM loss")
+    labels = [value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")]
+    assert sum("by the final share of replaced tokens 85.0%" in label for label in labels) == 1
+
+
 def test_a_run_in_progress_without_held_out_text(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path, [START, step(2), START, step(4)]))
     prose = page.prose()
@@ -286,6 +303,9 @@ def test_no_journal_no_report(tmp_path: Path) -> None:
         write_run(tmp_path, records)
         with pytest.raises(BertkitError, match="has no training steps yet"):
             write_report(tmp_path)
+    write_run(tmp_path, [START, {"kind": "end", "step": 0, "reason": "diverged"}])
+    with pytest.raises(BertkitError, match=r"the run has ended \(diverged\)"):
+        write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
 
 

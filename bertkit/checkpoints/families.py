@@ -185,6 +185,14 @@ def read_family(values: Mapping[str, Any], source: object) -> dict[str, Any]:
     direction = "left_to_right" if values.get("is_decoder") else "bidirectional"
     if family == "electra":
         check_summary(values, source)
+        if values.get("hidden_act", "gelu") != "gelu" and values.get("architectures") in (
+            ["ElectraForMaskedLM"],
+            ["ElectraForCausalLM"],
+        ):
+            raise BertkitError(
+                f"{source}: hidden_act is {values['hidden_act']!r}, but the head of ELECTRA's "
+                "generator always has the GELU with erf; that mixture is not supported"
+            )
         same = width == values.get("hidden_size", 256)
         size = 0 if same else width
         return {"embedding_size": size, "direction": direction, "pooler_act": "gelu"}

@@ -279,7 +279,10 @@ def similar_command(
     counts = TextCounts()
     table = Table("number", "cosine", "text")
     lines = read_lines(file, column, counts)
-    for cosine, number, found in nearest_texts(embedder, text, lines, top):
+    nearest = nearest_texts(embedder, text, lines, top)
+    if not nearest:
+        raise BertkitError(f"there is no text in {file}; check the input")
+    for cosine, number, found in nearest:
         table.add_row(f"{number + 1:,}", f"{cosine:.4f}", escape(found.strip()))
     rich.console.Console().print(table)
     Console().say(*describe_skipped(counts.skipped, counts.examples))

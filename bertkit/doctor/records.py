@@ -103,15 +103,17 @@ class RunRecords:
     def majority_accuracy(self, phase: str) -> float | None:
         """Return the accuracy of always predicting a phase's more frequent pair label, or None.
 
-        The journal records it for held-out examples, and for the first phase in its start record.
+        The journal records it for the training examples of the first phase in its start record,
+        and for held-out examples, whose share of the label may differ.
         """
+        training = self.baseline("nsp_majority")
+        if phase == "0" and training is not None:
+            return training
         own = [
             finite_number(r, "nsp_majority") for r in self.evaluations if record_phase(r) == phase
         ]
         known = [value for value in own if value is not None]
-        if known:
-            return known[-1]
-        return self.baseline("nsp_majority") if phase == "0" else None
+        return known[-1] if known else None
 
     @property
     def total_steps(self) -> int | None:

@@ -86,6 +86,11 @@ GELU_NOTE = (
     "trained with the GELU with erf; Google's code since February 2019 computes the tanh form, so "
     "its outputs differ slightly from those checked here"
 )
+TANH_NOTE = (
+    "trained with the tanh form of GELU, as Google's code has computed it since February 2019; "
+    "bertkit and transformers read these files with the GELU with erf"
+)
+GELU_NOTES = {"gelu": GELU_NOTE, "gelu_tanh": TANH_NOTE}
 CASE_NOTE = (
     "vocab.txt does not say how text is normalised, and this tokenizer's rules differ from those "
     "that are inferred from it: keep the source's tokenizer.json, and compare token ids"
@@ -293,7 +298,7 @@ def export_facts(source: ExportSource, to: str, folder: Path, by: Sequence[str])
     found["max_length"] = source.max_length
     if to == "tensorflow":
         found["do_lower_case"] = source.tokenizer.lowercase
-        notes = [GELU_NOTE] if source.config.hidden_act == "gelu" else []
+        notes = [note] if (note := GELU_NOTES.get(source.config.hidden_act)) else []
         read, own = Tokenizer.load(folder), source.tokenizer
         if (read.lowercase, read.strip_accents) != (own.lowercase, own.strip_accents):
             notes.append(CASE_NOTE)

@@ -153,6 +153,11 @@ def pretrained_source(start: PretrainedWeights) -> ExportSource:
         pairs = "cls.seq_relationship.weight" in start.tensors
         head = "pretraining" if pairs else "words"
         build = partial(PretrainingModel, pairs=pairs)
+    elif "cls.seq_relationship.weight" in start.tensors:
+        raise BertkitError(
+            f"{start.path} has the next-sentence head without that of masked tokens; no format has "
+            "a place for it: give --head encoder to export the model without it"
+        )
     else:
         return encoder_source(start)
     loaded = start.build(build, keep_head=True, copy=False)

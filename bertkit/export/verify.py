@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertkit.errors import BertkitError
 from bertkit.export.padded import PADDED_INPUTS, is_token_output
 from bertkit.export.source import ExportSource
+from bertkit.model.encoder import ONE_SEGMENT
 from bertkit.model.pooling import OVER_TOKENS, summary_vectors, weighted_vectors
 from bertkit.pretraining_data.batch import Packed
 from bertkit.tasks.task import ItemPart, Items, make_batch, split_outputs, split_parts
@@ -59,12 +61,14 @@ def built_in(source: ExportSource) -> list[ItemPart]:
     pairs = [(one[: room // 2], two[: room // 2]) for one, two in pairwise(texts)]
     every = [*chain.from_iterable(texts)] or [tokenizer.unk_id]
     whole = (every * (1 + room // len(every)))[:room]
+    one_segment = source.config.type_vocab_size == 1
     if source.head == "multiple-choice":
+        if one_segment:
+            raise BertkitError(ONE_SEGMENT)
         return [
             ItemPart(tuple(surround(one, two[n:], tokenizer) for n in range(3)))
             for one, two in pairs
         ]
-    one_segment = source.config.type_vocab_size == 1
     sequences = [] if one_segment else [surround(one, two, tokenizer) for one, two in pairs]
     if source.head not in ("words", "embedding") and not one_segment:
         sequences.append(surround(whole[: room // 3], whole[room // 3 :], tokenizer))

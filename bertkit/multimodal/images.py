@@ -150,7 +150,7 @@ def as_vectors(value: Any, place: str) -> np.ndarray:
     try:
         with np.errstate(over="ignore"):
             found = np.asarray(value, dtype=np.float32)
-    except (TypeError, ValueError, OverflowError):  # lists of unequal lengths, or of texts
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # unequal lists, texts, gradients
         found = np.empty(0, dtype=np.float32)
     if found.ndim not in (1, 2) or not found.size:  # a single number may be a key
         raise BertkitError(

@@ -128,7 +128,9 @@ def activation_bytes(
     kept += (wide * h + 8) * last + wide * h * batch.sequences
     kept += (3 * wide * h + (wide if device == "cpu" else 4) * config.vocab_size) * batch.targets
     if precision != "fp32":
-        kept += 2 * (layers * (4 * h + 2 * inner) + config.vocab_size + 2 * h) * h
+        copies = 1 if config.share_layers else layers  # of the weights, in two bytes
+        kept += 2 * (copies * (4 * h + 2 * inner) + 2 * h) * h
+        kept += 2 * config.vocab_size * config.embedding_width
     return kept
 
 
@@ -202,9 +204,10 @@ def memory_needed(
     """
     parameters = count_parameters(config, heads=True)
     vocabulary, h = config.vocab_size, config.hidden_size
+    width = config.embedding_width
     wide = 4 if precision == "fp32" else 2
     activations = activation_bytes(config, batch, precision, machine.device)
-    logits = vocabulary * max(8 * batch.targets, wide * batch.targets + (wide + 4) * h)
+    logits = vocabulary * max(8 * batch.targets, wide * batch.targets + (wide + 4) * width)
     examples = min(corpus_tokens, WINDOW_TOKENS) / max(1.0, batch.tokens / batch.sequences)
     data = 24 * batch.tokens + EXAMPLE_DTYPE.itemsize * examples
     gradients = 4.0 * parameters
@@ -215,7 +218,7 @@ def memory_needed(
     if machine.device == "cpu":
         kept = min(HEAP, activations + logits) + (0 if precision == "fp32" else KERNEL_BYTES)
     begins = activations + logits + (gradients if micro_batches > 1 else 0)
-    most = max(begins, gradients + 4 * vocabulary * h, evaluation)
+    most = max(begins, gradients + 4 * vocabulary * width, evaluation)
     return Memory(
         program=machine.program,
         weights=4.0 * parameters,

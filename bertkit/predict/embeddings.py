@@ -256,6 +256,7 @@ def nearest_texts(
 ) -> list[tuple[float, int, str]]:
     """Return the texts most similar to a query: (cosine, index, text), most similar first.
 
+    Cosines that differ by rounding count as equal; texts with equal cosines keep their order.
     Every text is compared with the query; memory depends on `top`, not on the number of texts.
 
     Raises:
@@ -269,7 +270,7 @@ def nearest_texts(
     for chunk in text_chunks(texts):
         cosines = normalize_rows(embedder.encode(chunk)) @ wanted
         found = zip(cosines.tolist(), range(seen, seen + len(chunk)), chunk, strict=True)
-        best = sorted([*best, *found], key=lambda one: (-one[0], one[1]))[:top]
+        best = sorted([*best, *found], key=lambda one: (-round(one[0], 6), one[1]))[:top]
         seen += len(chunk)
     return best
 

@@ -150,7 +150,8 @@ class Predictor:
             BertkitError: the model has no next-sentence head, or a text has no tokens.
         """
         if self.model.nsp is None or self.order:
-            learned = "which of two texts comes first" if self.order else "nothing about pairs"
+            order = self.order and self.model.nsp is not None
+            learned = "which of two texts comes first" if order else "nothing about pairs"
             raise BertkitError(
                 f"this model has learned {learned}, not whether a text follows another; use one "
                 "that was pre-trained with next-sentence prediction"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that is read-only
 INK, GRID, TRAINING, HELD_OUT, BASELINE = "#1c1e21", "#d8dce2", "#2563a8", "#c8501e", "#6f7680"
 
 VARIABLES = {

@@ -28,13 +28,14 @@ OBJECTIVES = ("mlm", "lm", "rtd", "nsp", "sop")
 UNIGRAM = (("guessing by frequency (unigram entropy)", "unigram_entropy"),)
 MOST_FREQUENT = (("always the most frequent token", "most_frequent_accuracy"),)
 COIN = ("a coin", 0.5)
+BLIND = "by the final share of replaced tokens"
 PLOTS = (
     Plot("Masked language model: loss", "mlm_loss", baselines=UNIGRAM),
     Plot("Masked language model: accuracy", "mlm_accuracy", "share", MOST_FREQUENT),
     Plot("Language model: loss", "lm_loss", baselines=UNIGRAM),
     Plot("Language model: accuracy", "lm_accuracy", "share", MOST_FREQUENT),
-    Plot("Replaced tokens: loss", "rtd_loss"),
-    Plot("Replaced tokens: accuracy", "rtd_accuracy", "share"),
+    Plot("Replaced tokens: loss", "rtd_loss", baselines=((BLIND, "rtd_entropy"),)),
+    Plot("Replaced tokens: accuracy", "rtd_accuracy", "share", ((BLIND, "rtd_majority"),)),
     Plot("Next sentence: loss", "nsp_loss", baselines=(("a coin (ln 2)", math.log(2)),)),
     Plot(
         "Next sentence: accuracy",
@@ -62,12 +63,16 @@ class PretrainingReport:
             self.kinds.setdefault(record.get("kind", ""), []).append(record)
         self.steps, self.evaluations = self.of("step"), self.of("evaluation")
         if not self.steps and not self.evaluations:
-            raise BertkitError(f"{path} has no training steps yet; wait for the first, then report")
+            end = (self.of("end") or [{}])[-1].get("reason")
+            why = f": the run has ended ({end})" if end else " yet; wait for the first, then report"
+            raise BertkitError(f"{path} has no training steps{why}")
         self.start: dict[str, Any] = (self.of("start") or [{}])[-1]
         self.baselines: dict[str, float] = self.start.get("baselines") or {}
         self.name = str(self.start.get("recipe_name") or folder.resolve().name)
         self.last_step = max(record["step"] for record in self.steps + self.evaluations)
         self.final = (self.evaluations or self.steps)[-1]
+        if "rtd_share" in self.final:  # what always saying "original" would get
+            self.baselines = {**self.baselines, **blind_replaced(self.final["rtd_share"])}
         self.ended = records[-1].get("reason", "") if records[-1].get("kind") == "end" else ""
 
     def baseline(self, name: str) -> float | None:
@@ -174,7 +179,11 @@ def run_cards(run: PretrainingReport) -> list[tuple[str, str, str]]:
     unigram = None if entropy is None else math.exp(entropy)
     key, name = token_objective(final)
     perplexity = final.get(f"{key}_perplexity")
-    shown = [
+    shown = []
+    if "rtd_loss" in final:
+        blind = f"guessing by frequency {format_number(run.baseline('rtd_entropy'))}"
+        shown.append((f"{where} replaced-token loss", format_number(final["rtd_loss"]), blind))
+    shown += [
         (
             f"{where} {name} loss",
             format_number(final.get(f"{key}_loss")),
@@ -183,6 +192,7 @@ def run_cards(run: PretrainingReport) -> list[tuple[str, str, str]]:
         (f"{where} perplexity", format_number(perplexity), f"unigram {format_number(unigram)}"),
     ]
     for label, field, known, than in (
+        ("replaced-token accuracy", "rtd_accuracy", "rtd_majority", "always original"),
         (f"{name} accuracy", f"{key}_accuracy", "most_frequent_accuracy", "most frequent token"),
         ("next-sentence accuracy", "nsp_accuracy", "nsp_majority", "more frequent label"),
         ("sentence-order accuracy", "sop_accuracy", "nsp_majority", "more frequent label"),
@@ -218,6 +228,7 @@ def summary_text(run: PretrainingReport) -> str:
         )
     targets = "masked tokens" if key == "mlm" else "next tokens"
     for what, field, known, rival in (
+        ("tokens (original or replaced?)", "rtd_accuracy", "rtd_majority", '"original"'),
         (targets, f"{key}_accuracy", "most_frequent_accuracy", "the most frequent token"),
         ("next-sentence questions", "nsp_accuracy", "nsp_majority", "the more frequent answer"),
         ("sentence-order questions", "sop_accuracy", "nsp_majority", "the more frequent answer"),
@@ -228,12 +239,22 @@ def summary_text(run: PretrainingReport) -> str:
                 f"It gets {format_number(share, 'share')} of the {what} right; always saying "
                 f"{rival} gets {format_number(base, 'share')}."
             )
+    if "rtd_loss" in run.final:
+        sentences.append("Numbers of masked tokens are those of the generator, which is not kept.")
     return " ".join(sentences)
 
 
 def token_objective(final: dict[str, Any]) -> tuple[str, str]:
     """Return the token objective of a record: its key and its name."""
+    if "rtd_loss" in final:
+        return "mlm", "generator's MLM"
     return ("lm", "LM") if "lm_loss" in final else ("mlm", "MLM")
+
+
+def blind_replaced(share: float) -> dict[str, float]:
+    """Return the loss and the accuracy on replaced tokens without a look at the text."""
+    loss = -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
+    return {"rtd_entropy": loss, "rtd_majority": max(share, 1 - share)}
 
 
 def draw(run: PretrainingReport, plot: Plot) -> list[tuple[str, str]]:

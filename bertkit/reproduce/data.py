@@ -149,7 +149,7 @@ def squad_sentences(data: Path, scale: TaskScale, positions: int) -> TaskData:
     counts = questions.counts
     return TaskData(
         "squad-sentences",
-        Classification(LABELS, ("accuracy",), positions),
+        Classification(LABELS, ("accuracy",), min(scale.max_length or positions, positions)),
         sentence_pairs(sample_inputs(questions.train, 2 * scale.train, 2), 0, counts),
         [("dev", sentence_pairs(sample_inputs(dev, 2 * scale.dev, 3), 1, counts))],
         counts=counts,

@@ -61,6 +61,8 @@ def reproduce_tables(
             reproduction with other settings.
     """
     out = Path(out)
+    if render and not tables and (out / "reproduction.json").is_file():
+        tables = [one["key"] for one in read_json(out / "reproduction.json")["tables"]]
     if not tables:
         raise BertkitError(f"no table is given; choose {', '.join(EXPERIMENTS)} or all")
     chosen = list(EXPERIMENTS) if "all" in tables else [find_table(name).key for name in tables]

@@ -169,8 +169,9 @@ def text_windows(
     """
     room = max_length - (3 if pair else 2)
     if room < 2:
+        least = max_length + 2 - room
         raise BertkitError(
-            f"a length of {max_length} leaves no room for text; give at least 5 tokens"
+            f"a length of {max_length} leaves no room for text; give at least {least} tokens"
         )
     parts: list[tuple[Sequence[int], Sequence[int] | None]]
     if not pair:

@@ -308,6 +308,19 @@ def test_next_sentences_at_chance(
     assert severity(write(tmp_path, records), "next-sentence-chance") == expected
 
 
+@pytest.mark.parametrize(("training", "expected"), [(0.84, "problem"), (0.6, "ok")])
+def test_the_accuracy_on_training_pairs_is_compared_with_their_labels(
+    tmp_path: Path, training: float, expected: str
+) -> None:
+    """Held-out pairs may have another share of random next sentences."""
+    records = journal(falling, pairs=lambda step: 0.84)
+    records[0]["baselines"]["nsp_majority"] = training
+    for record in records:
+        if record["kind"] == "evaluation":
+            record["nsp_majority"] = 0.8
+    assert severity(write(tmp_path, records), "next-sentence-chance") == expected
+
+
 @pytest.mark.parametrize(("majority", "expected"), [(0.56, "ok"), (0.87, "problem"), (None, "")])
 def test_next_sentences_are_judged_by_the_labels_of_their_phase(
     tmp_path: Path, majority: float | None, expected: str

@@ -463,6 +463,14 @@ def test_classes_by_architecture() -> None:
         ({"model_type": "electra"}, "weights have 1 layers, config.json says 3"),
         ({"model_type": "roformer"}, "model_type is 'roformer'; it must be one of bert, albert"),
         ({"model_type": "bertkit", "direction": "up"}, "unknown direction 'up'"),
+        (
+            {
+                "model_type": "electra",
+                "architectures": ["ElectraForMaskedLM"],
+                "hidden_act": "gelu_new",
+            },
+            "generator always has the GELU with erf",
+        ),
     ],
 )
 def test_configs_that_do_not_fit(

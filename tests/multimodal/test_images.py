@@ -140,6 +140,7 @@ def test_lists_of_numbers() -> None:
         "[[1], [2, 3]]",
         3 + 1j,
         17,
+        torch.ones(3, requires_grad=True),
     ):
         refused("image-shape", lambda wrong=wrong: read_image(wrong, "t:1", GRID))
     for wrong in ([[float("nan")]], [float("inf"), 1.0], [1e300], [None]):

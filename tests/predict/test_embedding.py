@@ -248,6 +248,22 @@ def test_the_nearest_text_is_itself(
     said = capsys.readouterr()
     assert "lantern" in said.out
     assert f"{file}:3" in said.err
+    file.write_text("")
+    with pytest.raises(BertkitError, match="there is no text in"):
+        similar_command(directory, str(file), "lantern", device="cpu", precision="fp32")
+
+
+def test_texts_whose_cosines_differ_by_rounding_keep_their_order(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(texts: list[str]) -> np.ndarray:
+        return np.array([[1, 6e-4 * (i % 2)] for i in range(len(texts))], dtype=np.float32)
+
+    embedder = load(directory)
+    monkeypatch.setattr(embedder, "encode", encode)
+    found = nearest_texts(embedder, "a", ["a"] * 7, 7)
+    assert len({cosine for cosine, _, _ in found}) == 2
+    assert [number for _, number, _ in found] == [0, 1, 2, 3, 4, 5, 6]
 
 
 @pytest.fixture(scope="module")

@@ -132,6 +132,7 @@ def test_a_figure_from_text_to_page(
     with pytest.raises(BertkitError, match="a reproduction"):
         reproduce_command("figure-5", out=out, scale="tiny", render=True)
     assert reproduce_command("table-8", out=out, render=True) == 0  # needs no sources and no scale
+    assert reproduce_command(out=out, render=True) == 0  # the tables that are there
     both = (out / "reproduction.md").read_text()
     assert "## Figure 5" in page
     assert "## Figure 5" in both, "a table that was run stays on the page"

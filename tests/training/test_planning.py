@@ -121,6 +121,14 @@ def test_activations_are_what_torch_saves(
     assert activation_bytes(config, size_of(batch), precision) == pytest.approx(saved, rel=0.10)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_shared_layers_and_narrow_embeddings_are_counted_once(precision: str) -> None:
+    config = replace(network(256, 8, 0.0), share_layers=True, embedding_size=64)
+    batch = synthetic_batch(config, [64] * 4, RECIPE, max_predictions=77)
+    saved = saved_bytes(config, batch, precision)
+    assert activation_bytes(config, size_of(batch), precision) == pytest.approx(saved, rel=0.10)
+
+
 def test_parts_of_the_memory_of_base_by_hand() -> None:
     machine = MACHINES["a100-80"]
     parameters = 110_106_428  # with both heads
