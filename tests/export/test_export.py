@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from bertkit.checkpoints.save import save_model
 from bertkit.checkpoints.tensorflow import read_checkpoint
@@ -300,6 +300,34 @@ def test_a_pooler_that_nothing_trained_is_not_exported(
     assert not any("pooler" in name for name in first)
     assert first.keys() == second.keys()
     assert not read_export_source(tmp_path / "0", head="encoder").pooler
+
+
+@pytest.mark.parametrize(("act", "read"), [("gelu", "tanh form"), ("gelu_tanh", "with erf")])
+def test_the_other_form_of_gelu_is_noted(models: Path, tmp_path: Path, act: str, read: str) -> None:
+    shutil.copytree(models / "encoder", tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    write_json(path, {**read_json(path), "hidden_act": "gelu" if act == "gelu" else "gelu_new"})
+    source = read_export_source(tmp_path / "model")
+    assert source.config.hidden_act == act
+    assert read in write_export(source, "tensorflow", tmp_path / "out")["note"]
+
+
+def test_what_an_export_would_lose_is_refused(models: Path, tmp_path: Path) -> None:
+    shutil.copytree(models / "pretraining", tmp_path / "nsp")
+    path = tmp_path / "nsp" / "model.safetensors"
+    kept = {n: t for n, t in load_file(path).items() if not n.startswith("cls.predictions.")}
+    save_file(kept, path, {"format": "pt"})
+    with pytest.raises(BertkitError, match="next-sentence head without that of masked tokens"):
+        read_export_source(tmp_path / "nsp")
+    assert read_export_source(tmp_path / "nsp", head="encoder").head == "encoder"
+
+
+def test_choices_need_two_segments(models: Path) -> None:
+    source = read_export_source(models / "choose")
+    assert {len(part.sequences) for part in built_in(source)} == {3}
+    source.encoder.config = replace(source.config, type_vocab_size=1)
+    with pytest.raises(BertkitError, match="segment"):
+        built_in(source)
 
 
 def test_rules_that_vocab_txt_cannot_say_are_noted(models: Path, tmp_path: Path) -> None:

@@ -110,3 +110,5 @@ def test_a_program_of_torch_is_plain_numbers(
     ids = torch.ones((1, 40), dtype=torch.int64)
     assert module(ids, ids, torch.zeros_like(ids))[0].shape == (1, 40, 3)
     assert run_snippets(tmp_path / "out", monkeypatch) == 1
+    write_export(read_export_source(models / "choose"), "torch-export", tmp_path / "choices")
+    assert run_snippets(tmp_path / "choices", monkeypatch) == 1
