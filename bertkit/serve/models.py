@@ -37,10 +37,6 @@ from bertkit.serve.operations import (
     FillMask,
     NextSentence,
     TaskOperation,
-    choice_examples,
-    question_examples,
-    text_examples,
-    words_examples,
 )
 from bertkit.serve.schemas import Choices, Following, Masked, Question, Text, Words
 from bertkit.tasks.spec import SPECS
@@ -59,17 +55,17 @@ ROUTES = {
 """Task type of a fine-tuned model -> the route that it serves."""
 
 SAMPLES: dict[str, Any] = {
-    "classify": text_examples([Text(text="a")]),
-    "regress": text_examples([Text(text="a")]),
-    "choose": choice_examples([Choices(text="a", choices=["b", "c"])]),
-    "tag": words_examples([Words(words=["a"], document=None)]),
-    "answer": question_examples([Question(question="a", context="a")]),
+    "classify": [Text(text="a")],
+    "regress": [Text(text="a")],
+    "choose": [Choices(text="a", choices=["b", "c"])],
+    "tag": [Words(words=["a"], document=None)],
+    "answer": [Question(question="a", context="a")],
     "fill-mask": [Masked(text="[MASK]", top=1)],
     "next-sentence": [Following(text="a", following="a")],
     "embeddings": ["a"],
 }
 """Route -> a request that every model of this route can answer, unless it reads pairs of texts."""
-PAIR = text_examples([Text(text="a", pair="a")])
+PAIR = [Text(text="a", pair="a")]
 
 
 @dataclass(frozen=True)
@@ -235,7 +231,7 @@ def task_sample(predictor: TaskPredictor, sample: Any) -> Any:
     """Return a sample with a second text or an image if the model reads one with every text."""
     task: Any = predictor.task
     if task.reads_images:
-        return [given._replace(image=task.blank_image()) for given in sample]
+        return [given.model_copy(update={"image": task.blank_image()}) for given in sample]
     return PAIR if predictor.pairs else sample
 
 

@@ -14,15 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
+from bertkit.datasets.examples import ChoiceExample, TextExample
 from bertkit.errors import BertkitError
 from bertkit.predict.embeddings import Embedder, EncodedText
 from bertkit.predict.predictors import TaskPredictor
 from bertkit.predict.pretrained import MASK, JointPair, MaskCandidate, MaskedText, Predictor
-from bertkit.predict.word_splitter import words_example
 from bertkit.serve.batching import PreparedRequest
 from bertkit.serve.limits import CHARACTERS_OF_TOKEN, RefusedError, too_many
-from bertkit.serve.schemas import Choices, Following, Masked, Question, Text, Words
+from bertkit.serve.schemas import Following, Masked
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.task import Items
 
@@ -39,8 +38,9 @@ class TaskOperation:
     def __init__(self, predictor: TaskPredictor) -> None:
         self.predictor = predictor
 
-    def prepare(self, inputs: Sequence[Any]) -> PreparedRequest:
-        """Convert a request's inputs (`bertkit.datasets.examples`) into sequences."""
+    def prepare(self, asked: Sequence[Any]) -> PreparedRequest:
+        """Convert a request's inputs, which have a method `example`, into sequences."""
+        inputs = [given.example(number) for number, given in enumerate(asked)]
         if self.predictor.task.reads_images:
             inputs = decoded_images(inputs, self.predictor.task)
         items = self.predictor.items(inputs)
@@ -103,14 +103,6 @@ class EmbeddingOperation:
         return regrouped(vectors, many)
 
 
-def text_examples(asked: Sequence[Text]) -> list[TextExample]:
-    """Convert a request's texts into task inputs, whose images are still as they were sent."""
-    return [
-        TextExample(str(i), given.text, given.pair, None, f"inputs.{i}", given.image)
-        for i, given in enumerate(asked)
-    ]
-
-
 def decoded_images(
     inputs: Sequence[TextExample | ChoiceExample], task: Any
 ) -> list[TextExample | ChoiceExample]:
@@ -152,40 +144,6 @@ def from_base64(given: TextExample | ChoiceExample) -> Any:
         raise BertkitError(
             f"{given.place}.image: the picture is not valid base64", code="image-file"
         ) from None
-
-
-def choice_examples(asked: Sequence[Choices]) -> list[ChoiceExample]:
-    """Convert a request's texts and choices into task inputs."""
-    return [
-        ChoiceExample(str(i), given.text, tuple(given.choices), None, f"inputs.{i}", given.image)
-        for i, given in enumerate(asked)
-    ]
-
-
-def question_examples(asked: Sequence[Question]) -> list[QuestionExample]:
-    """Convert a request's questions into task inputs."""
-    for i, given in enumerate(asked):
-        for field in ("question", "context"):
-            if not getattr(given, field).strip():
-                raise BertkitError(f"inputs.{i}.{field}: the text is blank; send a text with words")
-    return [
-        QuestionExample(str(i), given.question, given.context, None, f"inputs.{i}")
-        for i, given in enumerate(asked)
-    ]
-
-
-def words_examples(asked: Sequence[Words]) -> list[WordsExample]:
-    """Convert a request's texts or word lists into task inputs."""
-    inputs = []
-    for i, given in enumerate(asked):
-        if (given.text is None) == (given.words is None):
-            both = "both" if given.words is not None else "neither"
-            raise RefusedError(
-                422, f"inputs.{i} has {both} of text and words; send one of them", f"inputs.{i}"
-            )
-        document = -1 - i if given.document is None else given.document
-        inputs.append(words_example(str(i), given.given, document, f"inputs.{i}"))
-    return inputs
 
 
 MAX_CANDIDATES = 50_000

@@ -7,7 +7,7 @@ attention, models, health and metrics.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,8 @@ from fastapi import APIRouter, Response
 from bertkit.serve import schemas
 from bertkit.serve.attention import MAX_TOKEN_ROWS, token_rows
 from bertkit.serve.limits import CHARACTERS_OF_TOKEN, RefusedError, too_many
-from bertkit.serve.operations import (
-    choice_examples,
-    question_examples,
-    text_examples,
-    words_examples,
-)
 from bertkit.serve.schemas import PredictionRequest, Predictions
-from bertkit.serve.service import Predicted, Service, request_size
+from bertkit.serve.service import Predicted, Service
 from bertkit.tasks.classification import LabelPrediction, LabelSetPrediction
 from bertkit.tasks.multiple_choice import ChoicePrediction
 from bertkit.tasks.predictions import tagged_text
@@ -45,50 +39,29 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 """The error responses that every route may return."""
 
 
-def choices_size(inputs: Sequence[schemas.Choices]) -> int:
-    """Return a lower bound on the characters of texts and images, repeated for every choice."""
-    special = 3 * CHARACTERS_OF_TOKEN  # each choice adds [CLS] and two [SEP]
-    return sum(
-        request_size(one.choices) + len(one.choices) * (special + len(one.text) + vectors_size(one))
-        for one in inputs
+def count_pictures(inputs: Sequence[schemas.InputBody]) -> int:
+    """Return the number of pictures to decode."""
+    return sum(isinstance(getattr(given, "image", None), str) for given in inputs)
+
+
+async def predictions(serving: Service, route: str, asked: PredictionRequest[Any]) -> Predicted:
+    """Return the predictions for the inputs of a request."""
+    size = sum(given.size for given in asked.inputs)
+    return await serving.predict(
+        route, asked.model, asked.inputs, size, pictures=count_pictures(asked.inputs)
     )
 
 
-def vectors_size(given: schemas.Text | schemas.Choices) -> int:
-    """Return the size of an image in characters: a vector counts as one token, a picture as 0."""
-    return CHARACTERS_OF_TOKEN * len(given.image) if isinstance(given.image, list) else 0
-
-
-def count_pictures(inputs: Sequence[schemas.Text | schemas.Choices]) -> int:
-    """Return the number of pictures to decode."""
-    return sum(isinstance(one.image, str) for one in inputs)
-
-
-async def text_predictions(
-    serving: Service, route: str, asked: PredictionRequest[schemas.Text]
-) -> Predicted:
-    """Return the predictions for texts, pairs of texts, or images with texts."""
-    inputs, pictures = asked.inputs, count_pictures(asked.inputs)
-    size = request_size(text for given in inputs for text in (given.text, given.pair))
-    size += sum(vectors_size(given) for given in inputs)
-    return await serving.predict(route, asked.model, inputs, size, text_examples, pictures=pictures)
-
-
-def words_size(inputs: Sequence[schemas.Words]) -> int:
-    """Return a lower bound on the characters of texts or words, each of at least one token."""
-    words = (word for one in inputs for word in one.words or ())
-    whole = sum(max(CHARACTERS_OF_TOKEN, len(word)) for word in words)
-    return request_size(one.text for one in inputs) + whole
-
-
-def run_route(found: Predicted, rows: list[Any]) -> dict[str, Any]:
-    """Return the body of a response with predictions."""
-    return {"model": found.model.name, "predictions": rows, "usage": found.usage.model_dump()}
-
-
-def plain_response(found: Predicted) -> dict[str, Any]:
-    """Return the body of a response with the fields of its predictions."""
-    return run_route(found, [one.to_dict() for one in found.result])
+def predictions_body(found: Predicted, rows: Iterable[Any]) -> dict[str, Any]:
+    """Return the body of a response with predictions, one row for each input."""
+    done = found.prepared
+    usage = {
+        "inputs": done.inputs,
+        "tokens": done.tokens,
+        "windowed": done.windowed,
+        "cut": done.cut or {},
+    }
+    return {"model": found.model.name, "predictions": list(rows), "usage": usage}
 
 
 def task_routes(serving: Service) -> APIRouter:
@@ -101,9 +74,10 @@ def task_routes(serving: Service) -> APIRouter:
         response_model=Predictions[LabelPrediction] | Predictions[LabelSetPrediction],
     )
     async def classify(asked: PredictionRequest[schemas.Text]) -> Response:
-        found = await text_predictions(serving, "classify", asked)
+        found = await predictions(serving, "classify", asked)
         numbers = (1 + len(found.model.labels)) * len(asked.inputs)
-        return await serving.respond(numbers, plain_response, found)
+        rows = (one.to_dict() for one in found.result)
+        return await serving.respond(numbers, predictions_body, found, rows)
 
     @routes.post(
         "/regress",
@@ -111,8 +85,9 @@ def task_routes(serving: Service) -> APIRouter:
         response_model=Predictions[ValuePrediction],
     )
     async def regress(asked: PredictionRequest[schemas.Text]) -> Response:
-        found = await text_predictions(serving, "regress", asked)
-        return await serving.respond(len(asked.inputs), plain_response, found)
+        found = await predictions(serving, "regress", asked)
+        rows = (one.to_dict() for one in found.result)
+        return await serving.respond(len(asked.inputs), predictions_body, found, rows)
 
     @routes.post(
         "/choose",
@@ -120,21 +95,20 @@ def task_routes(serving: Service) -> APIRouter:
         response_model=Predictions[ChoicePrediction],
     )
     async def choose(asked: PredictionRequest[schemas.Choices]) -> Response:
-        size, pictures = choices_size(asked.inputs), count_pictures(asked.inputs)
-        found = await serving.predict(
-            "choose", asked.model, asked.inputs, size, choice_examples, pictures=pictures
-        )
+        found = await predictions(serving, "choose", asked)
         numbers = sum(2 + len(one.choices) for one in asked.inputs)
-        return await serving.respond(numbers, plain_response, found)
+        rows = (one.to_dict() for one in found.result)
+        return await serving.respond(numbers, predictions_body, found, rows)
 
     @routes.post(
         "/tag", summary="Tag words and find entities", response_model=Predictions[schemas.Tagging]
     )
     async def tag(asked: PredictionRequest[schemas.Words]) -> Response:
-        size = words_size(asked.inputs)
-        found = await serving.predict("tag", asked.model, asked.inputs, size, words_examples)
-        words = sum(len(one.tags) for one in found.result)
-        return await serving.respond(5 * words, tagging_body, found)
+        found = await predictions(serving, "tag", asked)
+        words, (inputs, _) = sum(len(one.tags) for one in found.result), found.prepared.content
+        pairs = zip(found.result, inputs, strict=True)
+        rows = (tagged_text(one, i.text, i.spans).to_dict() for one, i in pairs)
+        return await serving.respond(5 * words, predictions_body, found, rows)
 
     @routes.post(
         "/answer",
@@ -142,13 +116,12 @@ def task_routes(serving: Service) -> APIRouter:
         response_model=Predictions[schemas.Answer],
     )
     async def answer_questions(asked: PredictionRequest[schemas.Question]) -> Response:
-        size = request_size(text for one in asked.inputs for text in (one.question, one.context))
-        found = await serving.predict("answer", asked.model, asked.inputs, size, question_examples)
+        found = await predictions(serving, "answer", asked)
         task = found.model.operations["answer"].predictor.task
         inputs, _ = found.prepared.content
-        whole = [task.row(given, one) for given, one in zip(inputs, found.result, strict=True)]
-        rows = [{name: row[name] for name in schemas.Answer.model_fields} for row in whole]
-        return await serving.respond(6 * len(rows), run_route, found, rows)
+        whole = (task.row(given, one) for given, one in zip(inputs, found.result, strict=True))
+        rows = ({name: row[name] for name in schemas.Answer.model_fields} for row in whole)
+        return await serving.respond(6 * len(inputs), predictions_body, found, rows)
 
     return routes
 
@@ -163,10 +136,10 @@ def pretraining_routes(serving: Service) -> APIRouter:
         response_model=Predictions[list[list[schemas.Candidate]]],
     )
     async def fill_mask(asked: PredictionRequest[schemas.Masked]) -> Response:
-        size = request_size(given.text for given in asked.inputs)
-        found = await serving.predict("fill-mask", asked.model, asked.inputs, size)
+        found = await predictions(serving, "fill-mask", asked)
         guesses = sum(len(mask) for masks in found.result for mask in masks)
-        return await serving.respond(2 * guesses, guesses_body, found)
+        rows = ([[guess._asdict() for guess in mask] for mask in masks] for masks in found.result)
+        return await serving.respond(2 * guesses, predictions_body, found, rows)
 
     @routes.post(
         "/next-sentence",
@@ -174,25 +147,11 @@ def pretraining_routes(serving: Service) -> APIRouter:
         response_model=Predictions[schemas.Follows],
     )
     async def next_sentence(asked: PredictionRequest[schemas.Following]) -> Response:
-        size = request_size(text for one in asked.inputs for text in (one.text, one.following))
-        found = await serving.predict("next-sentence", asked.model, asked.inputs, size)
-        rows = [{"probability": one} for one in found.result]
-        return await serving.respond(len(rows), run_route, found, rows)
+        found = await predictions(serving, "next-sentence", asked)
+        rows = ({"probability": one} for one in found.result)
+        return await serving.respond(len(asked.inputs), predictions_body, found, rows)
 
     return routes
-
-
-def tagging_body(found: Predicted) -> dict[str, Any]:
-    """Return the body of a response with tags and entities."""
-    inputs, _ = found.prepared.content
-    pairs = zip(found.result, inputs, strict=True)
-    return run_route(found, [tagged_text(one, i.text, i.spans).to_dict() for one, i in pairs])
-
-
-def guesses_body(found: Predicted) -> dict[str, Any]:
-    """Return the body of a response with candidates for masks."""
-    rows = [[[guess._asdict() for guess in mask] for mask in masks] for masks in found.result]
-    return run_route(found, rows)
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -253,7 +212,7 @@ def inspection_routes(serving: Service) -> APIRouter:
     @routes.post("/tokens", summary="Tokenize a text or a pair", response_model=schemas.Tokens)
     async def tokens(asked: schemas.TokenizeRequest) -> Response:
         model = serving.find(asked.model, "tokens")
-        size = request_size((asked.text, asked.pair))
+        size = len(asked.text) + len(asked.pair or "")
         if size > CHARACTERS_OF_TOKEN * MAX_TOKEN_ROWS:
             raise too_many(size // CHARACTERS_OF_TOKEN, MAX_TOKEN_ROWS)
         encode = model.operations["attention-maps"].encode
@@ -270,7 +229,7 @@ def inspection_routes(serving: Service) -> APIRouter:
         response_model=schemas.AttentionMaps,
     )
     async def attention_maps(asked: schemas.TokenizeRequest) -> Response:
-        size = request_size((asked.text, asked.pair))
+        size = len(asked.text) + len(asked.pair or "")
         found = await serving.predict("attention-maps", asked.model, asked, size)
 
         def body() -> dict[str, Any]:

@@ -10,7 +10,10 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from bertkit.serve.limits import MAX_INPUTS, MAX_TOKENS
+from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
+from bertkit.errors import BertkitError
+from bertkit.predict.word_splitter import words_example
+from bertkit.serve.limits import CHARACTERS_OF_TOKEN, MAX_INPUTS, MAX_TOKENS, RefusedError
 from bertkit.tasks.predictions import Entity, WordTag
 
 MAX_FIELDS = 32
@@ -39,13 +42,10 @@ def check_surrogates(text: str) -> str:
     return text
 
 
-Input = TypeVar("Input", bound=RequestBody)
 Plain = Annotated[str, AfterValidator(check_surrogates)]
 """A text, which may be blank."""
 Filled = Annotated[Plain, Field(pattern=r"\S")]
 """A text that is not blank."""
-
-
 Vector = Annotated[list[float], Field(min_length=1, fail_fast=True)]
 """The features of a region or of a cell of an image."""
 Image = Annotated[
@@ -57,6 +57,23 @@ Image = Annotated[
 ]
 
 
+class InputBody(RequestBody):
+    """The base class of the inputs of predictions."""
+
+    @property
+    def size(self) -> int:
+        """A lower bound on the characters to tokenize, counted for every repetition."""
+        return sum(len(value) for value in vars(self).values() if isinstance(value, str))
+
+
+def vectors_size(image: list[Vector] | str | None) -> int:
+    """Return the size of an image in characters: a vector counts as one token, a picture as 0."""
+    return CHARACTERS_OF_TOKEN * len(image) if isinstance(image, list) else 0
+
+
+Input = TypeVar("Input", bound=InputBody)
+
+
 class PredictionRequest(RequestBody, Generic[Input]):
     """A request for predictions: one for each input."""
 
@@ -66,23 +83,45 @@ class PredictionRequest(RequestBody, Generic[Input]):
     inputs: list[Input] = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 
 
-class Text(RequestBody):
+class Text(InputBody):
     """A text, a pair of texts (`pair` is the second), or an image with a text."""
 
     text: Plain
     pair: Plain | None = None
     image: Image | None = None
 
+    @property
+    def size(self) -> int:
+        """See `InputBody`."""
+        return len(self.text) + len(self.pair or "") + vectors_size(self.image)
 
-class Choices(RequestBody):
+    def example(self, number: int) -> TextExample:
+        """Return the input of the task; its image is still as it was sent."""
+        place = f"inputs.{number}"
+        return TextExample(str(number), self.text, self.pair, None, place, self.image)
+
+
+class Choices(InputBody):
     """A text and the choices among which the model selects one."""
 
     text: Plain
     choices: list[Plain] = Field(min_length=1, max_length=256, fail_fast=True)
     image: Image | None = None
 
+    @property
+    def size(self) -> int:
+        """See `InputBody`; text and image are repeated for every choice."""
+        special = 3 * CHARACTERS_OF_TOKEN  # each choice adds [CLS] and two [SEP]
+        repeated = special + len(self.text) + vectors_size(self.image)
+        return sum(repeated + len(choice) for choice in self.choices)
 
-class Words(RequestBody):
+    def example(self, number: int) -> ChoiceExample:
+        """Return the input of the task; its image is still as it was sent."""
+        place, choices = f"inputs.{number}", tuple(self.choices)
+        return ChoiceExample(str(number), self.text, choices, None, place, self.image)
+
+
+class Words(InputBody):
     """Either a running text or a list of words."""
 
     text: Plain | None = None
@@ -94,26 +133,55 @@ class Words(RequestBody):
     )
 
     @property
-    def given(self) -> str | list[str]:
-        """The text, or the words."""
-        return self.words or [] if self.text is None else self.text
+    def size(self) -> int:
+        """See `InputBody`; every word has at least one token."""
+        words = sum(max(CHARACTERS_OF_TOKEN, len(word)) for word in self.words or ())
+        return len(self.text or "") + words
+
+    def example(self, number: int) -> WordsExample:
+        """Return the input of the task.
+
+        Raises:
+            RefusedError: there are both a text and words, or neither.
+        """
+        place = f"inputs.{number}"
+        if (self.text is None) == (self.words is None):
+            both = "both" if self.words is not None else "neither"
+            raise RefusedError(
+                422, f"{place} has {both} of text and words; send one of them", place
+            )
+        given = self.words or [] if self.text is None else self.text
+        document = -1 - number if self.document is None else self.document
+        return words_example(str(number), given, document, place)
 
 
-class Question(RequestBody):
+class Question(InputBody):
     """A question and the context, of any length, in which to find the answer."""
 
     question: Filled
     context: Filled
 
+    def example(self, number: int) -> QuestionExample:
+        """Return the input of the task.
 
-class Masked(RequestBody):
+        Raises:
+            BertkitError: the question or the context is blank.
+        """
+        place = f"inputs.{number}"
+        for field, text in (("question", self.question), ("context", self.context)):
+            if not text.strip():
+                raise BertkitError(f"{place}.{field}: the text is blank; send a text with words")
+        return QuestionExample(str(number), self.question, self.context, None, place)
+
+
+class Masked(InputBody):
     """A text with one or more masks."""
 
     text: Plain = Field(pattern=r"\[MASK\]", description="A text with at least one [MASK].")
     top: int = Field(5, ge=1, le=1000, description="The number of candidates for each mask.")
 
 
-class Following(RequestBody):
+class Following(InputBody):
     """A text, and a second text that may or may not follow it."""
 
     text: Filled

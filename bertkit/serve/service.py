@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import partial
@@ -20,7 +20,6 @@ from bertkit.serve.connections import Connections
 from bertkit.serve.limits import CHARACTERS_OF_TOKEN, LOG, Limits, RefusedError, not_finite
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import ServedModel, load_and_try
-from bertkit.serve.schemas import Usage
 from bertkit.training.memory import OUT_OF_MEMORY
 
 Result = TypeVar("Result")
@@ -43,14 +42,6 @@ class Predicted(NamedTuple):
     model: ServedModel
     result: Any
     prepared: PreparedRequest
-
-    @property
-    def usage(self) -> Usage:
-        """The `usage` of the response."""
-        done = self.prepared
-        return Usage(
-            inputs=done.inputs, tokens=done.tokens, windowed=done.windowed, cut=done.cut or {}
-        )
 
 
 class Preparation:
@@ -151,7 +142,6 @@ class Service:
         name: str | None,
         asked: Any,
         characters: int,
-        convert: Callable[[Any], Any] = lambda asked: asked,
         *,
         pictures: int = 0,
     ) -> Predicted:
@@ -162,7 +152,6 @@ class Service:
             name: the model's name; None if the request leaves it out.
             asked: the request's inputs.
             characters: a lower bound on the characters to tokenize, counted for every repetition.
-            convert: converts the inputs to the argument of the operation's `prepare`.
             pictures: the number of pictures to decode.
         """
         model = self.find(name, route)
@@ -172,7 +161,7 @@ class Service:
 
         def prepare() -> PreparedRequest:
             try:
-                return work.prepare(convert(asked))
+                return work.prepare(asked)
             except BertkitError as error:
                 raise as_problem(error) from error
 
@@ -278,11 +267,6 @@ def offers(model: ServedModel, route: str) -> bool:
 def shorten_client_text(text: str) -> str:
     """Return a client's text shortened and escaped to one line, for use in a message."""
     return text[:60].encode("unicode_escape").decode()
-
-
-def request_size(texts: Iterable[str | None]) -> int:
-    """Return the total number of characters in the texts."""
-    return sum(len(text) for text in texts if text)
 
 
 def as_problem(error: BertkitError) -> RefusedError:

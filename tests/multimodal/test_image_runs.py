@@ -32,8 +32,8 @@ from bertkit.serve.app import serving_app
 from bertkit.serve.limits import CHARACTERS_OF_TOKEN, Limits, RefusedError
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import load_and_try, load_models
-from bertkit.serve.operations import choice_examples, decoded_images
-from bertkit.serve.routes import choices_size, count_pictures
+from bertkit.serve.operations import decoded_images
+from bertkit.serve.routes import count_pictures
 from bertkit.serve.schemas import Choices
 from bertkit.serve.service import SHORT_TEXT
 from bertkit.tasks.data import digest_inputs
@@ -163,16 +163,16 @@ def test_images_with_choices_are_bounded_too(monkeypatch: pytest.MonkeyPatch) ->
     task = ImageChoice(image_width=48, image_size=8, patch_size=4, network="vilbert")
     picture = Choices(text="a", choices=["b", "c"], image=input_with_picture()["image"])
     assert count_pictures([picture] * 3) == 3
-    read = decoded_images(choice_examples([picture] * 2), task)
+    read = decoded_images([picture.example(number) for number in range(2)], task)
     assert [given.image.shape for given in read] == [(4, 48)] * 2
     monkeypatch.setattr(images, "MOST_PIXELS", 2 * 64)
     with pytest.raises(RefusedError) as refused:
-        decoded_images(choice_examples([picture] * 3), task)
+        decoded_images([picture.example(number) for number in range(3)], task)
     assert refused.value.status == 413
     features = Choices(text="a", choices=["b", "c"], image=[[0.5]] * 5)
     text = Choices(text="a", choices=["b", "c"])
     assert count_pictures([features, text]) == 0
-    assert choices_size([features]) - choices_size([text]) == 2 * 5 * CHARACTERS_OF_TOKEN
+    assert features.size - text.size == 2 * 5 * CHARACTERS_OF_TOKEN
 
 
 def test_texts_do_not_wait_for_pictures(
