@@ -129,10 +129,8 @@ def weighted_vectors(encoder: Encoder, packed: Packed, pooling: str, weights: Te
         states = encoder(packed).float()
     else:
         states = torch.stack([one.float() for one in encoder.layers_of(packed)[-4:]]).mean(0)
-    numbers = torch.arange(len(packed.cu_seqlens) - 1, device=states.device)
-    owners = numbers.repeat_interleave(packed.cu_seqlens.diff(), output_size=len(weights))
-    sums = states.new_zeros(len(numbers), states.shape[-1])
-    return sums.index_add_(0, owners, states * weights[:, None])
+    sums = states.new_zeros(len(packed.first_tokens), states.shape[-1])
+    return sums.index_add_(0, packed.owners, states * weights[:, None])
 
 
 def is_embedder(folder: Path) -> bool:

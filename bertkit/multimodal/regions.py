@@ -142,8 +142,7 @@ def draw_rows(packed: Packed, counts: Tensor, total: int, *, last: bool) -> Targ
         last: whether the last token may be drawn.
     """
     tokens, device = len(packed.ids), packed.ids.device
-    every = torch.arange(len(counts), device=device)
-    sequence = every.repeat_interleave(packed.cu_seqlens.diff(), output_size=tokens)
+    sequence = packed.owners
     apart = packed.position_ids == 0
     if not last:
         apart = apart.index_fill(0, packed.last_tokens.long(), value=True)

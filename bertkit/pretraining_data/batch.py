@@ -95,6 +95,12 @@ class Packed(TensorFields):
         """(sequences,) the index of each sequence's last token, [SEP]."""
         return self.cu_seqlens[1:] - 1
 
+    @property
+    def owners(self) -> TokenIndices:
+        """(tokens,) the index of each token's sequence; the host does not wait for a GPU."""
+        numbers = torch.arange(len(self.cu_seqlens) - 1, device=self.cu_seqlens.device)
+        return numbers.repeat_interleave(self.cu_seqlens.diff(), output_size=len(self.ids))
+
     @cached_property
     def lengths(self) -> list[int]:
         """The number of tokens of each sequence, in batch order."""

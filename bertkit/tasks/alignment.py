@@ -170,12 +170,9 @@ class Alignment(ImageClassification):
         kept = torch.rand(len(regions), 1, device=regions.device) >= REGION_MASK_SHARE
         images = packed.images
         vectors = images.vectors.index_copy(0, regions, images.vectors[regions] * kept)
-        firsts = images.first_tokens.long()
+        firsts, owners = images.first_tokens.long(), images.owners
         known = torch.ones(len(vectors), 1, device=vectors.device)
         known = known.index_fill(0, torch.cat([firsts, regions]), 0.0)
-        owners = torch.arange(len(firsts), device=vectors.device).repeat_interleave(
-            images.cu_seqlens.diff(), output_size=len(vectors)
-        )
         sums, numbers = (
             torch.zeros(len(firsts), part.shape[1], device=part.device).index_add(0, owners, part)
             for part in (vectors * known, known)

@@ -142,19 +142,14 @@ class QuestionAnswering(Task):
         """See `Task`; the loss is the mean of the cross entropies of start and end."""
         logits = model(batch.packed).float()
         packed = batch.packed
-        rows = torch.repeat_interleave(
-            torch.arange(len(packed.cu_seqlens) - 1, device=logits.device),
-            packed.cu_seqlens.diff(),
-            output_size=len(logits),
-        )
-        spans = batch.tensors["spans"]
+        rows, spans = packed.owners, batch.tensors["spans"]
         logits, pairs = logits[:, :2], logits[:, 2:]
         if pairs.shape[1]:  # ends given the right starts
             query, key = pairs.chunk(2, dim=-1)
             starts = packed.first_tokens + spans[:, 0]
             product = (query[starts][rows] * key).sum(dim=-1) / math.sqrt(PAIR_WIDTH)
             logits = torch.stack([logits[:, 0], logits[:, 1] + product], dim=-1)
-        table = logits.new_full((len(packed.cu_seqlens) - 1, packed.max_seqlen, 2), -torch.inf)
+        table = logits.new_full((len(spans), packed.max_seqlen, 2), -torch.inf)
         table = table.index_put((rows, packed.position_ids), logits)
         losses = F.cross_entropy(table, spans, reduction="sum") / 2
         return {"loss": LossSum(losses, "windows")}
