@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,16 +50,17 @@ ROWS_PER_THREAD = 8
 """The minimum number of rows for which another thread pays off."""
 
 
+def fields_of(kind: type[Any], *names: str) -> list[tuple[str, type[Any]]]:
+    """Return the members of a struct that have the same type."""
+    return [(name, kind) for name in names]
+
+
 class ProductStruct(ctypes.Structure):
     """A matrix product; see native.c."""
 
     _fields_ = (
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("shift", ctypes.c_void_p),
-        ("inputs", ctypes.c_int64),
-        ("outputs", ctypes.c_int64),
+        *fields_of(ctypes.c_void_p, "weight", "bias", "scale", "shift"),
+        *fields_of(ctypes.c_int64, "inputs", "outputs"),
     )
 
 
@@ -66,18 +68,10 @@ class LayerStruct(ctypes.Structure):
     """A layer; see native.c."""
 
     _fields_ = (
-        ("mode", ctypes.c_int64),
-        ("attention_mode", ctypes.c_int64),
-        ("heads", ctypes.c_int64),
-        ("head_width", ctypes.c_int64),
-        ("direction", ctypes.c_int64),
-        ("gelu_tanh", ctypes.c_int64),
-        ("query_key_value", ProductStruct),
-        ("attention_output", ProductStruct),
-        ("intermediate", ProductStruct),
-        ("output", ProductStruct),
-        ("attention_norm", ctypes.c_void_p * 2),
-        ("output_norm", ctypes.c_void_p * 2),
+        *fields_of(ctypes.c_int64, "mode", "attention_mode", "heads", "head_width"),
+        *fields_of(ctypes.c_int64, "direction", "gelu_tanh"),
+        *fields_of(ProductStruct, "query_key_value", "attention_output", "intermediate", "output"),
+        *fields_of(ctypes.c_void_p * 2, "attention_norm", "output_norm"),
         ("epsilon", ctypes.c_double),
     )
 
@@ -86,13 +80,8 @@ class BatchStruct(ctypes.Structure):
     """A batch; see native.c."""
 
     _fields_ = (
-        ("hidden", ctypes.c_void_p),
-        ("boundaries", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
-        ("projected", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("sequences", ctypes.c_int64),
-        ("count", ctypes.c_int64),
+        *fields_of(ctypes.c_void_p, "hidden", "boundaries", "rows", "projected", "out"),
+        *fields_of(ctypes.c_int64, "sequences", "count"),
     )
 
 
