@@ -40,21 +40,19 @@ class Muon(AdamW):
     """
 
     def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
-        split: list[dict[str, Any]] = []
-        self.parts: dict[Tensor, int] = {}
+        self.parts: dict[Tensor, int] = {
+            parameter: 3 if "query_key_value" in name else 1
+            for group in groups
+            for name, parameter in zip(group["names"], group["params"], strict=True)
+            if is_layer_matrix(name, parameter)
+        }
         """Each parameter that Muon updates -> the number of matrices stacked in it."""
-        for group in groups:
-            others: list[Tensor] = []
-            matrices: list[Tensor] = []
-            for name, parameter in zip(group["names"], group["params"], strict=True):
-                is_matrix = is_layer_matrix(name, parameter)
-                (matrices if is_matrix else others).append(parameter)
-                if is_matrix:
-                    self.parts[parameter] = 3 if "query_key_value" in name else 1
-            decay = group["weight_decay"]
-            split += [
-                {"params": params, "weight_decay": decay} for params in (others, matrices) if params
-            ]
+        split = [
+            {"params": params, "weight_decay": group["weight_decay"]}
+            for group in groups
+            for by_muon in (False, True)
+            if (params := [one for one in group["params"] if (one in self.parts) == by_muon])
+        ]
         if any(hasattr(matrix, "device_mesh") for matrix in self.parts):
             raise BertkitError(
                 "training.optimizer = muon needs whole matrices, which --strategy fsdp divides "
