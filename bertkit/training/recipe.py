@@ -57,19 +57,14 @@ class ModelSize:
         """Return the model configuration; feed-forward layers have four times the hidden size."""
         from bertkit.model.encoder import ModelConfig
 
+        same = {name: value for name, value in vars(self).items() if name != "dropout"}
         return ModelConfig(
             vocab_size=vocabulary_size,
-            hidden_size=self.hidden_size,
-            num_hidden_layers=self.num_hidden_layers,
-            num_attention_heads=self.num_attention_heads,
             intermediate_size=4 * self.hidden_size,
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.dropout,
-            max_position_embeddings=self.max_position_embeddings,
             direction=direction,
-            initializer_range=self.initializer_range,
-            embedding_size=self.embedding_size,
-            share_layers=self.share_layers,
+            **same,
         )
 
 

@@ -264,15 +264,14 @@ class MetricWindow:
         """Start a new window now, so that evaluation and saving are not counted as training."""
         self.began = time.perf_counter()
         self.sums: Sums | None = None
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self.tokens = self.squares = self.updates = 0
         self.last: StepRecord[Any] | None = None
 
     def add(self, record: StepRecord[Any]) -> None:
         """Add one update to the window."""
         self.sums = merge_sums(self.sums, record.sums)
-        for name, count in record.counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
+        self.counts.update(record.counts)
         self.tokens += record.tokens
         self.squares += record.sum_squared_lengths
         self.updates += 1
