@@ -14,13 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from bertkit.datasets.examples import Example
 from bertkit.datasets.records import MissingColumnError, Records
-from bertkit.datasets.tabular import (
-    Fields,
-    first_left_out,
-    has_columns,
-    numbered_rows,
-    valid_text,
-)
+from bertkit.datasets.tabular import Fields, first_left_out, has_columns, numbered_rows, valid_text
 from bertkit.errors import BertkitError, flag
 from bertkit.text.lines import TextCounts, value_name
 

@@ -18,12 +18,7 @@ from bertkit.config import as_json
 from bertkit.errors import BertkitError, check_known
 from bertkit.finetuning.settings import HeadSettings, RunSettings, TrainingSettings
 from bertkit.model.encoder import Encoder
-from bertkit.model.features import (
-    HEADS,
-    FeatureModel,
-    check_layers,
-    save_with_head,
-)
+from bertkit.model.features import HEADS, FeatureModel, check_layers, save_with_head
 from bertkit.model.task_heads import TaskModel, add_bilstm, add_conditional_end, extra_head
 from bertkit.tasks.data import TaskData
 from bertkit.tasks.question_answering import QuestionAnswering

@@ -20,12 +20,7 @@ from bertkit.predict.files import Given, is_swag, usual_columns
 from bertkit.predict.load import load_predictor
 from bertkit.predict.predictors import TaskPredictor
 from bertkit.tasks.classification import Classification
-from bertkit.tasks.data import (
-    describe_items,
-    labelled_part,
-    note_unique,
-    write_results,
-)
+from bertkit.tasks.data import describe_items, labelled_part, note_unique, write_results
 from bertkit.tasks.spec import SPECS, spec_for
 from bertkit.tasks.task import Items, PredictedSplit, Task
 from bertkit.text.lines import TextCounts, describe_skipped

@@ -32,12 +32,7 @@ from bertkit.serve.attention import AttentionOperation
 from bertkit.serve.batching import Worker, compute_thread
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics
-from bertkit.serve.operations import (
-    EmbeddingOperation,
-    FillMask,
-    NextSentence,
-    TaskOperation,
-)
+from bertkit.serve.operations import EmbeddingOperation, FillMask, NextSentence, TaskOperation
 from bertkit.serve.schemas import Choices, Following, Masked, Question, Text, Words
 from bertkit.tasks.spec import SPECS
 from bertkit.tokenizer.wordpiece import Tokenizer
