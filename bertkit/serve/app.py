@@ -118,25 +118,18 @@ def make_app(
 def add_refusals(app: FastAPI) -> None:
     """Register handlers that give every error response the same JSON form."""
 
-    async def refused(request: Request, error: Exception) -> Response:
+    async def refuse(request: Request, error: Exception) -> Response:
+        if isinstance(error, RequestValidationError):
+            error = invalid_body(error.errors()[0], request.headers.get("content-type", ""))
+        elif isinstance(error, HTTPException):  # raised by the framework
+            answer = json_response(RefusedError(error.status_code, str(error.detail)))
+            answer.headers.update(error.headers or {})
+            return answer
         assert isinstance(error, RefusedError)
         return json_response(error)
 
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return json_response(
-            invalid_body(error.errors()[0], request.headers.get("content-type", ""))
-        )
-
-    async def by_framework(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        answer = json_response(RefusedError(error.status_code, str(error.detail)))
-        answer.headers.update(error.headers or {})
-        return answer
-
-    app.add_exception_handler(RefusedError, refused)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, by_framework)
+    for kind in (RefusedError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, refuse)
 
 
 def invalid_body(first: Mapping[str, Any], content_type: str) -> RefusedError:

@@ -52,11 +52,9 @@ class Metrics:
 
     def begin(self, model: str) -> None:
         """Register a model, so that its metrics appear as 0 before its first request."""
-        for metric in (self.queue_requests, self.queue_tokens, self.inputs):
+        queue = (self.inputs, self.queue_requests, self.queue_tokens, self.queue_seconds)
+        for metric in (*queue, self.batch_seconds, self.batch_tokens, self.batch_requests):
             metric.labels(model)
-        for spread in (self.queue_seconds, self.batch_seconds, self.batch_tokens):
-            spread.labels(model)
-        self.batch_requests.labels(model)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Record an answered request."""
