@@ -173,20 +173,17 @@ def text_windows(
         raise BertkitError(
             f"a length of {max_length} leaves no room for text; give at least {least} tokens"
         )
-    parts: list[tuple[Sequence[int], Sequence[int] | None]]
     if not pair:
-        parts = [(window, None) for window in cut_into_windows(text, room, stride)]
-    elif len(text) + len(pair) <= room:
-        parts = [(text, pair)]
-    else:
-        parts = pair_windows(text, pair, room, stride)
+        cut = cut_into_windows(text, room, stride)
+        return [surround(window, None, tokenizer) for window in cut]
+    parts = pair_windows(text, pair, room, stride)
     return [surround(first, second, tokenizer) for first, second in parts]
 
 
 def pair_windows(
     text: Sequence[int], pair: Sequence[int], room: int, stride: int
-) -> list[tuple[Sequence[int], Sequence[int] | None]]:
-    """Return the windows of a pair that is too long for one."""
+) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Return the windows of a pair: one, if it fits into the room."""
     shorter = min(len(text), len(pair))
     if shorter <= room // 2:
         left = room - shorter
