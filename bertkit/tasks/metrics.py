@@ -77,13 +77,11 @@ def correlations(gold: Sequence[float], predicted: Sequence[float]) -> dict[str,
     """Return Pearson, Spearman (GLUE's for STS-B; 0 if a side is constant) and squared error."""
     from scipy.stats import pearsonr, spearmanr
 
-    error = float(np.mean((np.asarray(gold) - np.asarray(predicted)) ** 2))
-    if len(gold) < 2 or np.ptp(gold) == 0 or np.ptp(predicted) == 0:
-        return {"pearson": 0.0, "spearman": 0.0, "mean_squared_error": error}
+    constant = len(gold) < 2 or np.ptp(gold) == 0 or np.ptp(predicted) == 0
     return {
-        "pearson": float(pearsonr(gold, predicted)[0]),
-        "spearman": float(spearmanr(gold, predicted)[0]),
-        "mean_squared_error": error,
+        "pearson": 0.0 if constant else float(pearsonr(gold, predicted)[0]),
+        "spearman": 0.0 if constant else float(spearmanr(gold, predicted)[0]),
+        "mean_squared_error": float(np.mean((np.asarray(gold) - np.asarray(predicted)) ** 2)),
     }
 
 
