@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ labels, tuples of labels (sorted) or of tags (entity tags in IOB2), numbers, ind
 for question answering the tuple of accepted answers and the text of the predicted one."""
 
 
+@dataclass
 class Scorer:
     """Predicts the splits of a data set and scores the predictions.
 
@@ -36,37 +38,33 @@ class Scorer:
         BertkitError: no score is called `metric`, or one of `metrics` has the name of another.
     """
 
-    def __init__(
-        self,
-        data: TaskData,
-        task: Task,
-        items: Mapping[str, Items],
-        *,
-        metrics: Mapping[str, Metric],
-        metric: str,
-        device: torch.device,
-        precision: str,
-        console: Console,
-    ) -> None:
-        self.data, self.task, self.items, self.metrics = data, task, items, metrics
-        self.device, self.precision, self.console = device, precision, console
-        self.baselines = {name: task.baseline(inputs) for name, inputs in data.dev}
-        self.metric = metric or task.metric
-        known = self.baselines[data.dev[0][0]]
-        if twice := sorted(known.keys() & metrics.keys()):
-            raise BertkitError(f"{task.task_type} has a metric '{twice[0]}'; rename your own")
-        for name, function in metrics.items():
+    data: TaskData
+    task: Task
+    items: Mapping[str, Items]
+    metrics: Mapping[str, Metric]
+    metric: str
+    device: torch.device
+    precision: str
+    console: Console
+
+    def __post_init__(self) -> None:
+        self.baselines = {name: self.task.baseline(inputs) for name, inputs in self.data.dev}
+        self.metric = self.metric or self.task.metric
+        known = self.baselines[self.data.dev[0][0]]
+        if twice := sorted(known.keys() & self.metrics.keys()):
+            raise BertkitError(f"{self.task.task_type} has a metric '{twice[0]}'; rename your own")
+        for name, function in self.metrics.items():
             if not callable(function):
                 raise BertkitError(
                     f"the metric '{name}' is {short_repr(function)}, not a function of the "
                     "labels and the predictions",
                     code="metric",
                 )
-        check_known("metric", self.metric, (*known, *metrics), code="metric")
+        check_known("metric", self.metric, (*known, *self.metrics), code="metric")
         if self.metric in known and self.metric.endswith(("error", "threshold")):
             raise BertkitError(
-                f"runs are compared by a score that is better if higher, and {metric} is not; "
-                f"choose {task.metric}",
+                f"runs are compared by a score that is better if higher, and {self.metric} is not; "
+                f"choose {self.task.metric}",
                 code="metric",
             )
 
@@ -115,6 +113,7 @@ class Scorer:
         return scores
 
 
+@dataclass
 class RunEvaluation:
     """Evaluates a run on dev while it is trained, and decides when it stops and what it keeps.
 
@@ -129,14 +128,12 @@ class RunEvaluation:
         keep: called with the model to keep, its task with thresholds, and its scores.
     """
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        patience: int,
-        title: str,
-        keep: Callable[[TaskModel, Task, Scores], None],
-    ) -> None:
-        self.scorer, self.patience, self.title, self.keep = scorer, patience, title, keep
+    scorer: Scorer
+    patience: int
+    title: str
+    keep: Callable[[TaskModel, Task, Scores], None]
+
+    def __post_init__(self) -> None:
         self.began = time.perf_counter()
         self.state: dict[str, Any] = {"values": [], "scores": {}, "degenerate": "", "seconds": 0.0}
         """What a checkpoint keeps, as JSON values: the main metric of every evaluation, the scores

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,7 @@ def finetune(
         ).run()
 
 
+@dataclass
 class FinetuningRun:
     """All fine-tuning runs of one output folder; see `finetune` for the arguments.
 
@@ -138,34 +140,31 @@ class FinetuningRun:
             there is no such metric.
     """
 
-    def __init__(
-        self,
-        data: TaskData,
-        start: PretrainedWeights,
-        out: Path,
-        settings: FinetuneSettings,
-        console: Console,
-        metrics: Mapping[str, Metric],
-        on_record: OnRecord | None,
-    ) -> None:
+    data: TaskData
+    start: PretrainedWeights
+    out: Path
+    settings: FinetuneSettings
+    console: Console
+    metrics: Mapping[str, Metric]
+    on_record: OnRecord | None
+
+    def __post_init__(self) -> None:
+        settings = self.settings
         if settings.training.dropout is not None:
-            start = start.with_dropout(settings.training.dropout)
-        self.data, self.start, self.out, self.console = data, start, out, console
-        fit = start.config.hidden_size, len(data.train), data.task.task_type
-        console.say(*settings.grid.reasons(*fit))
-        grid = settings.grid.chosen(*fit)
-        settings = dataclasses.replace(settings, grid=grid)
-        self.settings, self.metrics, self.on_record = settings, metrics, on_record
-        self.task: Task = reordered_labels(start, data).initialised_from(start)
+            self.start = self.start.with_dropout(settings.training.dropout)
+        fit = self.start.config.hidden_size, len(self.data.train), self.data.task.task_type
+        self.console.say(*settings.grid.reasons(*fit))
+        self.settings = dataclasses.replace(settings, grid=settings.grid.chosen(*fit))
+        self.task: Task = reordered_labels(self.start, self.data).initialised_from(self.start)
         self.device = choose_device(settings.device)
         self.precision = choose_precision(settings.training.precision, self.device)
-        self.build = build_with(settings.head, self.task, start)
+        self.build = build_with(settings.head, self.task, self.start)
         plain = self.build is None and not settings.head.new_head
-        self.keep_head = plain and same_task(start, self.task)
+        self.keep_head = plain and same_task(self.start, self.task)
         self.latest: LatestRun = ("", {})
         self._encode()
         self.cards = TunedCards(
-            start=start,
+            start=self.start,
             scorer=self.scorer,
             train=self.train,
             training=settings.training,

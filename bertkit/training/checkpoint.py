@@ -247,6 +247,7 @@ def verify_file(path: Path, expected: dict[str, Any]) -> None:
         raise BertkitError(f"{path.name} cannot be read ({error.strerror})") from error
 
 
+@dataclass
 class CheckpointWriter:
     """Saves and restores the checkpoints of one run.
 
@@ -259,27 +260,23 @@ class CheckpointWriter:
         keep: the number of checkpoints to keep.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        model: nn.Module,
-        optimizer: AdamW,
-        ranks: Ranks,
-        *,
-        sharded: bool = False,
-        keep: int = 2,
-    ) -> None:
-        self.folder, self.model, self.optimizer = folder, model, optimizer
-        self.ranks, self.sharded, self.keep = ranks, sharded, keep
-        on_cpu = next(model.parameters()).device.type == "cpu"
-        self.background = sharded or ranks.world > 1 or not on_cpu
+    folder: Path
+    model: nn.Module
+    optimizer: AdamW
+    ranks: Ranks
+    sharded: bool = False
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        on_cpu = next(self.model.parameters()).device.type == "cpu"
+        self.background = self.sharded or self.ranks.world > 1 or not on_cpu
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.pending: Future[dict[str, Any]] | None = None
         self.group: Any = None
-        if sharded:
+        if self.sharded:
             from torch import distributed
 
-            waiting = timedelta(seconds=ranks.timeout)
+            waiting = timedelta(seconds=self.ranks.timeout)
             self.group = distributed.new_group(backend="gloo", timeout=waiting)
 
     def resume(self, say: Callable[[str], None]) -> Checkpoint | None:
