@@ -76,10 +76,7 @@ def ordered_predictions(
     values: Sequence[Any], place: np.ndarray, dtype: type[np.number[Any]]
 ) -> Tensor:
     """Reorder values of parts to the packed sequences; `place` has the packed index of each."""
-    given = np.array(values, dtype=dtype)
-    ordered = np.empty_like(given)
-    ordered[place] = given
-    return torch.from_numpy(ordered)
+    return torch.from_numpy(np.array(values, dtype=dtype)[np.argsort(place)])
 
 
 def leading(parts: Sequence[ItemPart]) -> dict[str, int]:

@@ -209,10 +209,10 @@ class QuestionAnswering(Task):
         """See `Task`; exact match and F1 by the official rules, for 2.0 also by answerability."""
         texts = {i.id: self.plain(p) for i, p in zip(inputs, predictions, strict=True)}
         found = squad_scores(inputs, texts)
-        names = {"exact": "exact_match", "f1": "f1", "HasAns_exact": "answerable_exact_match",
-                 "HasAns_f1": "answerable_f1", "NoAns_exact": "unanswerable_accuracy"}  # fmt: skip
-        order = ("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_exact")
-        return {names[key]: found[key] / 100 for key in order if key in found}
+        names = {"f1": "f1", "exact": "exact_match", "HasAns_f1": "answerable_f1",
+                 "HasAns_exact": "answerable_exact_match",
+                 "NoAns_exact": "unanswerable_accuracy"}  # fmt: skip
+        return {name: found[key] / 100 for key, name in names.items() if key in found}
 
     def baseline(self, inputs: Sequence[QuestionExample]) -> dict[str, float]:
         """See `Task`; never an answer in 2.0, the whole context in 1.1."""
