@@ -65,11 +65,8 @@ class RequestMiddleware:
             return
         if scope["method"] == "HEAD":  # handled as GET; uvicorn omits the body
             scope = {**scope, "method": "GET"}
-        started, noted, body = (
-            time.perf_counter(),
-            dict[str, Any](),
-            BoundedBody(receive, self.limits),
-        )
+        started, body = time.perf_counter(), BoundedBody(receive, self.limits)
+        noted: dict[str, Any] = {}
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request = given if REQUEST_ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
