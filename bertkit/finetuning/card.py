@@ -24,19 +24,15 @@ from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder
 from bertkit.checkpoints.snippets import PIPELINES
 from bertkit.config import as_json
 from bertkit.datasets.benchmarks import OFFICIAL
+from bertkit.datasets.glue import GLUE
 from bertkit.finetuning.evaluation import Scorer, Scores
 from bertkit.finetuning.grid import score_text, shown_scores
 from bertkit.finetuning.settings import HeadSettings, RunSettings, TrainingSettings
 from bertkit.tasks.data import describe_items
 from bertkit.tasks.task import Items
 
-GLUE_CONFIGS = {
-    **{name: name for name in ("cola", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli")},
-    "sst-2": "sst2",
-    "sts-b": "stsb",
-}
 HUB_SETS = {
-    **{name: ("nyu-mll/glue", config) for name, config in GLUE_CONFIGS.items()},
+    **{name: ("nyu-mll/glue", name.replace("-", "")) for name in GLUE},
     "squad-1.1": ("rajpurkar/squad", ""),
     "squad-2.0": ("rajpurkar/squad_v2", ""),
     "swag": ("allenai/swag", "regular"),
