@@ -99,18 +99,18 @@ class BiLSTM(nn.Module):
         tokens, places = map(torch.from_numpy, both_ways(lengths))
         sequences = len(lengths)
         nothing = states.new_zeros(1, sequences, self.lstm.hidden_size)
+        every = self.lstm.all_weights  # of each layer, forwards and backwards
         for layer in range(BILSTM_LAYERS):
             if layer:
                 states = F.dropout(states, self.lstm.dropout, self.training)
             outputs = []
-            for own_tokens, own_places, weights in zip(
-                tokens, places, self.weights(layer), strict=True
-            ):
+            both = every[2 * layer : 2 * layer + 2]
+            for own_tokens, own_places, weights in zip(tokens, places, both, strict=True):
                 steps = states.index_select(0, own_tokens).view(-1, sequences, states.shape[-1])
                 found = torch.lstm(
                     steps,
                     (nothing, nothing),
-                    weights,
+                    tuple(weights),
                     has_biases=True,
                     num_layers=1,
                     dropout=0.0,
@@ -121,13 +121,3 @@ class BiLSTM(nn.Module):
                 outputs.append(found.flatten(0, 1).index_select(0, own_places))
             states = torch.cat(outputs, dim=-1)
         return states.float()
-
-    def weights(self, layer: int) -> list[list[Tensor]]:
-        """Return the weights of both directions of a layer, in the order `torch.lstm` expects."""
-        return [
-            [
-                getattr(self.lstm, f"{name}_l{layer}{direction}")
-                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            ]
-            for direction in ("", "_reverse")
-        ]
