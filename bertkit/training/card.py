@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -82,14 +81,14 @@ def card_of_run(run: Run, state: TrainState) -> Card:
 
 def corpus_metadata(stores: Sequence[TokenStore]) -> dict[str, Any]:
     """Return the languages and the hub's data sets of token stores, as far as they are known."""
-    languages, datasets = Counter[str](), Counter[str]()
+    languages, datasets = set[str](), set[str]()
     for store in stores:
         language = str((store.manifest.get("settings") or {}).get("language", ""))
         if re.fullmatch(r"[a-z]{2,3}", language) and language != DEFAULT_LANGUAGE:
-            languages[language] += 1
+            languages.add(language)
         for source in store.manifest.get("sources") or []:
             if named := re.match(r"hf:([\w.-]+/[\w.-]+)", str(source.get("path"))):
-                datasets[named[1]] += 1
+                datasets.add(named[1])
     found = {"language": sorted(languages), "datasets": sorted(datasets)}
     return {name: values for name, values in found.items() if values}
 
