@@ -171,14 +171,13 @@ class RequestMiddleware:
         """Record a request in the metrics and the log; neither contains any text of the request."""
         route = getattr(scope.get("route"), "path", None) or "other"
         self.serving.metrics.answered(route, status, seconds)
-        client = (scope.get("client") or ["?"])[0]
         line = {
             "id": request,
             "method": scope["method"],
             "route": route,
             "status": status,
             "milliseconds": round(1000 * seconds, 2),
-            "client": client,
+            "client": (scope.get("client") or ["?"])[0],
             **noted,
         }
         LOG.info("request", extra={"fields": line})

@@ -84,7 +84,7 @@ class ServedModel:
 
     @property
     def routes(self) -> list[str]:
-        """The routes that the model serves, sorted."""
+        """The routes that the model serves, sorted; every model serves "tokens"."""
         return sorted([*self.operations, "tokens"])
 
     @property

@@ -100,7 +100,7 @@ class Service:
 
     def find(self, name: str | None, route: str) -> ServedModel:
         """Return the model for a request."""
-        able = [model.name for model in self.models.values() if offers(model, route)]
+        able = [model.name for model in self.models.values() if route in model.routes]
         if name is None:
             if len(able) == 1:
                 return self.models[able[0]]
@@ -114,7 +114,7 @@ class Service:
             raise RefusedError(
                 404, f"model: no model is called '{shorten_client_text(name)}'{hint}", "model"
             )
-        if not offers(model, route):
+        if route not in model.routes:
             own = ", ".join(f"/v1/{one}" for one in model.routes)
             raise RefusedError(
                 422,
@@ -163,7 +163,9 @@ class Service:
             try:
                 return work.prepare(asked)
             except BertkitError as error:
-                raise as_problem(error) from error
+                first = str(error).partition(":")[0]  # the input, if the message names one
+                param = first if first.startswith("inputs.") else None
+                raise RefusedError(422, str(error), param) from error
 
         async with model.worker.deadline():
             prepared = await self.tokenize(characters, prepare, pictures=pictures)
@@ -259,17 +261,6 @@ def as_bytes(body: dict[str, Any]) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def offers(model: ServedModel, route: str) -> bool:
-    """Return whether a model serves a route; every model serves "tokens"."""
-    return route == "tokens" or route in model.operations
-
-
 def shorten_client_text(text: str) -> str:
     """Return a client's text shortened and escaped to one line, for use in a message."""
     return text[:60].encode("unicode_escape").decode()
-
-
-def as_problem(error: BertkitError) -> RefusedError:
-    """Convert an error about inputs to a refusal; `param` is the input that the message names."""
-    first = str(error).partition(":")[0]
-    return RefusedError(422, str(error), first if first.startswith("inputs.") else None)
