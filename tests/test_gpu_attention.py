@@ -13,6 +13,7 @@ import torch
 from bertkit.model.attention import DIRECTIONS, KERNELS, choose_kernel
 from bertkit.multimodal.vilbert import cross_attention
 from bertkit.pretraining_data.batch import pack
+from tests.attention import KERNELS_AND_REFERENCE
 from tests.test_gpu import distance, gpu
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -30,7 +31,7 @@ def test_kernels_agree_forward_and_backward(kernel: str, direction: str) -> None
     found: list[tuple[Any, Any]] = []
     for name, dtype in ((kernel, torch.bfloat16), ("reference", torch.float32)):
         own = together.to(dtype).clone().requires_grad_()
-        output = KERNELS[name](own, packed, direction, 0.0)
+        output = KERNELS_AND_REFERENCE[name](own, packed, direction, 0.0)
         torch.autograd.backward((output.float() * weights).sum())
         found.append((output, own.grad))
     for got, wanted in zip(*found, strict=True):

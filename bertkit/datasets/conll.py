@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from bertkit.datasets.examples import WordsExample
@@ -42,11 +42,6 @@ WordRow = tuple[str, str | None]
 """The word and the tag of a line; the tag is None if tags are not read."""
 NO_TAGS = {"[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "<PAD>", "PAD", "X"}
 """Labels that some code gives to padding, special tokens and the later tokens of a word."""
-
-
-def entity_tags(labels: Iterable[str]) -> list[str]:
-    """Return the labels that words can have, without those for padding and special tokens."""
-    return [label for label in labels if label not in NO_TAGS]
 
 
 def are_entity_tags(tags: Collection[str]) -> bool:

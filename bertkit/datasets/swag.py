@@ -49,10 +49,9 @@ def read_swag(
             f"{path} has no column 'label', like test.csv of SWAG; train and score on train.csv "
             f"and val.csv"
         )
-    labelled = has_labels if labelled is None else labelled
     found = TextCounts()
     inputs = []
-    columns = [*SWAG_COLUMNS, *(["label"] if labelled else [])]
+    columns = [*SWAG_COLUMNS, *(["label"] if has_labels else [])]
     whole = rows is not None
     for number, place, row in numbered_rows(path, found, format, columns=columns, whole=whole):
         if rows is not None:
@@ -61,11 +60,11 @@ def read_swag(
         if not all((fields["sent1"], *(fields[name] for name in ENDINGS))):
             found.note("empty text, kept", place)
         choices = tuple(f"{fields['sent2']} {fields[name]}".strip() for name in ENDINGS)
-        if labelled and fields["label"] not in ("0", "1", "2", "3"):
+        if has_labels and fields["label"] not in ("0", "1", "2", "3"):
             raise BertkitError(
                 f"{place}: the label is '{fields['label']}', not 0, 1, 2 or 3; correct the row"
             )
-        label = int(fields["label"]) if labelled else None
+        label = int(fields["label"]) if has_labels else None
         inputs.append(ChoiceExample(str(number), fields["sent1"], choices, label, place))
     if not inputs:
         raise BertkitError(f"{path} has no rows; get it again from {SWAG_SITE}")

@@ -12,12 +12,10 @@ that reads sequence boundaries, and padding exists only inside a kernel.
 | flash     | CUDA since Ampere, 16 bits,     | torch's flash attention on the packed tokens  |
 |           | heads of 8, 16, ... or 256      |                                               |
 | padded    | everything else                 | pads query, key, value; masks the padded keys |
-| reference | tests                           | a block mask over all pairs of tokens         |
 """
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sysconfig
@@ -199,26 +197,12 @@ def padded(projected: Tensor, packed: Packed, direction: str, dropout: float) ->
     return rows_out if inside is None else rows_out.index_select(0, inside)
 
 
-def reference(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
-    """Compute attention by its definition, with a block-diagonal mask over all token pairs."""
-    query, key, value = projected.unbind(1)
-    tokens = torch.arange(len(query), device=query.device)
-    sequence = torch.searchsorted(packed.cu_seqlens, tokens, right=True)
-    allowed = sequence[:, None] == sequence[None, :]
-    allowed &= visible_positions(len(tokens), direction, query.device)
-    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
-    weights = scores.masked_fill(~allowed, -math.inf).softmax(dim=-1)
-    weights = torch.dropout(weights, dropout, train=True)
-    return torch.einsum("hqk,khd->qhd", weights, value)
-
-
 KERNELS: dict[str, Callable[[Tensor, Packed, str, float], Heads]] = {
     "compiled": CompiledAttention.apply,
     "grouped": grouped,
     "triton": triton,
     "flash": flash,
     "padded": padded,
-    "reference": reference,
 }
 
 

@@ -20,7 +20,7 @@ the last bits of the projection of factorised embeddings (ALBERT), which torch c
 from __future__ import annotations
 
 import copy
-from typing import Never, Protocol
+from typing import Never
 
 import torch
 import torch.nn.functional as F
@@ -48,15 +48,6 @@ FEW_ROWS, STEP_OF_FEW, ROW_STEP = 64, 8, 32
 """Row counts of products are rounded up to a multiple of 8 up to 64, and of 32 beyond. oneDNN
 compiles and keeps code for every row count, half a megabyte for each weight shape: batches of real
 texts would produce all counts, and memory would grow for as long as a server runs."""
-
-
-class Product(Protocol):
-    """A matrix product with a bias: (rows, inputs) to (rows, outputs)."""
-
-    def __call__(
-        self, x: Tensor, *, gelu: str | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """Return the product, followed by GELU ("none": with erf, or "tanh") or a residual sum."""
 
 
 def prepare_encoder(encoder: Encoder, mode: str) -> None:
@@ -126,20 +117,15 @@ class InferenceLayer(nn.Module):
         super().__init__()
         self.config = layer.config
         self.dtype = torch.bfloat16 if mode == "bf16" else torch.float32
-        self.query_key_value: Product
-        self.attention_output: Product
-        self.intermediate: Product
-        self.output: Product
         linears = [layer.query_key_value, layer.attention_output, layer.intermediate, layer.output]
+        products: list[FloatProduct | Int8Product]
         if mode == "int8":
             attended = torch.bfloat16 if has_bf16() else torch.float32
-            self.query_key_value = Int8Product(linears[0], attended)
-            self.attention_output, self.intermediate = map(Int8Product, linears[1:3])
-            self.output = Int8Product(linears[3], after_gelu=True)
+            products = [Int8Product(linears[0], attended), *map(Int8Product, linears[1:3])]
+            products.append(Int8Product(linears[3], after_gelu=True))
         else:
-            self.query_key_value, self.attention_output, self.intermediate, self.output = (
-                FloatProduct(linear, self.dtype) for linear in linears
-            )
+            products = [FloatProduct(linear, self.dtype) for linear in linears]
+        self.query_key_value, self.attention_output, self.intermediate, self.output = products
         self.attention_norm = norm(layer.attention_norm, self.dtype)
         self.output_norm = norm(layer.output_norm, self.dtype)
         self.output_type = output_type or self.dtype
@@ -239,7 +225,7 @@ class FloatProduct:
     def __call__(
         self, x: Tensor, *, gelu: str | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """See `Product`."""
+        """Return (rows, outputs), followed by GELU ("none": with erf, or "tanh") or a sum."""
         if not self.fused:
             y = F.linear(x, self.weight, self.bias)
             return product_epilogue(y, gelu, residual)
@@ -280,7 +266,7 @@ class Int8Product:
     def __call__(
         self, x: Tensor, *, gelu: str | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """See `Product`."""
+        """See `FloatProduct`."""
         integers, scales, zero = quantize(x, after_gelu=self.after_gelu)
         y = torch.ops.onednn.qlinear_pointwise(
             integers, 1.0, zero, self.weight, self.scales, self.zeros, None,

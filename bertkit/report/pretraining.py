@@ -28,14 +28,14 @@ OBJECTIVES = ("mlm", "lm", "rtd", "nsp", "sop")
 UNIGRAM = (("guessing by frequency (unigram entropy)", "unigram_entropy"),)
 MOST_FREQUENT = (("always the most frequent token", "most_frequent_accuracy"),)
 COIN = ("a coin", 0.5)
-BLIND = "by the final share of replaced tokens"
+BY_SHARE = "by the final share of replaced tokens"
 PLOTS = (
     Plot("Masked language model: loss", "mlm_loss", baselines=UNIGRAM),
     Plot("Masked language model: accuracy", "mlm_accuracy", "share", MOST_FREQUENT),
     Plot("Language model: loss", "lm_loss", baselines=UNIGRAM),
     Plot("Language model: accuracy", "lm_accuracy", "share", MOST_FREQUENT),
-    Plot("Replaced tokens: loss", "rtd_loss", baselines=((BLIND, "rtd_entropy"),)),
-    Plot("Replaced tokens: accuracy", "rtd_accuracy", "share", ((BLIND, "rtd_majority"),)),
+    Plot("Replaced tokens: loss", "rtd_loss", baselines=((BY_SHARE, "rtd_entropy"),)),
+    Plot("Replaced tokens: accuracy", "rtd_accuracy", "share", ((BY_SHARE, "rtd_majority"),)),
     Plot("Next sentence: loss", "nsp_loss", baselines=(("a coin (ln 2)", math.log(2)),)),
     Plot(
         "Next sentence: accuracy",

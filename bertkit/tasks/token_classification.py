@@ -25,7 +25,6 @@ from bertkit.datasets.conll import (
     are_entity_tags,
     conll_scheme,
     entity_scores,
-    entity_tags,
     find_entities,
     to_iob2,
     write_conll,
@@ -77,7 +76,7 @@ class TokenClassification(Task):
     @classmethod
     def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
         """See `Task`; also tells whether the labels are entity tags."""
-        return {"max_length": max_length, "entities": are_entity_tags(entity_tags(labels))}
+        return {"max_length": max_length, "entities": are_entity_tags({*labels} - NO_TAGS)}
 
     def __post_init__(self) -> None:
         """Check the settings.

@@ -29,7 +29,7 @@ UNDECODABLE = 20
 """If this many of the first characters are undecodable, and more than there are valid ones beyond
 ASCII, the file has another encoding and is not merely damaged."""
 
-FORMATS = {
+OTHER_FORMATS = {
     b"\x1f\x8b": "compressed by gzip: its name should end in .gz",
     b"BZh": "compressed by bzip2: its name should end in .bz2",
     b"\xfd7zXZ": "compressed by xz: its name should end in .xz",
@@ -184,7 +184,7 @@ def check_encoding(head: bytes, path: str) -> None:
         problem = f"{undecodable:,} of its first letters cannot be decoded, and only {valid:,} can"
     else:
         return
-    known = [what for start, what in FORMATS.items() if head.startswith(start)]
+    known = [what for start, what in OTHER_FORMATS.items() if head.startswith(start)]
     advice = f"iconv -f {encoding} -t UTF-8 (or -f the encoding that it has)"
     raise BertkitError(
         f"{path} is not text, but {known[0]}"

@@ -14,6 +14,7 @@ from bertkit.model.attention import DIRECTIONS, KERNELS, choose_kernel, self_att
 from bertkit.model.cpu import keep_mask, keep_scale, step_types
 from bertkit.model.encoder import Dropout
 from bertkit.pretraining_data.batch import Packed, pack
+from tests.attention import KERNELS_AND_REFERENCE, reference
 from tests.conftest import python
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -47,7 +48,7 @@ def test_kernels_agree_with_the_definition(
 ) -> None:
     packed = lengths_batch(lengths)
     projected = projections(sum(lengths), heads, width)
-    wanted = KERNELS["reference"](projected, packed, direction, 0.0)
+    wanted = reference(projected, packed, direction, 0.0)
     got = KERNELS[kernel](projected, packed, direction, 0.0)
     assert got.shape == wanted.shape
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
@@ -64,7 +65,7 @@ def test_gradients_agree_with_the_definition(
     gradients = []
     for name in (kernel, "reference"):
         projected = projections(sum(lengths), 2, 4)
-        loss = (KERNELS[name](projected, packed, direction, 0.0) * weights).sum()
+        loss = (KERNELS_AND_REFERENCE[name](projected, packed, direction, 0.0) * weights).sum()
         gradients += torch.autograd.grad(loss, projected)
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-5)
 
@@ -92,7 +93,7 @@ def test_dropout_removes_a_tenth_of_the_weights_and_keeps_the_mean(
     position = packed.position_ids[:, None].expand(-1, 64)
     value = torch.nn.functional.one_hot(position, 16).float()
     projected = torch.stack([flat, flat, value], dim=1)
-    weights = KERNELS[kernel](projected, packed, "bidirectional", 0.1)
+    weights = KERNELS_AND_REFERENCE[kernel](projected, packed, "bidirectional", 0.1)
     length = torch.tensor(packed.lengths).repeat_interleave(torch.tensor(packed.lengths))
     scaled = weights * length[:, None, None]
     real = (torch.arange(16) < length[:, None])[:, None].expand_as(scaled)
@@ -112,7 +113,7 @@ def test_gradients_pass_through_the_weights_that_dropout_kept() -> None:
 
         def attend(projected: torch.Tensor, name: str = kernel) -> torch.Tensor:
             torch.manual_seed(4)  # the same mask every time
-            return KERNELS[name](projected, packed, "bidirectional", 0.3)
+            return KERNELS_AND_REFERENCE[name](projected, packed, "bidirectional", 0.3)
 
         assert torch.autograd.gradcheck(attend, projected)
 
@@ -185,7 +186,7 @@ def test_flash_agrees_with_the_definition_on_a_gpu(dtype: torch.dtype, direction
     projected = projections(148, 4, 32, device="cuda", dtype=dtype)
     assert choose_kernel(projected) in ("triton", "flash")
     got = self_attention(projected, packed, direction=direction)
-    wanted = KERNELS["reference"](projected.float(), packed, direction, 0.0)
+    wanted = reference(projected.float(), packed, direction, 0.0)
     torch.testing.assert_close(got.float(), wanted, atol=3e-2, rtol=3e-2)
 
 
@@ -195,7 +196,7 @@ def test_flash_agrees_with_the_definition_on_a_gpu(dtype: torch.dtype, direction
 def test_padded_agrees_with_the_definition_on_a_gpu(lengths: list[int]) -> None:
     packed = lengths_batch(lengths).to("cuda")
     projected = projections(sum(lengths), 4, 32, device="cuda")
-    wanted = KERNELS["reference"](projected, packed, "bidirectional", 0.0)
+    wanted = reference(projected, packed, "bidirectional", 0.0)
     got = self_attention(projected, packed, direction="bidirectional")
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
     half = self_attention(projected.bfloat16(), packed, direction="bidirectional", dropout=0.1)
