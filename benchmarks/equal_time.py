@@ -36,7 +36,7 @@ NETWORKS = {
     "--masking.random-share 0.0",
 }
 """Row -> the flags that are added to the recipe `wide`."""
-TASKS = ("mnli-10k", "mrpc", "sst-2, 2,000 rows", "conll-2003, 2,000 sentences")
+TASKS = ("mrpc", "sst-2, 2,000 rows", "conll-2003, 2,000 sentences")
 MINUTES = 20.0
 """The processor time of the updates of every network."""
 ROUNDS, TRIAL, TIMED = 3, 16, 8
