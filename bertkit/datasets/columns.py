@@ -194,7 +194,7 @@ class ChoiceColumns(ImageColumns):
         for _, place, row in numbered_rows(
             path, TextCounts(), self.format, header=self.header, columns=columns
         ):
-            key = choice_key(row[self.label])
+            key = choice_key(row[self.label], self.names)
             spread, own = expand_choices(row, self.choices, place)
             keys += bool(key)
             letters += letter_index(key) >= 0
@@ -230,7 +230,7 @@ class ChoiceColumns(ImageColumns):
             image = image_of(row, place)
             if image is None and self.image_column:
                 return None
-            key = choice_key(row.get(self.label)) if reading.labelled else ""
+            key = choice_key(row.get(self.label), self.names) if reading.labelled else ""
             index = self.choice_index(key, first)
             if key and not 0 <= index < len(own):
                 reading.counts.note("label out of range", place)

@@ -139,9 +139,10 @@ def is_empty_choice(value: object) -> bool:
     return not value_name(value)
 
 
-def choice_key(value: object) -> str:
-    """Return the key of a choice; "0.0", as pandas writes 0 beside a missing value, is "0"."""
-    return re.sub(r"^(\d+)\.0$", r"\1", value_name(value))
+def choice_key(value: object, names: Sequence[str]) -> str:
+    """Return the key of a choice: a choice's name, or with "0.0", as pandas writes it, as "0"."""
+    key = value_name(value)
+    return key if key in names else re.sub(r"^(\d+)\.0$", r"\1", key)
 
 
 def letter_index(key: str) -> int:

@@ -230,12 +230,6 @@ def mask(
     return tokens, targets
 
 
-def masked_ids(tokens: list[Token], tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that the network reads."""
-    ids = {token: index for index, token in enumerate(tokenizer.vocabulary)}
-    return [ids[token.shown] for token in tokens]
-
-
 EMBEDDING_PARTS = ("token", "position", "segment", "sum", "after LayerNorm")
 """The vectors of an embedding, in the order of `Inside.embeddings`."""
 

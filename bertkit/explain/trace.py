@@ -23,7 +23,6 @@ from bertkit.explain.steps import (
     TokenizedWord,
     look_inside,
     mask,
-    masked_ids,
     normalize,
     recorded_masking,
     tokenize_words,
@@ -122,7 +121,8 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
     tokens, targets = mask(start.tokenizer, texts, masking, seed, masked=masked)
     if masked and not targets:
         left_out["mlm"] = "no whole word is short enough to be a target; give a longer text"
-    packed = pack([masked_ids(tokens, start.tokenizer)], [[token.segment for token in tokens]])
+    ids = {token: index for index, token in enumerate(start.tokenizer.vocabulary)}
+    packed = pack([[ids[token.shown] for token in tokens]], [[token.segment for token in tokens]])
     check_batch(packed, start.config)
 
     inside = look_inside(loaded.model.encoder, packed)

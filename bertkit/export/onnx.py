@@ -78,7 +78,10 @@ def trace(model: PaddedModel) -> Any:
     shapes = dict.fromkeys(PADDED_INPUTS, free)
     arguments = (ids, torch.ones_like(ids), torch.zeros_like(ids))
     with silence(), torch.no_grad():
-        return torch.export.export(model, arguments, dynamic_shapes=shapes)
+        program = torch.export.export(model, arguments, dynamic_shapes=shapes)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it would show the paths of this machine
+    return program
 
 
 def write_program(source: ExportSource, folder: Path) -> Opened:
@@ -170,6 +173,8 @@ def export_graph(source: ExportSource, path: Path) -> None:
         )
     graph = onnx.load(path)
     del graph.graph.value_info[:]  # stale shapes, which make quantization fail
+    for node in graph.graph.node:
+        del node.metadata_props[:]  # where torch's code made it, with paths of this machine
     for value in (*graph.graph.input, *graph.graph.output):
         dimensions = value.type.tensor_type.shape.dim
         for place, name in enumerate(axes(source.head, value.name)):

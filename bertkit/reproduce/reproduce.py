@@ -61,8 +61,10 @@ def reproduce_tables(
             reproduction with other settings.
     """
     out = Path(out)
-    if render and not tables and (out / "reproduction.json").is_file():
-        tables = [one["key"] for one in read_json(out / "reproduction.json")["tables"]]
+    if render and not tables:
+        recorded_sources(out)  # or an error
+        if (out / "reproduction.json").is_file():
+            tables = [one["key"] for one in read_json(out / "reproduction.json")["tables"]]
     if not tables:
         raise BertkitError(f"no table is given; choose {', '.join(EXPERIMENTS)} or all")
     chosen = list(EXPERIMENTS) if "all" in tables else [find_table(name).key for name in tables]

@@ -157,7 +157,8 @@ def separated_documents(source: Source, counts: TextCounts, column: str) -> Iter
         ragged, total = RaggedRows(source.path, len(header), counts), 0
         for number, fields in lines:
             total += 1
-            if any(fields[len(header) :]):  # such as a text with a comma and without quotes
+            beyond = fields[len(header) :]  # such as the rest of a text with a comma, unquoted
+            if any(map(str.strip, beyond)):
                 ragged.note(number, len(fields))
             else:
                 yield number, dict(zip(header, fields, strict=False))

@@ -241,10 +241,11 @@ class RaggedRows:
 
     def note(self, line: int, fields: int) -> None:
         """Count a row that is left out."""
-        reason, place = f"row with {fields} fields instead of {self.fields}", f"{self.path}:{line}"
-        self.counts.note(reason, place)
+        place = f"{self.path}:{line}"
+        more = "more" if fields > self.fields else "fewer"
+        self.counts.note(f"row with {more} fields than the first line", place)
         self.found += 1
-        self.first = self.first or f"{place}: {reason}"
+        self.first = self.first or f"{place}: row with {fields} fields instead of {self.fields}"
 
     def check(self, total: int) -> None:
         """Refuse the table if they are more than half of its rows."""

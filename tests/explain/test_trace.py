@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from bertkit.checkpoints.huggingface import load_pretraining_model
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.explain.sections import SECTIONS
-from bertkit.explain.steps import attention_weights, finish, look_inside, mask, masked_ids
+from bertkit.explain.steps import attention_weights, finish, look_inside, mask
 from bertkit.explain.trace import Trace, trace_example
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
@@ -27,6 +28,11 @@ from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.explain.conftest import PAIR, TEXT
 from tests.markdown import ROOT, table_rows
+
+
+def masked_ids(tokens: list[Any], tokenizer: Any) -> list[int]:
+    """The ids that the network reads."""
+    return [tokenizer.vocabulary.index(token.shown) for token in tokens]
 
 
 def test_the_attention_is_that_of_transformers(directory: Path, trace: Trace) -> None:

@@ -263,6 +263,8 @@ def test_nothing_is_pretrained_for_data_that_is_not_there(tmp_path: Path) -> Non
         with pytest.raises(BertkitError, match=f"to fine-tune on; {message}"):
             reproduce_command("5", out=tmp_path / "out", scale="tiny", sources=Sources(data=wrong))
     with pytest.raises(BertkitError, match="holds no reproduction to render"):
+        reproduce_command(out=tmp_path / "none", render=True)
+    with pytest.raises(BertkitError, match="holds no reproduction to render"):
         reproduce_command("5", out=tmp_path / "none", scale="tiny", render=True)
 
 

@@ -58,6 +58,12 @@ def test_keys_of_choices(tmp_path: Path, write: Write, keys: str, expected: list
     assert {why: at for why, at in counts.examples.items() if why == NO_ZERO} == open_
 
 
+def test_a_choices_name_may_look_like_a_number(write: Write) -> None:
+    path = write("a.csv", "q,2.0,1.0,label\nwhat,x,y,1.0\nwhat,x,y,2.0\nwhat,x,y,1.0\n")
+    inputs, _ = choices(path, choices=["2.0", "1.0"])
+    assert [given.label for given in inputs] == [1, 0, 1]
+
+
 @pytest.mark.parametrize("keys", ["1 2 3 4", "1 2 3", "0 1 2", "A B 1", "A B", "1 2 9", "", " 4"])
 def test_files_that_belong_together_count_alike(write: Write, keys: str) -> None:
     """What `lowest_key` says of a file is how it is read, and can read others.

@@ -135,10 +135,10 @@ def test_qqp_rows_with_missing_columns(tmp_path: Path) -> None:
         ("0", "duplicate"),
         ("2", "not_duplicate"),
     ]
-    assert counts.skipped == {"row with 4 fields instead of 6": 1, "empty text, kept": 1}
-    assert counts.examples["row with 4 fields instead of 6"] == f"{path}:3"
+    assert counts.skipped == {"row with fewer fields than the first line": 1, "empty text, kept": 1}
+    assert counts.examples["row with fewer fields than the first line"] == f"{path}:3"
     write(tmp_path / "qqp", "test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n1\ta\n")
-    with pytest.raises(BertkitError, match=r"test\.tsv:3: row with 2 fields.* every row of a test"):
+    with pytest.raises(BertkitError, match=r"test\.tsv:3: row with fewer.* every row of a"):
         read("qqp", tmp_path, "test")
 
 

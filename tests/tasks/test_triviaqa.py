@@ -10,7 +10,7 @@ import pytest
 
 from bertkit.datasets.columns import QuestionColumns
 from bertkit.datasets.examples import GoldAnswer, QuestionExample
-from bertkit.datasets.squad import golds_in_context
+from bertkit.datasets.triviaqa import golds_in_context
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 

@@ -280,10 +280,17 @@ def test_csv_with_quotes_and_line_ends_inside(file: File) -> None:
     assert documents == ['One, "two"\n\nthree', "z"]
     assert counts.skipped == {
         "row without column 'text'": 1,
-        "row with 3 fields instead of 2": 1,
+        "row with more fields than the first line": 1,
         "empty document": 1,
     }
     assert counts.examples["row without column 'text'"] == f"{path}:5"
+
+
+def test_ragged_rows_are_one_count_and_blank_fields_do_not_matter(file: File) -> None:
+    rows = "".join(f"A text{', and more' * i},{i}\n" for i in range(9))
+    _, counts = read(file("a.csv", "text,label\n" + rows + "plain,1,  ,\n" * 9))
+    assert counts.skipped == {"row with more fields than the first line": 8}
+    assert counts.documents == 10
 
 
 def test_texts_with_commas_and_without_quotes_are_not_cut(file: File) -> None:

@@ -90,6 +90,8 @@ def test_a_folder_of_a_web_server_is_not_read_as_a_page(server: str, tmp_path: P
     assert [source.path for source in find_sources([more])] == [f"{more}c.txt"]
     [source] = find_sources([f"{more}c.txt?version=1.csv"])
     assert list(read_documents(source, TextCounts())) == ["In a folder."]
+    for name, expected in (("c.csv", "csv"), ("b.jsonl.gz", "jsonl"), ("b.bin", "unknown")):
+        assert sources.source_format(f"{server}/download?name={name}", "auto") == expected
     [packed] = find_sources([f"{server}/b.txt.gz?version=1"])
     assert next(iter(read_documents(packed, TextCounts()))).isupper()
 
