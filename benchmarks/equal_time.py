@@ -84,11 +84,8 @@ def planned_steps(store: TokenStore, work: Path) -> dict[str, list[int]]:
     return dict(read_json(path)["steps"])
 
 
-def make_network(name: str, data: Path, work: Path) -> Path:
+def make_network(name: str, steps: list[int], store: TokenStore, work: Path) -> Path:
     """Pre-train a network, unless that is done, and return its run."""
-    torch.set_num_threads(1)
-    store = corpus(data, work)
-    steps = planned_steps(store, work)[name]
     run = work / f"equal-time-{name.lower().replace(' ', '-')}"
     finish_run(recipe_for(name, steps, round(sum(steps) / 30), 50), store, run, name)
     return run
@@ -96,12 +93,14 @@ def make_network(name: str, data: Path, work: Path) -> Path:
 
 def equal_time(data: Path, seeds: int, work: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a row for each network: its updates, and its median score on each task."""
+    torch.set_num_threads(1)
+    store = corpus(data, work)
     rows: dict[str, Any] = {}
     scores_by_seed: dict[str, Any] = {}
-    for name in NETWORKS:
-        run = make_network(name, data, work)
+    for name, steps in planned_steps(store, work).items():
+        run = make_network(name, steps, store, work)
         start = read_pretrained(run)
-        rows[name] = {"seeds": seeds, "updates": sum(planned_steps(corpus(data, work), work)[name])}
+        rows[name] = {"seeds": seeds, "updates": sum(steps)}
         for task in TASKS:
             used = task_data(task, data, start.config.max_position_embeddings, MOST_DEV)
             settings = FinetuneSettings(grid=Grid(seeds=seeds), track=())

@@ -140,10 +140,12 @@ def golds_in_context(context: str, names: list[str], *, scoring: bool) -> tuple[
 
     For scoring, the other names follow it without a position.
     """
+    if not names:
+        return ()
     longest_first = sorted(names, key=len, reverse=True)
     pattern = "|".join(r"\s+".join(map(re.escape, name.split())) for name in longest_first)
-    whole = re.compile(rf"(?<!\w)(?:{pattern})(?!\w)" if names else r"(?!)", re.IGNORECASE)
-    found = next((m for m in whole.finditer(context) if not inside_word(m, context)), None)
+    every = re.finditer(rf"(?<!\w)(?:{pattern})(?!\w)", context, re.IGNORECASE)
+    found = next((match for match in every if not inside_word(match, context)), None)
     if found is None:
         return ()
     first = GoldAnswer(found.group(), found.start())

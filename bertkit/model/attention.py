@@ -169,10 +169,9 @@ def padding(packed: Packed) -> tuple[Tensor | None, Tensor | None]:
     count, longest, tokens = len(packed.cu_seqlens) - 1, packed.max_seqlen, len(packed.ids)
     kept["padding"] = None, None
     if count * longest > tokens:
-        device, lengths = packed.cu_seqlens.device, packed.cu_seqlens.diff()
-        rows = torch.arange(count, device=device).repeat_interleave(lengths, output_size=tokens)
-        real = torch.arange(longest, device=device) < lengths[:, None]
-        kept["padding"] = rows * longest + packed.position_ids, real[:, None, None, :]
+        lengths = packed.cu_seqlens.diff()
+        real = torch.arange(longest, device=lengths.device) < lengths[:, None]
+        kept["padding"] = packed.owners * longest + packed.position_ids, real[:, None, None, :]
     return kept["padding"]
 
 

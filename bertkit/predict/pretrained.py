@@ -83,7 +83,7 @@ class Predictor:
         self.precision = choose_mode(precision, device)
         self.scorer = SentenceScorer(model, tokenizer, device, self.precision)
         self.model, self.tokenizer, self.device = self.scorer.model, tokenizer, device
-        self.order = order
+        self.order = order and model.nsp is not None
 
     @property
     def max_length(self) -> int:
@@ -150,8 +150,7 @@ class Predictor:
             BertkitError: the model has no next-sentence head, or a text has no tokens.
         """
         if self.model.nsp is None or self.order:
-            order = self.order and self.model.nsp is not None
-            learned = "which of two texts comes first" if order else "nothing about pairs"
+            learned = "which of two texts comes first" if self.order else "nothing about pairs"
             raise BertkitError(
                 f"this model has learned {learned}, not whether a text follows another; use one "
                 "that was pre-trained with next-sentence prediction"

@@ -61,9 +61,9 @@ def reproduce_tables(
             reproduction with other settings.
     """
     out = Path(out)
-    if render and not tables:
-        recorded_sources(out)  # or an error
-        if (out / "reproduction.json").is_file():
+    if render:
+        sources = recorded_sources(out)
+        if not tables and (out / "reproduction.json").is_file():
             tables = [one["key"] for one in read_json(out / "reproduction.json")["tables"]]
     if not tables:
         raise BertkitError(f"no table is given; choose {', '.join(EXPERIMENTS)} or all")
@@ -71,13 +71,11 @@ def reproduce_tables(
     found = read_scale(scale) if scale else recorded_scale(out)
     experiments = [EXPERIMENTS[key](found) for key in chosen]
     check_networks(found)
-    if render:
-        sources = recorded_sources(out)
-    elif sources.data is None:
-        raise BertkitError("there is no labelled data to fine-tune on; give --data FOLDER")
-    elif not sources.data.is_dir():
-        raise BertkitError(f"there is no folder {sources.data} to fine-tune on; correct --data")
     if not render:
+        if sources.data is None:
+            raise BertkitError("there is no labelled data to fine-tune on; give --data FOLDER")
+        if not sources.data.is_dir():
+            raise BertkitError(f"there is no folder {sources.data} to fine-tune on; correct --data")
         choose_device(device)  # fails before text is prepared
         if sources.model is not None:
             read_pretrained(sources.model)

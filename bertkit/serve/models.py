@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class ServedModel:
     loaded: int = field(default_factory=lambda: int(time.time()))
     """The time of loading, in seconds since 1970."""
 
-    @property
+    @cached_property
     def routes(self) -> list[str]:
         """The routes that the model serves, sorted; every model serves "tokens"."""
         return sorted([*self.operations, "tokens"])
