@@ -6,6 +6,8 @@ both sides read: bertkit and the reference.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import random
 from pathlib import Path
@@ -50,7 +52,6 @@ SETTINGS = {
 
 
 ARC = ChoiceColumns(text="0", choices=("1", "2", "3", "4"), label="5", header=False)
-ARC_FILES = ("arc_easy_train2251.csv", "arc_easy_dev570.csv")
 SAMPLES = {f"{task}-10k": sample for task, sample in GLUE_SAMPLES.items()}
 """Task -> the folder and the columns of a sample of one of GLUE's large sets, as JSON lines."""
 
@@ -65,7 +66,7 @@ def dataset(task: str, data: Path, slices: Path, positions: int) -> TaskData:
     glue = {"sst-2": slices}
     lengths: WindowLengths = WindowLengths()
     if task == "arc-easy":
-        train, dev = (str(data / "arc-easy" / name) for name in ARC_FILES)
+        train, dev = (f"{slices}/arc-easy/{split}.csv" for split in ("train", "dev"))
         return load_dataset(
             "multiple-choice", DataFiles(train=train, dev=dev), ARC, lengths, positions
         )
@@ -118,6 +119,8 @@ def make_slices(data: Path, out: Path) -> None:
     """Write the slices of sets that are not used as a whole; they are the same every time."""
     if not (out / "SST-2" / "train.tsv").is_file():
         sst(data / "glue" / "SST-2", out / "SST-2")
+    if not (out / "arc-easy" / "dev.csv").is_file():
+        arc(data / "arc-easy", out / "arc-easy")
     if not (out / "squad" / "train.json").is_file():
         squad(data / "squad", out / "squad")
     if not (out / "squad2" / "dev.json").is_file():
@@ -130,6 +133,16 @@ def sst(source: Path, out: Path) -> None:
     kept = sorted(random.Random(0).sample(range(len(rows)), SST_TRAIN))
     write_text(out / "train.tsv", "\n".join([header, *(rows[i] for i in kept)]) + "\n")
     write_text(out / "dev.tsv", (source / "dev.tsv").read_text(encoding="utf-8"))
+
+
+def arc(source: Path, out: Path) -> None:
+    """Write the questions with four choices; the Trainer's model reads no others."""
+    for name in ("train2251", "dev570"):
+        with (source / f"arc_easy_{name}.csv").open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.reader(file) if row[-1] in set("ABCD") and all(row)]
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows(rows)
+        write_text(out / f"{name.rstrip('0123456789')}.csv", text.getvalue())
 
 
 def squad(source: Path, out: Path) -> None:

@@ -98,8 +98,6 @@ def arc(folder: Path, tokenizer: Any) -> Task:
         found = []
         with path.open(encoding="utf-8", newline="") as file:
             for question, *options, key in csv.reader(file):
-                if key not in set("ABCD") or not all(options):  # bertkit keeps those of 3 choices
-                    continue
                 choices = tokenizer([question] * 4, options, truncation=True, max_length=512)
                 found.append({**choices, "labels": "ABCD".index(key)})
         return found
@@ -118,8 +116,7 @@ def arc(folder: Path, tokenizer: Any) -> Task:
         return {"accuracy": float((outputs.argmax(-1) == labels).mean())}
 
     model = AutoModelForMultipleChoice.from_pretrained(start_model())
-    train, dev = folder / "arc_easy_train2251.csv", folder / "arc_easy_dev570.csv"
-    return Task(model, read(train), read(dev), collate, metrics)
+    return Task(model, read(folder / "train.csv"), read(folder / "dev.csv"), collate, metrics)
 
 
 def conll(folder: Path, tokenizer: Any) -> Task:
@@ -210,7 +207,7 @@ def build(task: str, data: Path, slices: Path, start: Path, tokenizer: Any) -> T
     if task in folders:
         return glue(task, folders[task], tokenizer)
     if task == "arc-easy":
-        return arc(data / "arc-easy", tokenizer)
+        return arc(slices / "arc-easy", tokenizer)
     if task == "conll-2003":
         return conll(data / "conll2003", tokenizer)
     folder = slices / {"squad-1.1": "squad", "squad-2.0": "squad2"}[task]
