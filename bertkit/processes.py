@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
+from queue import SimpleQueue
 from threading import Lock, Thread, current_thread, main_thread
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -143,8 +144,9 @@ WorkResult = TypeVar("WorkResult")
 
 STARTING = Lock()
 """Held while processes start, which changes what all threads see as the user's script."""
-AHEAD = 2
-"""The number of blocks per worker that may be in progress or finished before they are needed."""
+AHEAD = 3
+"""The number of blocks per worker that may be sent, in progress or finished before they are needed:
+a worker need not wait for the next one."""
 
 
 class Workers(Generic[Block, WorkResult]):
@@ -193,33 +195,29 @@ class Workers(Generic[Block, WorkResult]):
                 yield block, self.work(block)
             return
         self._start()
-        numbered, idle = enumerate(blocks), deque(self.started)
-        given: deque[tuple[int, Block]] = deque()
-        busy: dict[Connection, int] = {}
-        done: dict[int, WorkResult] = {}
+        numbered, given = enumerate(blocks), deque[tuple[Connection, Block]]()
+        loads, done = dict.fromkeys(self.started, 0), {pipe: deque[Any]() for pipe in self.started}
         while True:
-            while idle and len(given) <= AHEAD * self.processes:
-                if (item := next(numbered, None)) is None:
-                    break
-                pipe = idle.popleft()
+            while len(given) < AHEAD * self.processes and (item := next(numbered, None)):
+                pipe = min(loads, key=loads.__getitem__)
                 with self._watching(pipe):
                     pipe.send(item[1])
-                busy[pipe] = item[0]
-                given.append(item)
+                loads[pipe] += 1
+                given.append((pipe, item[1]))
             if not given:
                 return
-            number, block = given[0]
-            for ready in wait([*busy], timeout=0 if number in done else None):
+            source, block = given[0]
+            for ready in wait([*self.started], timeout=0 if done[source] else None):
                 assert isinstance(ready, Connection)
                 with self._watching(ready):
                     well, answer = ready.recv()
                 if not well:
                     raise answer
-                done[busy.pop(ready)] = answer
-                idle.append(ready)
-            if number in done:
+                loads[ready] -= 1
+                done[ready].append(answer)
+            if done[source]:
                 given.popleft()
-                yield block, done.pop(number)
+                yield block, done[source].popleft()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -255,20 +253,33 @@ class Workers(Generic[Block, WorkResult]):
 
 
 def serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
-    """Run a worker process until it is killed or the other end of the pipe is closed."""
-    start_worker()
+    """Run a worker process until it is killed or the other end of the pipe is closed.
+
+    Ctrl-C and SIGTERM may reach every process of a run; they are left to the one that collects the
+    results.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # or each worker starts a thread for each core
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it may be sent to every process of a run
-    answer: tuple[bool, Any]
-    with suppress(EOFError, OSError):  # of the pipe
-        while True:
-            block = pipe.recv()
-            try:
-                answer = True, work(block)
-            except Exception as error:
-                if not isinstance(error, BertkitError):
-                    error.add_note(f"in a worker process:\n{traceback.format_exc()}")
-                answer = False, picklable(error)
+    blocks: SimpleQueue[Any] = SimpleQueue()
+
+    def receive() -> None:
+        try:
+            while True:
+                blocks.put(pipe.recv())
+        finally:
+            os._exit(1)
+
+    Thread(target=receive, daemon=True).start()  # so that the next block is sent meanwhile
+    while True:
+        block = blocks.get()
+        try:
+            answer = True, work(block)
+        except Exception as error:
+            if not isinstance(error, BertkitError):
+                error.add_note(f"in a worker process:\n{traceback.format_exc()}")
+            answer = False, picklable(error)
+        with suppress(OSError):  # `receive` notices it, too
             pipe.send(answer)
 
 
@@ -313,23 +324,6 @@ def signals_held() -> Iterator[None]:
             signal.signal(number, handler)
         for number in dict.fromkeys(received):
             signal.raise_signal(number)
-
-
-def start_worker() -> None:
-    """Make this worker process exit when the process that started it is killed.
-
-    Ctrl-C, which reaches every process of a terminal, is left to the process that collects the
-    results.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    Thread(target=follow, daemon=True).start()
 
 
 def interruptible(work: Callable[[], WorkResult]) -> WorkResult:
