@@ -109,6 +109,19 @@ def test_unknown_extensions_stay_visible_in_a_folder_and_fail_when_named(tmp_pat
     ]
 
 
+@pytest.mark.parametrize("start", ["<!DOCTYPE html>\n<html>", "\ufeff \n<HTML lang='en'>"])
+def test_a_web_page_is_not_read_as_text(start: str, tmp_path: Path) -> None:
+    """As a server sends it for a folder, or in place of a file that is gone."""
+    page = tmp_path / "corpus"
+    page.write_text(f"{start}<body>A page.</body></html>\n", encoding="utf-8")
+    assert [source.format for source in find_sources([str(page)], format="text")] == ["text"]
+    with pytest.raises(BertkitError, match=r"corpus .*HTML page"):
+        find_sources([str(page)])
+    (tmp_path / "a.txt").write_text("About <html> and other tags.\n")
+    formats = [source.format for source in find_sources([str(tmp_path)])]
+    assert formats == ["text", "unknown"]
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
