@@ -31,7 +31,8 @@ BANDS, ROWS = 14, 8
 SHINGLES_AT_ONCE = 2048
 """The maximum number of runs hashed at once; their (shingles, functions) hashes take 2 MB."""
 UNSPACED_SCRIPTS = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+    "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf"
+    "\u4e00-\u9fff\uac00-\ud7ff\uff66-\uff9f"
 )
 """Thai, Lao, Burmese, Khmer, kana, Han and Hangul, treated as written without spaces."""
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)

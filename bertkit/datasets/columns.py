@@ -178,8 +178,10 @@ class ChoiceColumns(ImageColumns):
         return replace(self, first_choice=self.lowest_key(path, counts))
 
     def lowest_key(self, path: str | Path | Records, counts: TextCounts) -> int:
-        """Return the number from which the keys of a file count, 0 or 1; -1 if no key is a number.
+        """Return the number from which the keys of a file count, 0 or 1; -1 if they do not count.
 
+        Numbers count unless each is the name of a column, as without names pandas calls them 0, 1
+        and so on.
         They count from 1 if the file shows it: most of its keys are letters (as in ARC, which mixes
         "A" and "1"), or no key is 0 and some key equals the number of choices in its row. If no key
         is 0 but nothing shows that they count from 1, `counts` records a note.
@@ -198,8 +200,8 @@ class ChoiceColumns(ImageColumns):
             spread, own = expand_choices(row, self.choices, place)
             keys += bool(key)
             letters += letter_index(key) >= 0
-            if key.isdecimal() and key not in self.names:
-                counted = counted or place
+            if key.isdecimal():
+                counted = counted or ("" if key in self.names else place)
                 zeros += key == "0"
                 empty = any(is_empty_choice(spread[name]) for name in own)
                 lasts += key == str(len(own)) and not empty
@@ -216,8 +218,8 @@ class ChoiceColumns(ImageColumns):
         self.check()
         image_of = self.image_reader(reading)
         first = self.first_choice
-        if first < 0:
-            first = max(0, self.lowest_key(reading.path, reading.counts) if reading.labelled else 0)
+        if first < 0 and reading.labelled:
+            first = self.lowest_key(reading.path, reading.counts)
 
         def example(row: Fields, place: str) -> ChoiceExample | None:
             spread, own = expand_choices(row, self.choices, place)
@@ -235,7 +237,7 @@ class ChoiceColumns(ImageColumns):
             if key and not 0 <= index < len(own):
                 reading.counts.note("label out of range", place)
                 return None
-            if first and key.isdecimal() and key not in self.names:
+            if first > 0 and key.isdecimal():
                 reading.counts.note("key counted from 1, kept", place)
             right = index if key else None
             return ChoiceExample("", texts[0], tuple(texts[1:]), right, place, image)
@@ -244,10 +246,10 @@ class ChoiceColumns(ImageColumns):
 
     def choice_index(self, key: str, first: int) -> int:
         """Return the index of the choice that a key names, possibly out of range; -1 for no key."""
-        if key in self.names:
+        if key in self.names and not (first >= 0 and key.isdecimal()):
             return self.names.index(key)
         if key.isdecimal():
-            return int(key[:9]) - first  # any nine-digit number is out of range
+            return int(key[:9]) - max(0, first)  # any nine-digit number is out of range
         return letter_index(key)
 
 

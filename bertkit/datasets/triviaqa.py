@@ -7,6 +7,7 @@ are the first 400 words of the documents in which one of these names occurs.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from itertools import islice
@@ -120,13 +121,13 @@ def documents_of(
             parts = PurePosixPath(name)
             if parts.is_absolute() or ".." in parts.parts:
                 raise BertkitError(f"{place}: Filename {name!r} is not a file of evidence/{folder}")
-            where = f"{place}, {folder}/{name}"
-            try:
-                content = (evidence / folder / name).read_bytes()
-            except OSError:
+            file, where = evidence / folder / name, f"{place}, {folder}/{name}"
+            if file.is_file() and os.access(file, os.R_OK):  # a pipe would keep the reader waiting
+                yield name, decode_line(file.read_bytes(), where, counts)
+            else:
                 counts.note("document missing", where)
-                continue
-            yield name, decode_line(content, where, counts)
+    if not any(record.get(field) for field in EVIDENCE_FOLDERS):
+        counts.note("question without documents", place)
 
 
 def first_words(text: str) -> str:

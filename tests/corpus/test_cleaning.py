@@ -84,6 +84,8 @@ def test_exact_copies_are_dropped_and_the_first_stays(
         ("don't stop", 3),
         ("東京です", 4),
         ("ที่นี่ดี", 3),
+        (unicodedata.normalize("NFD", "한국어는 한국"), 17),
+        ("ﾄｳｷｮｳ თბილისი", 6),
         ("कि की का के को कू कै कौ कं कः", 10),
     ],
 )

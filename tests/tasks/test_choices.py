@@ -58,6 +58,26 @@ def test_keys_of_choices(tmp_path: Path, write: Write, keys: str, expected: list
     assert {why: at for why, at in counts.examples.items() if why == NO_ZERO} == open_
 
 
+@pytest.mark.parametrize(
+    ("keys", "expected", "from_zero"),
+    [
+        ("1 2 0 1", [1, 2, 0, 1], [1, 2, 0, 1]),
+        ("1 2 3", [0, 1, 2], [1, 2]),
+        ("A 2 0", [0, 2, 0], [0, 2, 0]),
+    ],
+)
+def test_numbers_as_names_as_pandas_gives_them(
+    write: Write, keys: str, expected: list[int], from_zero: list[int]
+) -> None:
+    """They name choices if each key is a name; else all of them count."""
+    rows = "".join(f"what,x,y,z,{key}\n" for key in keys.split())
+    path = write("a.csv", f"0,1,2,3,4\n{rows}")
+    columns = {"text": "0", "choices": ["1", "2", "3"], "label": "4"}
+    for given, labels in (({}, expected), ({"first_choice": 0}, from_zero)):
+        inputs, _ = choices(path, **columns, **given)
+        assert [one.label for one in inputs] == labels
+
+
 def test_a_choices_name_may_look_like_a_number(write: Write) -> None:
     path = write("a.csv", "q,2.0,1.0,label\nwhat,x,y,1.0\nwhat,x,y,2.0\nwhat,x,y,1.0\n")
     inputs, _ = choices(path, choices=["2.0", "1.0"])
