@@ -180,11 +180,9 @@ class ChoiceColumns(ImageColumns):
     def lowest_key(self, path: str | Path | Records, counts: TextCounts) -> int:
         """Return the number from which the keys of a file count, 0 or 1; -1 if they do not count.
 
-        Numbers count unless each is the name of a column, as without names pandas calls them 0, 1
-        and so on.
-        They count from 1 if the file shows it: most of its keys are letters (as in ARC, which mixes
-        "A" and "1"), or no key is 0 and some key equals the number of choices in its row. If no key
-        is 0 but nothing shows that they count from 1, `counts` records a note.
+        Numbers count unless each is a column's name. They count from 1 if the file shows it: most
+        keys are letters (as in ARC, which mixes "A" and "1"), or none is 0 and some key equals the
+        number of choices in its row. If no key is 0 but nothing shows it, `counts` records a note.
 
         Raises:
             BertkitError: see `read`.

@@ -400,13 +400,15 @@ static AMX void configure_tiles(void) {
         uint8_t rows[16];
     } all = {.palette = 1};
     for (int i = 0; i < 8; i++) all.bytes[i] = 64, all.rows[i] = ROWS_OF_TILE;
-    _tile_loadconfig(&all);
+    /* _tile_loadconfig of GCC before 12.4 tells the compiler of 8 bytes, and it drops the others. */
+    __asm__ volatile("ldtilecfg %0" : : "m"(all));
 }
 
 /* The sums of 32 rows, or of 16, with a panel's first `outputs`; rows are `room` sums apart. */
 INLINE AMX void sums_by_tiles(int mode, int both, const char *rows, int64_t stride,
                               const char *panel, int64_t groups, int64_t outputs, float *sums,
                               int64_t room) {
+    __asm__ volatile("" : : : "memory"); /* GCC does not know either that loads of tiles read it */
     for (int half = 0; half < least(outputs, PANEL); half += 2 * VECTOR) {
         _tile_zero(0);
         _tile_zero(1);
