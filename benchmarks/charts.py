@@ -98,6 +98,8 @@ TASKS = {
     "rte": "RTE",
     "sts-b": "STS-B",
     "sst-2": "SST-2",
+    "mnli-10k": "MNLI-10k",
+    "qqp-10k": "QQP-10k",
     "arc-easy": "ARC-Easy",
     "conll-2003": "CoNLL-2003",
     "squad-1.1": "SQuAD 1.1",
