@@ -408,7 +408,8 @@ static AMX void configure_tiles(void) {
 INLINE AMX void sums_by_tiles(int mode, int both, const char *rows, int64_t stride,
                               const char *panel, int64_t groups, int64_t outputs, float *sums,
                               int64_t room) {
-    __asm__ volatile("" : : : "memory"); /* GCC does not know either that loads of tiles read it */
+    /* Nor does GCC know that tiles are loaded from memory, which must be written before. */
+    __asm__ volatile("" : : : "memory");
     for (int half = 0; half < least(outputs, PANEL); half += 2 * VECTOR) {
         _tile_zero(0);
         _tile_zero(1);
