@@ -145,8 +145,7 @@ WorkResult = TypeVar("WorkResult")
 STARTING = Lock()
 """Held while processes start, which changes what all threads see as the user's script."""
 AHEAD = 3
-"""The number of blocks per worker that may be sent, in progress or finished before they are needed:
-a worker need not wait for the next one."""
+"""The number of blocks per worker that are sent before the result of the first is needed."""
 
 
 class Workers(Generic[Block, WorkResult]):
@@ -220,20 +219,25 @@ class Workers(Generic[Block, WorkResult]):
                 yield block, done[source].popleft()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context, before = multiprocessing.get_context("spawn"), len(self.started)
         # a process would first run the user's script again, which may have no guard against that
         with STARTING, signals_held():
             script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
             try:
                 while len(self.started) < self.processes:
                     ours, theirs = context.Pipe()
-                    process = context.Process(target=serve, args=(theirs, self.work), daemon=True)
+                    process = context.Process(target=serve, args=(theirs,), daemon=True)
                     with self._watching(ours):
                         process.start()
                     self.started[ours] = process
                     theirs.close()
             finally:
                 sys.modules["__main__"] = script
+        for pipe in [*self.started][
+            before:
+        ]:  # not as an argument: if a worker died at once, writing it would not end
+            with self._watching(pipe):
+                pipe.send(self.work)
 
     @contextmanager
     def _watching(self, pipe: Connection) -> Iterator[None]:
@@ -252,15 +256,18 @@ class Workers(Generic[Block, WorkResult]):
             ) from None
 
 
-def serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
-    """Run a worker process until it is killed or the other end of the pipe is closed.
+def serve(pipe: Connection) -> None:
+    """Run a worker process: the pipe brings a function, then blocks, until its other end is closed.
 
-    Ctrl-C and SIGTERM may reach every process of a run; they are left to the one that collects the
-    results.
+    Ctrl-C and SIGTERM may reach every process of a run; the one that collects the results acts.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # or each worker starts a thread for each core
+    try:
+        work = pipe.recv()
+    except (EOFError, OSError):  # who started it is gone
+        return
     blocks: SimpleQueue[Any] = SimpleQueue()
 
     def receive() -> None:
@@ -272,9 +279,8 @@ def serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
 
     Thread(target=receive, daemon=True).start()  # so that the next block is sent meanwhile
     while True:
-        block = blocks.get()
         try:
-            answer = True, work(block)
+            answer = True, work(blocks.get())
         except Exception as error:
             if not isinstance(error, BertkitError):
                 error.add_note(f"in a worker process:\n{traceback.format_exc()}")

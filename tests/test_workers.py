@@ -165,6 +165,30 @@ def test_a_worker_that_dies_is_noticed(work: Any) -> None:
     assert multiprocessing.active_children() == []
 
 
+class LargeWork:
+    """Work that a pipe does not hold at once."""
+
+    def __init__(self) -> None:
+        self.data = bytes(LARGE)
+
+    def __call__(self, number: int) -> int:
+        return number
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_noticed() -> None:
+    def kill() -> None:
+        while not (started := multiprocessing.active_children()):
+            time.sleep(0.001)
+        os.kill(started[0].pid or 0, signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as threads, pool(LargeWork()) as workers:
+        killed = threads.submit(kill)
+        with pytest.raises(BertkitError, match=DIED):
+            list(workers.run(range(5)))
+        killed.result()
+    assert multiprocessing.active_children() == []
+
+
 def test_a_worker_that_is_killed_while_it_waits_is_noticed() -> None:
     with pool(square) as workers:
         results = workers.run(range(100))

@@ -178,14 +178,14 @@ class ChoiceColumns(ImageColumns):
         return replace(self, first_choice=self.lowest_key(path, counts))
 
     def lowest_key(self, path: str | Path | Records, counts: TextCounts) -> int:
-        """Return the number from which the keys of a file count, 0 or 1; -1 if they do not count.
+        """Return the number from which the keys of a file count, 0 or 1; -1 if no key is a number.
 
-        Numbers count unless each is a column's name. They count from 1 if the file shows it: most
-        keys are letters (as in ARC, which mixes "A" and "1"), or none is 0 and some key equals the
-        number of choices in its row. If no key is 0 but nothing shows it, `counts` records a note.
+        They count from 1 if the file shows it: most of its keys are letters (as in ARC, which mixes
+        "A" and "1"), or no key is 0 and some key equals the number of choices in its row. If no key
+        is 0 but nothing shows that they count from 1, `counts` records a note.
 
         Raises:
-            BertkitError: see `read`.
+            BertkitError: a number is not, but other numbers are names of columns; see also `read`.
         """
         self.check()
         keys = letters = zeros = lasts = 0
@@ -198,8 +198,12 @@ class ChoiceColumns(ImageColumns):
             spread, own = expand_choices(row, self.choices, place)
             keys += bool(key)
             letters += letter_index(key) >= 0
-            if key.isdecimal():
-                counted = counted or ("" if key in self.names else place)
+            if key.isdecimal() and key not in self.names:
+                if any(map(str.isdecimal, self.names)):
+                    raise BertkitError(
+                        f"{place}: no choice is called {key}; if keys count, give --first-choice"
+                    )
+                counted = counted or place
                 zeros += key == "0"
                 empty = any(is_empty_choice(spread[name]) for name in own)
                 lasts += key == str(len(own)) and not empty

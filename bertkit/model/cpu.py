@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bertkit.errors import check_known
 from bertkit.pretraining_data.batch import Packed
 from bertkit.tokenizer.compiled import compiled_library
 
@@ -50,11 +49,10 @@ ELEMENTS_PER_THREAD = 1 << 14
 def library() -> ctypes.CDLL | None:
     """Return the compiled code for this processor; None if it was not built from native.c as it is.
 
-    BERTKIT_NATIVE=0 in the environment switches it off, and avx2 or avx512 names the instructions;
-    otherwise (1) these are AVX512 with AMX, if the processor has it. Other values are refused.
+    The environment variable BERTKIT_NATIVE=0 switches it off, and BERTKIT_NATIVE=avx2 or avx512
+    names the instructions to use; otherwise these are AVX512 with AMX, if the processor has it.
     """
     chosen, able = os.environ.get("BERTKIT_NATIVE", "1"), torch.cpu.get_capabilities()
-    check_known("BERTKIT_NATIVE", chosen, ("0", "1", *NATIVE_LIBRARIES))
     for name, needed in NATIVE_LIBRARIES.items():
         if chosen in ("1", name) and all(map(able.get, needed)):
             code = compiled_library(SOURCE, name)

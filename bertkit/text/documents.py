@@ -121,30 +121,27 @@ def wikiextractor_documents(
 
 
 def jsonl_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
-    """Yield one field of the JSON object on each line."""
-    return text_column(jsonl_documents_rows(source, counts), source, counts, column)
+    """Yield one field of the JSON object on each line; other values are objects without fields."""
 
+    def rows() -> Iterator[tuple[int, Mapping[str, object]]]:
+        first = objects = 0
+        for number, line in text_lines(source, counts):
+            if not line or line.isspace():
+                continue
+            first = first or number
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                counts.note("line is not JSON", f"{source.path}:{number}")
+                continue
+            objects += isinstance(row, dict)
+            yield number, row if isinstance(row, dict) else {}
+        if first and not objects:  # such as one array of all rows
+            raise BertkitError(
+                f"{source.path}:{first}: no line of this file is a JSON object; write one per line"
+            )
 
-def jsonl_documents_rows(
-    source: Source, counts: TextCounts
-) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Yield the JSON objects of a file; other JSON values count as objects without fields."""
-    first = objects = 0
-    for number, line in text_lines(source, counts):
-        if not line or line.isspace():
-            continue
-        first = first or number
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            counts.note("line is not JSON", f"{source.path}:{number}")
-            continue
-        objects += isinstance(row, dict)
-        yield number, row if isinstance(row, dict) else {}
-    if first and not objects:  # such as one array of all rows
-        raise BertkitError(
-            f"{source.path}:{first}: no line of this file is a JSON object; write one per line"
-        )
+    return text_column(rows(), source, counts, column)
 
 
 def separated_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:

@@ -81,8 +81,8 @@ def find_sources(
         format: one of `FORMATS` for every file, or "auto" to use the extension before .gz, .bz2,
             .xz or .zst. With "auto", a text file that starts with `<doc ` has WikiExtractor's
             format, and one without an extension that starts with a JSON object is JSON lines. A
-            file with an unknown extension, or with an HTML page, becomes a source of format
-            "unknown" if a folder or a glob contained it, and is an error if it was named.
+            file with an unknown extension becomes a source of format "unknown" if a folder or a
+            glob contained it, and is an error if it was named.
 
     Raises:
         BertkitError: a path is missing, a folder or glob holds nothing to read, the format is
@@ -104,7 +104,7 @@ def find_sources(
             known = ", ".join(extension for extension in EXTENSIONS if extension)
             what = "has an unknown extension" if named else "holds no file with a known extension"
             raise BertkitError(
-                f"{path} {what} ({known}), or is an HTML page; rename it, or give its format if "
+                f"{path} {what} ({known}); rename it, or give its format if "
                 "the command has an option for it"
             )
         sources.extend(found)
@@ -218,7 +218,6 @@ def is_pipe(path: str) -> bool:
     return Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir())
 
 
-HTML_PAGE = re.compile(rb"\s*<(!doctype )?html", re.IGNORECASE)
 JSON_OBJECT = re.compile(rb'\{[ \t]*"[^"\n]*"[ \t]*:')
 
 
@@ -234,8 +233,10 @@ def first_line_format(path: str) -> str:
         raise BertkitError(f"cannot read {path}: {one_line(error)}") from error
     except DAMAGE:
         return "text"  # reading it will report what is wrong
-    if HTML_PAGE.match(head):
-        return "unknown"
+    if is_remote(path) and re.match(rb"\s*<(!doctype )?html[\s>]", head, re.IGNORECASE):
+        raise BertkitError(
+            f"{path} is an HTML page; check the address (that of a folder ends in /)"
+        )
     if head.lstrip().startswith(b"<doc "):
         return "wikiextractor"
     return "jsonl" if not extension(path) and JSON_OBJECT.match(head.lstrip()) else "text"
@@ -313,16 +314,13 @@ def decompressor(new_stream: Callable[[], Any]) -> Callable[[BinaryIO], BinaryIO
     return lambda file: io.BufferedReader(DecompressedStream(file, new_stream), DECOMPRESSED_BYTES)
 
 
-def zstandard_stream() -> Any:
-    """Return a decompressor of the largest window, as `zstd --long=31` writes it."""
-    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-
-
 DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": gzip.open,
     ".bz2": decompressor(bz2.BZ2Decompressor),
     ".xz": decompressor(lzma.LZMADecompressor),
-    ".zst": decompressor(zstandard_stream),
+    ".zst": decompressor(  # of the largest window, as `zstd --long=31` writes it
+        lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+    ),
 }
 
 

@@ -59,23 +59,29 @@ def test_keys_of_choices(tmp_path: Path, write: Write, keys: str, expected: list
 
 
 @pytest.mark.parametrize(
-    ("keys", "expected", "from_zero"),
+    ("keys", "named", "from_zero"),
     [
-        ("1 2 0 1", [1, 2, 0, 1], [1, 2, 0, 1]),
         ("1 2 3", [0, 1, 2], [1, 2]),
-        ("A 2 0", [0, 2, 0], [0, 2, 0]),
+        ("A 2 1", [0, 1, 0], [0, 2, 1]),
+        ("1 2 0 1", None, [1, 2, 0, 1]),
+        ("A 2 9", None, [0, 2]),
     ],
 )
-def test_numbers_as_names_as_pandas_gives_them(
-    write: Write, keys: str, expected: list[int], from_zero: list[int]
+def test_choices_called_by_numbers_as_pandas_calls_columns(
+    write: Write, keys: str, named: list[int] | None, from_zero: list[int]
 ) -> None:
-    """They name choices if each key is a name; else all of them count."""
     rows = "".join(f"what,x,y,z,{key}\n" for key in keys.split())
     path = write("a.csv", f"0,1,2,3,4\n{rows}")
-    columns = {"text": "0", "choices": ["1", "2", "3"], "label": "4"}
-    for given, labels in (({}, expected), ({"first_choice": 0}, from_zero)):
-        inputs, _ = choices(path, **columns, **given)
-        assert [one.label for one in inputs] == labels
+    columns: dict[str, Any] = {"text": "0", "choices": ["1", "2", "3"], "label": "4"}
+    if named is None:
+        with pytest.raises(
+            BertkitError, match=r"a\.csv:4: no choice is called [09], .*--first-choice"
+        ):
+            choices(path, **columns)
+    else:
+        assert [one.label for one in choices(path, **columns)[0]] == named
+    counted, _ = choices(path, **columns, first_choice=0)
+    assert [one.label for one in counted] == from_zero
 
 
 def test_a_choices_name_may_look_like_a_number(write: Write) -> None:

@@ -95,13 +95,13 @@ def test_documents_without_labels_are_whole(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_a_missing_document(tmp_path: Path) -> None:
-    names = ["none\0.txt", "\ud800.txt", "", "pipe", "Rhine.txt"]
+    names = ["none\0.txt", "\ud800.txt", "", "pipe", 300 * "long", "Rhine.txt"]
     record = RECORD | {"EntityPages": [{"Filename": name} for name in names]}
     path = archive(tmp_path, record, {"QuestionId": "q_2", "Question": "Where?"})
     os.mkfifo(tmp_path / "evidence/wikipedia/pipe")
     [rhine], counts = read(path)
     assert rhine.id == "q_1--Rhine.txt"
-    assert counts.skipped["document missing"] == 5
+    assert counts.skipped["document missing"] == 6
     assert counts.skipped["question without documents"] == 1
 
 

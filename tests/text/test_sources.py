@@ -110,16 +110,15 @@ def test_unknown_extensions_stay_visible_in_a_folder_and_fail_when_named(tmp_pat
 
 
 @pytest.mark.parametrize("start", ["<!DOCTYPE html>\n<html>", "\ufeff \n<HTML lang='en'>"])
-def test_a_web_page_is_not_read_as_text(start: str, tmp_path: Path) -> None:
-    """As a server sends it for a folder, or in place of a file that is gone."""
-    page = tmp_path / "corpus"
-    page.write_text(f"{start}<body>A page.</body></html>\n", encoding="utf-8")
-    assert [source.format for source in find_sources([str(page)], format="text")] == ["text"]
-    with pytest.raises(BertkitError, match=r"corpus .*HTML page"):
-        find_sources([str(page)])
-    (tmp_path / "a.txt").write_text("About <html> and other tags.\n")
-    formats = [source.format for source in find_sources([str(tmp_path)])]
-    assert formats == ["text", "unknown"]
+def test_a_web_page_in_place_of_a_file_is_refused(start: str, tmp_path: Path) -> None:
+    """As a server sends it for a folder, or for a file that is gone."""
+    page = f"{start}<body>A page.</body></html>\n".encode()
+    fsspec.filesystem("memory").pipe_file("/page/corpus", page)
+    assert find_sources(["memory://page/corpus"], format="text")[0].format == "text"
+    with pytest.raises(BertkitError, match=r"page/corpus is an HTML page"):
+        find_sources(["memory://page/corpus"])
+    (tmp_path / "mails.txt").write_bytes(page)
+    assert find_sources([str(tmp_path / "mails.txt")])[0].format == "text"
 
 
 @pytest.mark.parametrize(
