@@ -201,7 +201,7 @@ class ChoiceColumns(ImageColumns):
             if key.isdecimal() and key not in self.names:
                 if any(map(str.isdecimal, self.names)):
                     raise BertkitError(
-                        f"{place}: no choice is called {key}; if keys count, give --first-choice"
+                        f"{place}: no choice is called {key}; for indices, give --first-choice"
                     )
                 counted = counted or place
                 zeros += key == "0"

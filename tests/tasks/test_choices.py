@@ -75,7 +75,7 @@ def test_choices_called_by_numbers_as_pandas_calls_columns(
     columns: dict[str, Any] = {"text": "0", "choices": ["1", "2", "3"], "label": "4"}
     if named is None:
         with pytest.raises(
-            BertkitError, match=r"a\.csv:4: no choice is called [09], .*--first-choice"
+            BertkitError, match=r"a\.csv:4: no choice is called [09]; .*--first-choice"
         ):
             choices(path, **columns)
     else:
