@@ -137,12 +137,12 @@ def sst(source: Path, out: Path) -> None:
 
 def arc(source: Path, out: Path) -> None:
     """Write the questions with four choices; the Trainer's model reads no others."""
-    for name in ("train2251", "dev570"):
+    for split, name in (("train", "train2251"), ("dev", "dev570")):
         with (source / f"arc_easy_{name}.csv").open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.reader(file) if row[-1] in set("ABCD") and all(row)]
         text = io.StringIO(newline="")
         csv.writer(text).writerows(rows)
-        write_text(out / f"{name.rstrip('0123456789')}.csv", text.getvalue())
+        write_text(out / f"{split}.csv", text.getvalue())
 
 
 def squad(source: Path, out: Path) -> None:

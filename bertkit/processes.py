@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
@@ -194,15 +195,15 @@ class Workers(Generic[Block, WorkResult]):
                 yield block, self.work(block)
             return
         self._start()
-        numbered, given = enumerate(blocks), deque[tuple[Connection, Block]]()
+        following, given = iter(blocks), deque[tuple[Connection, Block]]()
         loads, done = dict.fromkeys(self.started, 0), {pipe: deque[Any]() for pipe in self.started}
         while True:
-            while len(given) < AHEAD * self.processes and (item := next(numbered, None)):
+            for block in islice(following, AHEAD * self.processes - len(given)):
                 pipe = min(loads, key=loads.__getitem__)
                 with self._watching(pipe):
-                    pipe.send(item[1])
+                    pipe.send(block)
                 loads[pipe] += 1
-                given.append((pipe, item[1]))
+                given.append((pipe, block))
             if not given:
                 return
             source, block = given[0]
@@ -233,9 +234,8 @@ class Workers(Generic[Block, WorkResult]):
                     theirs.close()
             finally:
                 sys.modules["__main__"] = script
-        for pipe in [*self.started][
-            before:
-        ]:  # not as an argument: if a worker died at once, writing it would not end
+        # not an argument of the process, which would be written for ever if it died at once
+        for pipe in [*self.started][before:]:
             with self._watching(pipe):
                 pipe.send(self.work)
 

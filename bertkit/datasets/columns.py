@@ -185,10 +185,11 @@ class ChoiceColumns(ImageColumns):
         is 0 but nothing shows that they count from 1, `counts` records a note.
 
         Raises:
-            BertkitError: a number is not, but other numbers are names of columns; see also `read`.
+            BertkitError: a number names no column, but other numbers do; see also `read`.
         """
         self.check()
         keys = letters = zeros = lasts = 0
+        numbers_are_names = any(map(str.isdecimal, self.names))
         counted = ""  # location of the first numeric key
         columns = [*self.inputs, self.label]
         for _, place, row in numbered_rows(
@@ -199,7 +200,7 @@ class ChoiceColumns(ImageColumns):
             keys += bool(key)
             letters += letter_index(key) >= 0
             if key.isdecimal() and key not in self.names:
-                if any(map(str.isdecimal, self.names)):
+                if numbers_are_names:
                     raise BertkitError(
                         f"{place}: no choice is called {key}; for indices, give --first-choice"
                     )
@@ -248,11 +249,9 @@ class ChoiceColumns(ImageColumns):
 
     def choice_index(self, key: str, first: int) -> int:
         """Return the index of the choice that a key names, possibly out of range; -1 for no key."""
-        if key in self.names and not (first >= 0 and key.isdecimal()):
-            return self.names.index(key)
-        if key.isdecimal():
-            return int(key[:9]) - max(0, first)  # any nine-digit number is out of range
-        return letter_index(key)
+        if first >= 0 and key.isdecimal():
+            return int(key[:9]) - first  # any nine-digit number is out of range
+        return self.names.index(key) if key in self.names else letter_index(key)
 
 
 def holds_rows(path: str, formats: Collection[str]) -> bool:

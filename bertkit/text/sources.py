@@ -206,11 +206,11 @@ def uncompressed_name(path: str) -> PurePosixPath:
 
 def file_name(path: str) -> PurePosixPath:
     """Return the path of a file, and that of a web address without a query behind the name."""
-    plain = path.partition("?")[0] if path.startswith(("http://", "https://")) else path
-    extension = PurePosixPath(plain).suffix.lower()
-    if not extension or extension not in {*EXTENSIONS, *DECOMPRESSORS}:
-        plain = path  # the query may be what names the file
-    return PurePosixPath(plain.replace(os.sep, "/"))
+    if path.startswith(("http://", "https://")):
+        name = PurePosixPath(path.partition("?")[0])
+        if name.suffix and name.suffix.lower() in {*EXTENSIONS, *DECOMPRESSORS}:
+            return name  # otherwise the query may be what names the file
+    return PurePosixPath(path.replace(os.sep, "/"))
 
 
 def is_pipe(path: str) -> bool:

@@ -22,6 +22,8 @@ from tests.markdown import ROOT, blocks
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
+HOMES = [str(place).encode() for place in (ROOT, Path(torch.__file__).parent)]
+"""Folders of this machine, which no exported file may name."""
 HEADS = [
     *("choose", "frozen", "answer-left-to-right", "albert", "left_to_right", "electra", "encoder"),
     "embedding",
@@ -53,8 +55,7 @@ def test_onnx_files_of_every_head_equal_bertkit(
     words = [tensor for tensor in graph.initializer if source.config.vocab_size in tensor.dims[:-1]]
     assert len(words) == 1  # also where a head reads the same matrix again
     content = (tmp_path / "out" / "model.onnx").read_bytes()
-    for place in (ROOT, Path(torch.__file__).parent):
-        assert str(place).encode() not in content, "a path of this machine"
+    assert not any(home in content for home in HOMES), "a path of this machine"
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names >= {"model.onnx", "vocab.txt", "tokenizer.json", "config.json", "export.json"}
     [block] = blocks((tmp_path / "out" / CARD).read_text(), "python")
@@ -101,13 +102,13 @@ def test_a_program_of_torch_is_plain_numbers(
     manifest = write_export(source, "torch-export", tmp_path / "out")
     assert manifest["check"]["outputs"]["logits"]["max_error"] < 1e-5
     assert manifest["outputs"] == ["logits"]
-    homes = [str(place).encode() for place in (ROOT, Path(torch.__file__).parent)]
     with zipfile.ZipFile(tmp_path / "out" / "model.pt2") as file:
         for name in file.namelist():
-            assert not any(home in file.read(name) for home in homes), "a path of this machine"
+            content = file.read(name)
+            assert not any(home in content for home in HOMES), "a path of this machine"
             # torch.save begins with a zip file, a bare pickle with its protocol
             is_number = "/weights/weight_" in name
-            assert is_number or not file.read(name).startswith((b"PK\x03\x04", b"\x80")), name
+            assert is_number or not content.startswith((b"PK\x03\x04", b"\x80")), name
         [name] = [name for name in file.namelist() if name.endswith("weights_config.json")]
         settings = json.loads(file.read(name))
         assert not any(one["use_pickle"] for one in settings["config"].values())
