@@ -7,6 +7,7 @@ moments at which a crash can leave something half done, and they can be repeated
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -130,6 +131,7 @@ def inside(arguments: Sequence[str], place: Path, moment: Moment | None, told: i
         status = 1
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # from here on, a signal comes too late
+    gc.collect()  # as Python does when it ends: it closes generators that an exception has held
     os.write(told, str(hook.seen).encode())
     return status
 
