@@ -24,11 +24,7 @@ BINARY = ("0", "1")
 ENTAILMENT = ("entailment", "not_entailment")
 INFERENCE = ("entailment", "neutral", "contradiction")
 COLA_COLUMNS = ("source", "label", "author's label", "sentence")
-SPLIT_FILES: Mapping[str, tuple[str, ...]] = {
-    "train": ("train.tsv",),
-    "dev": ("dev.tsv",),
-    "test": ("test.tsv",),
-}
+SPLIT_FILES = {split: (f"{split}.tsv",) for split in ("train", "dev", "test")}
 """Split -> possible names of its file."""
 
 

@@ -82,13 +82,14 @@ def read_minimal_pairs(
         )
     if split == "all":
         return pairs
-    if not {pair.set for pair in pairs} & set(BLIMP_DEV):
+    chosen = [pair for pair in pairs if (pair.set in BLIMP_DEV) == (split == "dev")]
+    if not chosen or not {pair.set for pair in pairs} & {*BLIMP_DEV}:
         raise BertkitError(
-            f"{source} has none of the sets of BLiMP that make up dev; only BLiMP has the splits "
-            "dev and test",
+            f"{source} has none of the sets of BLiMP that make up "
+            f"{split if not chosen else 'dev'}; only the whole BLiMP has the splits dev and test",
             code="split",
         )
-    return [pair for pair in pairs if (pair.set in BLIMP_DEV) == (split == "dev")]
+    return chosen
 
 
 def all_pairs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ HEADER = "index\tprediction"
 
 ZIPPED = {name: (task, rows) for task, t in GLUE.items() for name, rows in t.submissions.values()}
 """File in glue.zip -> (task, number of predictions)."""
+SCORE = re.compile(r"[0-4](\.\d+)?|5(\.0+)?", re.ASCII)
+"""A prediction for STS-B."""
 
 
 def write_submission(
@@ -147,14 +150,6 @@ def submission_problems(name: str, text: str) -> Iterator[str]:
             if index != str(number):
                 yield f"{name}:{number + 2}: index '{index}' instead of {number}"
                 return
-            if not (value in task.file_labels if task.labels else is_score(value)):
+            if not (value in task.file_labels if task.labels else SCORE.fullmatch(value)):
                 yield f"{name}:{number + 2}: prediction '{value[:40]}' is not allowed"
                 return
-
-
-def is_score(value: str) -> bool:
-    """Return whether a text is a number from 0 to 5."""
-    try:
-        return 0 <= float(value) <= 5
-    except ValueError:
-        return False

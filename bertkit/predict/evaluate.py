@@ -208,8 +208,8 @@ def scored_inputs(
     `bertkit.json`, and `given` the column options of the user's data.
 
     Raises:
-        BertkitError: no data was given, the name of the set is unknown, or the set is for another
-            task type than the model.
+        BertkitError: no data was given, the name of the set is unknown, or the set has another task
+            type or other labels than the model.
     """
     own = model.task_type
     if file is None and data is None:
@@ -235,6 +235,12 @@ def scored_inputs(
             f"the model is fine-tuned for {own}, not for {spec_for(name).name}; choose another "
             "model",
             code="task",
+        )
+    wanted = GLUE[name].labels if name in GLUE else ()
+    if wanted and isinstance(model, Classification) and {*wanted} != {*model.labels}:
+        raise BertkitError(
+            f"the model's labels are {', '.join(model.labels):.80}, not {', '.join(wanted)}",
+            code="label",
         )
     check_sources(name, files, given)
     inputs = read_split(name, split, files, None if name in OFFICIAL else columns, counts)

@@ -196,6 +196,9 @@ def test_bad_requests_have_codes(
     with pytest.raises(BertkitError) as caught:
         read_minimal_pairs(PAIRS, TextCounts(), split="dev")
     assert caught.value.code == "split"
+    with pytest.raises(BertkitError) as caught:  # nothing would be left
+        read_minimal_pairs(blimp / f"{BLIMP_DEV[0]}.jsonl", TextCounts(), split="test")
+    assert caught.value.code == "split"
     with pytest.raises(BertkitError) as caught:
         evaluate(model, [("river " * 50, "river")])
     assert caught.value.code == "no-pairs"

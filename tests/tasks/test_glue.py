@@ -16,6 +16,7 @@ from bertkit.datasets.examples import TextExample
 from bertkit.datasets.glue import GLUE, glue_task, read_glue
 from bertkit.datasets.submissions import HEADER, ZIPPED, write_glue_zip, write_submission
 from bertkit.errors import BertkitError
+from bertkit.predict.evaluate import evaluate
 from bertkit.tasks.data import glue_dataset
 from bertkit.tasks.windows import WindowLengths
 from bertkit.text.lines import TextCounts
@@ -461,6 +462,9 @@ def test_the_diagnostic_set_is_scored_and_predicted(
     assert set(json.loads((out / "dev-scores.json").read_text())) == {"matthews"}
     run("evaluate", mnli, "--task", "ax", "--data", tmp_path, "--split", "test", "--out", out)
     assert (out / "AX.tsv").read_text().startswith(f"{HEADER}\n0\t")
+    with pytest.raises(BertkitError) as caught:  # whatever the model would answer
+        evaluate(mnli, task="rte", data=tmp_path, split="test", unlabelled_ok=True)
+    assert caught.value.code == "label"
 
 
 def test_submit(
