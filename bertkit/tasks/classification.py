@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -271,13 +272,12 @@ class Classification(TextTask):
         return {name: CLASSIFICATION[name](gold, found, self.positive) for name in self.metrics}
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
-        """See `Task`; the better of always the most frequent and always the positive label."""
-        [(common, _)] = Counter(str(given.label) for given in inputs).most_common(1)
-        answers = dict.fromkeys((common, self.positive))
-        scores = [
-            self.score(inputs, [LabelPrediction(one, 1.0, {})] * len(inputs)) for one in answers
-        ]
-        return max(scores, key=lambda found: found[self.metric])
+        """See `Task`; always the most frequent or always the positive label."""
+        [(common, _)] = label_counts(inputs).most_common(1)
+        return best_by_metric(
+            self.score(inputs, [LabelPrediction(one, 1.0, {})] * len(inputs))
+            for one in {common, self.positive}
+        )
 
     def degenerate(
         self, inputs: Sequence[TextExample], predictions: Sequence[LabelPrediction]
@@ -352,24 +352,29 @@ class MultiLabelClassification(TextTask):
         return multi_label(gold, [found.labels for found in predictions], self.labels)
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
-        """See `Task`; always the k most frequent labels, with the k of the best micro F1."""
-        seen = Counter(label for given in inputs for label in given.label or ())  # type: ignore[union-attr]
-        ranked, right, total = seen.most_common(), 0, seen.total()
-        best, size = 0.0, 0
-        for number, (_, count) in enumerate(ranked, 1):
-            right += count
-            micro = 2 * right / (number * len(inputs) + total)
-            best, size = max((best, size), (micro, number), key=lambda pair: pair[0])
-        common = tuple(label for label, _ in ranked[:size])
-        return self.score(inputs, [LabelSetPrediction(common, {})] * len(inputs))
+        """See `Task`; always the k best labels for micro F1, all labels, or the commonest set."""
+        seen = label_counts(inputs)
+        ranked = [label for label, _ in seen.most_common()]
+        right = [0, *accumulate(seen[label] for label in ranked)]
+        micro = [n / (k * len(inputs) + seen.total() or 1) for k, n in enumerate(right)]
+        [(usual, _)] = Counter(map(self.plain_gold, inputs)).most_common(1)
+        return best_by_metric(
+            self.score(inputs, [LabelSetPrediction(tuple(one), {})] * len(inputs))
+            for one in (ranked[: micro.index(max(micro))], ranked, usual)
+        )
 
     def degenerate(
         self, inputs: Sequence[TextExample], predictions: Sequence[LabelSetPrediction]
     ) -> str:
         """See `Task`; a degenerate run gives every input the same set of labels."""
-        sets = (sorted(prediction.labels) for prediction in predictions)
-        found = [" and ".join(labels) or "no label" for labels in sets]
+        found = [" and ".join(self.plain(one)) or "no label" for one in predictions]
         return always_the_same(inputs, found)
+
+
+def best_by_metric(scores: Iterable[dict[str, float]]) -> dict[str, float]:
+    """Return the highest value of each metric."""
+    each = list(scores)
+    return {metric: max(found[metric] for found in each) for metric in each[0]}
 
 
 def balanced(counts: np.ndarray) -> np.ndarray:
@@ -377,9 +382,8 @@ def balanced(counts: np.ndarray) -> np.ndarray:
 
     Classes that do not occur have the weight 1.
     """
-    present = counts > 0
-    share = counts.sum() / max(1, present.sum())
-    return np.where(present, share / np.maximum(counts, 1), 1.0)
+    share = counts.sum() / max(1, (counts > 0).sum())
+    return np.where(counts > 0, share / np.maximum(counts, 1), 1.0)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -413,11 +417,9 @@ def refuse_image(given: TextExample | ChoiceExample) -> None:
 
 def label_counts(inputs: Iterable[Any]) -> Counter[str]:
     """Count the occurrences of each label or tag."""
-    seen: Counter[str] = Counter()
-    for given in inputs:
-        gold = given.gold
-        seen.update((gold or ()) if gold is None or isinstance(gold, tuple) else (str(gold),))
-    return seen
+    known = (given.gold for given in inputs if given.gold is not None)
+    sets = (gold if isinstance(gold, tuple) else (str(gold),) for gold in known)
+    return Counter(chain.from_iterable(sets))
 
 
 def training_labels(data: TaskInputs, *, at_least: int) -> tuple[str, ...]:

@@ -135,13 +135,21 @@ def test_the_best_answer_without_looking() -> None:
     assert task.baseline(rare)["micro_f1"] == pytest.approx(0.5), "all three, always"
     common = many(*(60 * ["a"] + 30 * ["b"] + 10 * ["c"]))
     assert task.baseline(common)["micro_f1"] == pytest.approx(0.6), "a, always"
+    mixed = many(*(45 * [""] + 40 * ["ab"] + 15 * ["c"]))  # each metric has its own best answer
+    assert task.baseline(mixed) == pytest.approx(
+        {
+            "micro_f1": 2 * 80 / (2 * 100 + 95),  # a and b, always
+            "macro_f1": (2 * 2 * 40 / 140 + 2 * 15 / 115) / 3,  # all three, always
+            "exact_match": 0.45,  # no label, always
+        }
+    )
     assert task.baseline(many("", ""))["micro_f1"] == 0.0
     pairs = Classification(("not_duplicate", "duplicate"), metrics=("f1", "accuracy"))
     asked = [
         TextExample(str(i), "a", "b", "duplicate" if i < 37 else "not_duplicate", "f:1")
         for i in range(100)
     ]
-    assert pairs.baseline(asked) == pytest.approx({"f1": 2 * 0.37 / 1.37, "accuracy": 0.37})
+    assert pairs.baseline(asked) == pytest.approx({"f1": 2 * 0.37 / 1.37, "accuracy": 0.63})
 
 
 def test_one_set_of_labels_is_one_in_any_order() -> None:
