@@ -65,7 +65,7 @@ def reproduce_tables(
         sources = recorded_sources(out)
         if not tables and (out / "reproduction.json").is_file():
             tables = [one["key"] for one in read_json(out / "reproduction.json")["tables"]]
-    if not tables:
+    elif not tables:
         raise BertkitError(f"no table is given; choose {', '.join(EXPERIMENTS)} or all")
     chosen = list(EXPERIMENTS) if "all" in tables else [find_table(name).key for name in tables]
     found = read_scale(scale) if scale else recorded_scale(out)

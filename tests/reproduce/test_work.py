@@ -109,6 +109,8 @@ def test_a_figure_from_text_to_page(
         with pytest.raises(KeyboardInterrupt):
             reproduce_command("figure-5", out=out, scale=scale, sources=sources)
     assert list(out.rglob("tuned/**/model.safetensors"))  # as if killed after the last score
+    assert reproduce_command(out=out, render=True) == 0  # before any page was written
+    assert "## Figure 5" in (out / "reproduction.md").read_text()
     assert reproduce_command("figure-5", out=out, scale=scale, sources=sources) == 0
     outcome = json.loads((out / "reproduction.json").read_text())
     [figure] = outcome["tables"]
