@@ -85,8 +85,7 @@ def read_minimal_pairs(
     chosen = [pair for pair in pairs if (pair.set in BLIMP_DEV) == (split == "dev")]
     if not chosen or not {pair.set for pair in pairs} & {*BLIMP_DEV}:
         raise BertkitError(
-            f"{source} has none of the sets of BLiMP that make up "
-            f"{split if not chosen else 'dev'}; only the whole BLiMP has the splits dev and test",
+            f"{source} has no set of BLiMP's split {split}; only the whole BLiMP has dev and test",
             code="split",
         )
     return chosen

@@ -239,7 +239,8 @@ def scored_inputs(
     wanted = GLUE[name].labels if name in GLUE else ()
     if wanted and isinstance(model, Classification) and {*wanted} != {*model.labels}:
         raise BertkitError(
-            f"the model's labels are {', '.join(model.labels):.80}, not {', '.join(wanted)}",
+            f"{name} has the labels {', '.join(wanted)}, not the model's "
+            f"{', '.join(model.labels):.80}; choose another model",
             code="label",
         )
     check_sources(name, files, given)
