@@ -69,8 +69,7 @@ def read_minimal_pairs(
     check_known("split", split, PAIR_SPLITS, code="split")
     if good == bad or not (good and bad):
         raise BertkitError(
-            f"--good and --bad must name two columns, one for each sentence, not '{good}' and "
-            f"'{bad}'",
+            f"--good and --bad must name a column for each sentence, not '{good}' and '{bad}'",
             code="column",
         )
     source = as_source(data, "data")
@@ -82,8 +81,9 @@ def read_minimal_pairs(
         )
     if split == "all":
         return pairs
-    chosen = [pair for pair in pairs if (pair.set in BLIMP_DEV) == (split == "dev")]
-    if not chosen or not {pair.set for pair in pairs} & {*BLIMP_DEV}:
+    dev = [pair for pair in pairs if pair.set in BLIMP_DEV]
+    chosen = dev if split == "dev" else [pair for pair in pairs if pair.set not in BLIMP_DEV]
+    if not (dev and chosen):
         raise BertkitError(
             f"{source} has no set of BLiMP's split {split}; only the whole BLiMP has dev and test",
             code="split",

@@ -325,7 +325,7 @@ def test_all_problems_are_in_one_line(submission: dict[str, Path], tmp_path: Pat
     for score in ("2_5", " 2.5", "5.001", "-0.1", ""):  # Python reads the first two as numbers
         bad = write(tmp_path, "s", stsb.replace("7\t2.500", f"7\t{score}", 1))
         with pytest.raises(BertkitError, match=rf"STS-B\.tsv:9: prediction '{score}' is not"):
-            write_glue_zip(submission | {"STS-B.tsv": bad}, tmp_path / "a.zip")
+            write_glue_zip({"STS-B.tsv": bad}, tmp_path / "a.zip")
     best = write(tmp_path, "s", stsb.replace("7\t2.500", "7\t5.000", 1))
     assert write_glue_zip(submission | {"STS-B.tsv": best}, tmp_path / "a.zip") == []
 
