@@ -295,5 +295,5 @@ def files_below(
             folders.clear()
             continue
         visited.add(real)
-        folders[:] = [name for name in folders if hidden or name[0] != "."]
+        folders[:] = sorted(name for name in folders if hidden or name[0] != ".")
         yield from (Path(parent, name) for name in names if hidden or name[0] != ".")

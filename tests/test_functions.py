@@ -65,6 +65,53 @@ def test_another_text_gets_a_vocabulary_of_its_own(corpus_text: str, tmp_path: P
     assert bertkit.store_from_text(corpus, out).tokenizer.size == 150
 
 
+def test_a_text_edited_before_the_first_shard_gets_a_vocabulary_of_its_own(
+    corpus_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, out = tmp_path / "corpus.txt", tmp_path / "run"
+    corpus = bertkit.TextOptions(text=(str(text),), vocabulary_size=150, processes=1)
+    text.write_text("kangaroo jump.\n\nkangaroo jumped.\n\n" * 20)
+
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bertkit.corpus.build.prepare_parts", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            bertkit.store_from_text(corpus, out)
+    assert "kangaroo" in bertkit.Tokenizer.load(out / "tokenizer").vocabulary
+    text.write_text(corpus_text)
+    resumed = bertkit.store_from_text(corpus, out)
+    fresh = bertkit.store_from_text(corpus, tmp_path / "fresh")
+    assert resumed.tokenizer.vocabulary == fresh.tokenizer.vocabulary
+    assert resumed.content_hash == fresh.content_hash
+
+
+def test_a_tilde_is_the_home_folder_of_everything_that_is_written(
+    corpus_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    (home / "corpus.txt").write_text(corpus_text)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(elsewhere)
+    tokenizer = bertkit.learn_tokenizer(["~/corpus.txt"], "~/tokenizer", 150)
+    store = bertkit.prepare(["~/corpus.txt"], "~/tokenizer", "~/store")
+    assert bertkit.TokenStore("~/store").content_hash == store.content_hash
+    tokenizer.save("~/copy")
+    corpus = bertkit.TextOptions(text=("~/corpus.txt",), vocabulary_size=150)
+    bertkit.store_from_text(corpus, "~/run")
+    bertkit.pretrain(read_recipe(bertkit.PretrainRecipe, "two-cores", SMALL), "~/store", "~/run")
+    assert bertkit.diagnose("~/run")
+    assert bertkit.write_report("~/run") == home / "run" / "report.html"
+    bertkit.extend_vocabulary("~/run", "~/larger", words=["zygote"])
+    bertkit.export_model("~/run", "~/exported", "huggingface")
+    written = {"tokenizer", "store", "copy", "run", "larger", "exported"}
+    assert written <= {path.name for path in home.iterdir()}
+    assert not [*elsewhere.iterdir()]
+
+
 def test_text_that_has_changed_is_said(
     run: Path, corpus_text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

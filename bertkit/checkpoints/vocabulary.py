@@ -17,6 +17,7 @@ from bertkit.checkpoints.extend import (
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError, check_known
+from bertkit.files import from_home
 from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped, plain_lines
 from bertkit.text.sources import one_source
@@ -64,7 +65,7 @@ def extend_vocabulary(
         BertkitError: there is nothing to add, an option is impossible, or `out` holds something
             other than a model.
     """
-    out = Path(out)
+    out = Path(from_home(out))
     if (words is None) == (not text) or (count is None) == bool(text):
         raise BertkitError("say what to add: either --words FILE or --text PATHS with --count")
     check_known("placement", place, POSITIONS)

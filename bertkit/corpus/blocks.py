@@ -35,7 +35,7 @@ class TokenizedBlock(NamedTuple):
 
 def is_held_out(document: str, share: float) -> bool:
     """Return whether a document is held out, by a hash of its text, so that copies agree."""
-    digest = hashlib.blake2b(document.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    digest = hashlib.blake2b(document.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") < share * 2**64
 
 
@@ -88,5 +88,5 @@ def tokenize_block(
                 sizes[of_sentences],
                 document_lengths[chosen & (document_lengths > 0)],
             )
-    text_bytes = sum(len(document.encode("utf-8", "surrogatepass")) for document in documents)
+    text_bytes = sum(len(document.encode()) for document in documents)
     return TokenizedBlock(splits, text_bytes, +counts)

@@ -22,7 +22,7 @@ from bertkit.corpus.steps import CorpusPart, PartResult, finished_part, plan_par
 from bertkit.corpus.store import ShardInfo, TokenStore
 from bertkit.corpus.writers import write_manifest
 from bertkit.errors import BertkitError, HeldError
-from bertkit.files import WAIT_SECONDS, exclusive_lock, read_json, write_json
+from bertkit.files import WAIT_SECONDS, exclusive_lock, from_home, read_json, write_json
 from bertkit.processes import Workers, worker_count
 from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped
@@ -164,7 +164,8 @@ def plan_store(
     processes: int,
 ) -> StorePlan:
     """Check the arguments of `prepare`, find the sources and divide them into parts."""
-    options, folder, workers = options or PrepareOptions(), Path(folder), worker_count(processes)
+    options, workers = options or PrepareOptions(), worker_count(processes)
+    folder = Path(from_home(folder))
     sources = check_inputs(text_paths(paths), folder, options)
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     check_folder(folder)
@@ -242,7 +243,7 @@ def check_inputs(paths: Sequence[str], folder: Path, options: PrepareOptions) ->
             f"{folder} is remote, but shards are renamed into place and mapped into memory; "
             "prepare into a local or mounted folder, then copy it"
         )
-    for path in paths:
+    for path in map(from_home, paths):
         if Path(path).is_dir() and folder.resolve().is_relative_to(Path(path).resolve()):
             raise BertkitError(
                 f"{folder} lies in {path}, whose files are all read as text; choose a folder "

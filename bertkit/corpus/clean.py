@@ -89,7 +89,7 @@ def poor_quality(document: str, options: CleanOptions) -> str:
     if alphabetic < options.min_alphabetic:
         return f"fewer than {options.min_alphabetic:.0%} of words have a letter"
     if repeated_share(document) > options.max_repeated:
-        return f"more than {options.max_repeated:.0%} of the text in lines that came before"
+        return f"more than {options.max_repeated:.0%} of the text is in repeated lines"
     spelled = word_patterns()[1].findall(document)
     if spelled:
         mean = sum(map(len, spelled)) / len(spelled)
@@ -224,7 +224,7 @@ def clean_documents(
     index = 0
     work = partial(judge_block, options=options)
     with Workers(work, processes, command="clean", flag="--processes") as workers:
-        for documents, verdicts in workers.run(cut_blocks(iter(reader), JUDGE_CHARACTERS)):
+        for documents, verdicts in workers.run(cut_blocks(reader, JUDGE_CHARACTERS)):
             for document, verdict in zip(documents, verdicts, strict=True):
                 reason = verdict.reason or is_duplicate(verdict, options, keys, bands)
                 if reason:

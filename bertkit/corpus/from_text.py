@@ -11,7 +11,7 @@ from bertkit.console import Console, console_or_new
 from bertkit.corpus.build import PrepareOptions, check_inputs, prepare, text_changed
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.files import exclusive_lock
+from bertkit.files import exclusive_lock, from_home
 from bertkit.outputs import TEXT
 from bertkit.processes import worker_count
 from bertkit.tokenizer.learn import LearnOptions, learn_from_files
@@ -42,8 +42,6 @@ class TextOptions:
 
 
 NO_TEXT = TextOptions()
-BEGUN = ("tokenizer/tokenizer_config.json", "store/settings.json")
-"""Without these files a vocabulary is learned: that of a removed store may be of another text."""
 
 
 def store_from_text(
@@ -61,7 +59,7 @@ def store_from_text(
         BertkitError: the directory was started with other text or options, they are invalid, or
             another process is using it.
     """
-    out = Path(out)
+    out = Path(from_home(out))
     with exclusive_lock(out), console_or_new(console) as shown:
         return _store_from_text(corpus, out, shown)
 
@@ -77,19 +75,22 @@ def _store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenS
             "remove --tokenizer and --init-from"
         )
     options = PrepareOptions(format=corpus.format, column=corpus.column, language=corpus.language)
-    if not (out / "store" / "manifest.json").is_file():
-        check_inputs(corpus.text, out / "store", options)  # before these flags are written down
+    learned, folder = out / "tokenizer", out / "store"
+    complete = (folder / "manifest.json").is_file()
+    begun = complete or (folder / "parts").is_dir()
+    if not complete:
+        check_inputs(corpus.text, folder, options)  # before these flags are written down
     flags = {k: v for k, v in as_json(corpus).items() if k != "processes"}
     flags["learned"] = corpus.tokenizer is None
-    if not any((out / name).exists() for name in ("tokenizer", "store")):
+    if not (learned.exists() or folder.exists()):
         (out / "corpus.json").unlink(missing_ok=True)  # left by flags that failed
     # a tokenizer is compared by its content, as the folder of a model on the hub may change
     claim_settings(out / "corpus.json", flags, "a corpus", ignored=("tokenizer",))
     if corpus.tokenizer is not None:
         tokenizer = Tokenizer.load(corpus.tokenizer)
-    elif all((out / made).is_file() for made in BEGUN):
-        tokenizer = Tokenizer.load(out / "tokenizer")
-    else:
+    elif begun and (learned / "tokenizer_config.json").is_file():
+        tokenizer = Tokenizer.load(learned)
+    else:  # the vocabulary of a run that was stopped before may be of another text
         learning = LearnOptions(
             cased=corpus.cased,
             format=corpus.format,
@@ -97,18 +98,18 @@ def _store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenS
             processes=corpus.processes,
         )
         tokenizer, _ = learn_from_files(corpus.text, corpus.vocabulary_size, learning, console)
-        tokenizer.save(out / "tokenizer")
-    if (out / "store" / "manifest.json").is_file():
-        store = TokenStore(out / "store")
-        store.check_tokenizer(tokenizer, str(corpus.tokenizer or out / "tokenizer"))
-        if text_changed(corpus.text, out / "store", options):
+        tokenizer.save(learned)
+    if complete:
+        store = TokenStore(folder)
+        store.check_tokenizer(tokenizer, str(corpus.tokenizer or learned))
+        if text_changed(corpus.text, folder, options):
             console.say(
-                f"the text is not as it was when {out / 'store'} was made from it, and the store "
+                f"the text is not as it was when {folder} was made from it, and the store "
                 "is used as it is; to train on the text of today, choose another --out"
             )
         return store
     return prepare(
-        *(list(corpus.text), tokenizer, out / "store", options),
+        *(list(corpus.text), tokenizer, folder, options),
         processes=corpus.processes,
         console=console,
     )

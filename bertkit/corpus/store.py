@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bertkit.errors import BertkitError
-from bertkit.files import map_array, read_json, sha256_file
+from bertkit.errors import BertkitError, check_known
+from bertkit.files import from_home, map_array, read_json, sha256_file
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "held_out")
 ARRAYS = ("tokens", "sentences", "documents")
+REPAIR = "remove its manifest.json and run what made the store again; the rest is kept"
 
 
 @dataclass(frozen=True)
@@ -81,18 +82,17 @@ def token_type(vocabulary_size: int) -> type[np.unsignedinteger[Any]]:
 
 def check_shard(folder: Path, shard: ShardInfo, *, checksums: bool = True) -> None:
     """Compare a shard's files with the manifest."""
-    repair = "remove its manifest.json and run what made the store again; the rest is kept"
     for kind in ARRAYS:
         path = folder / f"{shard.name}.{kind}.npy"
         if not path.is_file():
-            raise BertkitError(f"shard {path} is missing; {repair}")
+            raise BertkitError(f"shard {path} is missing; {REPAIR}")
         size = path.stat().st_size
         if size != shard.bytes[kind]:
             raise BertkitError(
-                f"shard {path} is torn: {size:,} bytes instead of {shard.bytes[kind]:,}; {repair}"
+                f"shard {path} is torn: {size:,} bytes instead of {shard.bytes[kind]:,}; {REPAIR}"
             )
         if checksums and sha256_file(path) != shard.sha256[kind]:
-            raise BertkitError(f"shard {path} is corrupt (its checksum is wrong); {repair}")
+            raise BertkitError(f"shard {path} is corrupt (its checksum is wrong); {REPAIR}")
 
 
 def open_shard(
@@ -156,8 +156,8 @@ class TokenStore:
         cache: Path | str | None = None,
         cache_gigabytes: float | None = None,
     ) -> None:
-        if split not in SPLITS:
-            raise BertkitError(f"no split '{split}'; known: {', '.join(SPLITS)}")
+        check_known("split", split, SPLITS)
+        folder = from_home(folder)
         self.remote = find_remote_store(folder, cache, cache_gigabytes)
         self.folder = self.remote.folder if self.remote else Path(folder)
         """The folder of the store's files; for a store at an address, its cache folder."""
@@ -176,8 +176,8 @@ class TokenStore:
             self.shards: Sequence[ShardInfo] = [s for s in everything if s.split == split]
         except (KeyError, TypeError, ValueError) as error:
             raise BertkitError(
-                f"{self.folder / 'manifest.json'} is damaged ({type(error).__name__}: {error}); "
-                "run the same `bertkit prepare` again"
+                f"the manifest of {self.folder} is damaged ({type(error).__name__}: {error}); "
+                f"{REPAIR}"
             ) from None
         self._nothing_open(trusting=False)
 
@@ -249,9 +249,7 @@ class TokenStore:
         """(vocabulary,) int64: the count of each id in the training text."""
         path = self.folder / "unigrams.npy"
         if not path.is_file() or sha256_file(path) != self.manifest.get("unigrams_sha256"):
-            raise BertkitError(
-                f"{path} is missing or corrupt; run the same `bertkit prepare` again"
-            )
+            raise BertkitError(f"{path} of a store is missing or corrupt; {REPAIR}")
         counts = map_array(path)
         if counts.shape != (self.vocabulary_size,) or counts.dtype != np.int64:
             raise BertkitError(f"{path} must have one count per token; prepare the store again")
@@ -355,7 +353,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     manifest = read_json(path)
     if not isinstance(manifest, dict) or "format" not in manifest:
-        raise BertkitError(f"{path} is damaged; run the same `bertkit prepare` again")
+        raise BertkitError(f"the manifest of {folder} is damaged; {REPAIR}")
     if manifest["format"] != FORMAT:
         raise BertkitError(
             f"{path} has format {manifest['format']}, but this version reads {FORMAT}; prepare the "

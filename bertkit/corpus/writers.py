@@ -106,7 +106,9 @@ COMPRESSORS: dict[str, Callable[[Any], Any]] = {
     ".gz": lambda file: gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0),
     ".bz2": lambda file: bz2.BZ2File(file, "wb"),
     ".xz": lambda file: lzma.LZMAFile(file, "wb", preset=1),  # noqa: SIM115 (closed below)
-    ".zst": lambda file: zstandard.ZstdCompressor(level=3).stream_writer(file, closefd=False),
+    ".zst": lambda file: zstandard.ZstdCompressor(level=3, write_checksum=True).stream_writer(
+        file, closefd=False
+    ),
 }
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from bertkit.datasets.conll import SPACES, TAG
 from bertkit.datasets.squad import with_text
-from bertkit.datasets.tabular import Fields, label_name, refuse_python_list, valid_text
+from bertkit.datasets.tabular import Fields, label_name, refuse_python_list
 from bertkit.errors import BertkitError, nearest
-from bertkit.text.lines import TextCounts, value_name
+from bertkit.text.lines import TextCounts, valid_text, value_name
 
 LARGEST_NUMBER = 1e15
 """The largest regression label; the squares of larger ones overflow the 32-bit sums of training."""

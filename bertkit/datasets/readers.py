@@ -14,9 +14,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from bertkit.datasets.examples import Example
 from bertkit.datasets.records import MissingColumnError, Records
-from bertkit.datasets.tabular import Fields, first_left_out, has_columns, numbered_rows, valid_text
+from bertkit.datasets.tabular import Fields, first_left_out, has_columns, numbered_rows
 from bertkit.errors import BertkitError, flag
-from bertkit.text.lines import TextCounts, value_name
+from bertkit.text.lines import TextCounts, valid_text, value_name
 
 RowReader = Callable[[Fields, str], Example | None]
 """(fields, location) -> an example without ID, or None (and a count) if the row is unusable."""

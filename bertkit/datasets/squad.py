@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bertkit.datasets.examples import GoldAnswer, QuestionExample
-from bertkit.datasets.tabular import first_left_out, valid_text
+from bertkit.datasets.tabular import first_left_out
 from bertkit.errors import BertkitError, nearest
-from bertkit.text.lines import TextCounts
+from bertkit.text.lines import TextCounts, valid_text
 from bertkit.text.sources import DAMAGE, one_line, one_source, open_binary
 
 SQUAD_SITE = "https://rajpurkar.github.io/SQuAD-explorer/"

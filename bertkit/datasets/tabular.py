@@ -381,11 +381,3 @@ def refuse_python_list(text: str, place: str) -> None:
             f"{place}: {text.strip()[:40]!r} is a list or object in Python's notation; write it as "
             f"JSON, or the data as JSON lines or Parquet"
         )
-
-
-def valid_text(text: str, place: str, counts: TextCounts) -> str:
-    """Return text that UTF-8 can encode: lone surrogates, which JSON can spell, are replaced."""
-    if text.isascii() or not LONE_SURROGATE.search(text):
-        return text
-    counts.note("lone surrogate replaced, kept", place)
-    return LONE_SURROGATE.sub("\ufffd", text)

@@ -23,9 +23,8 @@ from bertkit.datasets.squad import (
     require_field,
     squad_examples,
 )
-from bertkit.datasets.tabular import valid_text
 from bertkit.errors import BertkitError
-from bertkit.text.lines import TextCounts, decode_line
+from bertkit.text.lines import TextCounts, decode_line, valid_text
 from bertkit.text.sources import is_remote, one_source
 
 CONTEXT_WORDS = 400

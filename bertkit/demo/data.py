@@ -47,7 +47,8 @@ class DemoText(NamedTuple):
     """Short sentences from docstrings."""
 
     documents: list[str]
-    """Text to pre-train on, one sentence per line; each document is from one module or topic."""
+    """Text to pre-train on, one sentence per line; the first document is about all
+    topics of the reference, and each other one is from one module."""
     apart: list[str]
     """Sentences of the modules that training never sees, none of which is in `documents`."""
 
@@ -63,7 +64,8 @@ def source_files() -> Iterator[tuple[str, Path]]:
     for root, prefix in roots:
         for path in sorted(root.rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
-            if skipped.isdisjoint(parts) and path.stat().st_size <= LARGEST_SOURCE:
+            small = path.is_file() and path.stat().st_size <= LARGEST_SOURCE  # not a broken link
+            if small and skipped.isdisjoint(parts):
                 yield ".".join((prefix, *parts) if prefix else parts), path
 
 

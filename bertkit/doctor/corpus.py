@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from bertkit.console import Console
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus.store import REPAIR, TokenStore
 from bertkit.doctor.copies import LONG_SENTENCE, SHARD_BITS, SHORT_SENTENCE, Scan, Tally, scan
 from bertkit.doctor.findings import Finding, judge_value, make_finding, pair_findings, percent
 from bertkit.errors import BertkitError
@@ -83,8 +83,7 @@ def check_files(
         "problem" if damaged else "ok",
         {"damaged": len(damaged), "whole_shards": whole},
         said,
-        "run the same `bertkit prepare` command again to rebuild the damaged files; until then "
-        "the findings below do not cover them",
+        f"{REPAIR}; until then the findings below do not cover the damaged files",
     )
     same = f"the store was made with the tokenizer in tokenizer/ ({store.vocabulary_size:,} tokens)"
     tokens = make_finding(
@@ -97,7 +96,7 @@ def check_files(
     return tokenizer, [files, tokens]
 
 
-def check_store_sizes(seen: Scan, pair: str = "nsp") -> list[Finding]:
+def check_store_sizes(seen: Scan, pair: str) -> list[Finding]:
     """Check that there is enough text, in enough documents, none of which dominates."""
     draws = pair in DRAWING
     purpose = ", from which random next sentences are drawn" if draws else ""
@@ -203,7 +202,7 @@ def most_common_sentence(store: TokenStore, repeats: Tally, tokenizer: Tokenizer
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} ..."
 
 
-def check_shapes(seen: Scan, pair: str = "nsp") -> list[Finding]:
+def check_shapes(seen: Scan, pair: str) -> list[Finding]:
     """Check for documents that are too short, and sentences that are too long, to form pairs."""
     single, long = seen.single / seen.documents, seen.long_tokens / seen.tokens
     findings = [

@@ -137,7 +137,7 @@ def percent(value: float) -> str:
     if 0 < value < 1e-5:
         return "less than 0.001%"
     text = f"{100 * value:.2g}%" if value < 0.1 else f"{value:.0%}"
-    return f"{value:.2%}" if text == "100%" and value < 1 else text
+    return f"{min(value, 0.9999):.2%}" if text == "100%" and value < 1 else text
 
 
 PAIR_LABELS = {

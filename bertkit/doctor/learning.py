@@ -46,7 +46,7 @@ GUESSING_UPDATES = 500
 """The number of updates after the warm-up by which the loss should be below the unigram entropy."""
 MEANINGFUL_GAP = 0.1
 """The gap to the training loss, in nats, below which a rising held-out loss is no overfitting."""
-NEXT_PIECE = "also predicting every [CLS] and [SEP]"
+EASY_TARGETS = "also predicting every [CLS] and [SEP]"
 """How the second loss is reached if the next token is the target, so that none can be repeated."""
 CHANCE = 0.03
 """An accuracy on pairs less than this above the majority baseline counts as chance."""
@@ -84,9 +84,9 @@ def blind_losses(run: RunRecords) -> tuple[float, float] | None:
     entropy = run.baseline("unigram_entropy")
     if entropy is None or entropy <= 0:
         return None
-    if run.words == "lm":  # all tokens but one are targets, including [CLS] and [SEP]: easy ones
+    if run.loss_prefix == "lm":  # all tokens but one are targets, also [CLS] and [SEP]: easy ones
         targets = sum(finite_number(record, "targets") or 0 for record in run.steps)
-        specials = SPECIALS - 1 - (run.pair == "single-segment")
+        specials = SPECIALS - 1 - (run.pair_objective == "single-segment")
         easy = min(0.5, specials * run.sequences / max(1, targets))
         return entropy, (1 - easy) * entropy
     mask, random = run.setting("masking", "mask_share"), run.setting("masking", "random_share")
@@ -130,7 +130,7 @@ def is_early(run: RunRecords) -> bool:
 def last_level(run: RunRecords) -> float | None:
     """Return the current token loss: the mean over the last sixth of the current phase."""
     records = run.last_judgeable_phase()
-    return mean(records[-max(1, len(records) // 6) :], f"{run.words}_loss", "targets")
+    return mean(records[-max(1, len(records) // 6) :], f"{run.loss_prefix}_loss", "targets")
 
 
 def check_plateau(run: RunRecords, causes: Sequence[str]) -> list[Finding]:
@@ -141,7 +141,7 @@ def check_plateau(run: RunRecords, causes: Sequence[str]) -> list[Finding]:
     entropy, copying = blind
     records = run.last_judgeable_phase()
     before, now = (
-        mean(third_of(records, index), f"{run.words}_loss", "targets") for index in (1, 2)
+        mean(third_of(records, index), f"{run.loss_prefix}_loss", "targets") for index in (1, 2)
     )
     fall = 0.0 if before is None or now is None else before - now
     numbers = {
@@ -152,9 +152,9 @@ def check_plateau(run: RunRecords, causes: Sequence[str]) -> list[Finding]:
         "updates": run.last_step,
         "examples": run.sequences,
     }
-    said = f"{run.words_name} loss {level:.3f}; without context, predicting by frequency reaches "
+    said = f"{run.loss_name} loss {level:.3f}; without context, predicting by frequency reaches "
     said += f"{entropy:.3f}, and "
-    said += "repeating the token seen at the target" if run.words == "mlm" else NEXT_PIECE
+    said += "repeating the token seen at the target" if run.loss_prefix == "mlm" else EASY_TARGETS
     said += f" reaches {copying:.3f}"
     if uses_context(level, entropy, copying):
         return [make_finding("plateau", "ok", numbers, said)]
@@ -185,7 +185,7 @@ def plateau_advice(run: RunRecords, guessing: bool, causes: Sequence[str]) -> st
     rate = run.setting("training", "learning_rate")
     now = "" if rate is None else f" (now {rate:g})"
     advice = f"fix first: {', '.join(causes)}; " if causes else ""
-    if run.words == "lm":
+    if run.loss_prefix == "lm":
         return advice + (
             "the network does not use any context yet, not even the neighboring token: see "
             f"learning-rate-high and learning-rate-low{now}; if it has made few updates, train on"
@@ -210,8 +210,9 @@ PAIR_NAMES = {"nsp": "next-sentence labels", "sop": "sentence-order labels"}
 def check_next_sentence(run: RunRecords) -> list[Finding]:
     """Check whether the accuracy on pairs is at chance."""
     records = third_of(run.last_judgeable_phase(), 2)
-    majority = run.majority_accuracy(record_phase(records[-1])) if records and run.pairs else None
-    accuracy = mean(records, f"{run.pairs}_accuracy", "sequences")
+    judged = records and run.pair_loss
+    majority = run.majority_accuracy(record_phase(records[-1])) if judged else None
+    accuracy = mean(records, f"{run.pair_loss}_accuracy", "sequences")
     seen = sum(finite_number(record, "sequences") or 0 for record in records)
     if majority is None or accuracy is None or seen < MIN_PAIRS:
         return []
@@ -228,7 +229,7 @@ def check_next_sentence(run: RunRecords) -> list[Finding]:
             "next-sentence-chance",
             severity,
             {"accuracy": accuracy, "majority": majority, "examples": run.sequences},
-            f"{percent(accuracy)} of {PAIR_NAMES[run.pairs]} are right at the end; the more "
+            f"{percent(accuracy)} of {PAIR_NAMES[run.pair_loss]} are right at the end; the more "
             f"frequent label alone gets {percent(majority)}; {run.sequences:,} examples"
             + ("; it is only learned after the plateau" if at_chance and not learns else ""),
             "sentences must be in their original order: check that documents are complete and not "
@@ -271,7 +272,7 @@ def check_overfitting(run: RunRecords) -> list[Finding]:
     Held-out masking is always 80/10/10, so runs with other masking shares are not judged.
     """
     shares = (run.setting("masking", "mask_share"), run.setting("masking", "random_share"))
-    masks_differ = run.words == "mlm" and shares not in {(0.8, 0.1), (None, None)}
+    masks_differ = run.loss_prefix == "mlm" and shares not in {(0.8, 0.1), (None, None)}
     if not run.evaluations or masks_differ:
         return []
     last = run.evaluations[-1]
@@ -281,9 +282,9 @@ def check_overfitting(run: RunRecords) -> list[Finding]:
         (loss, record_step(record))
         for record in run.evaluations
         if record_phase(record) == phase
-        and (loss := finite_number(record, f"{run.words}_loss")) is not None
+        and (loss := finite_number(record, f"{run.loss_prefix}_loss")) is not None
     ]
-    training = mean(own[-max(1, len(own) // 6) :], f"{run.words}_loss", "targets")
+    training = mean(own[-max(1, len(own) // 6) :], f"{run.loss_prefix}_loss", "targets")
     if training is None or not losses:
         return []
     (lowest, best), (held_out, _) = min(losses), losses[-1]
@@ -294,7 +295,7 @@ def check_overfitting(run: RunRecords) -> list[Finding]:
             "overfitting",
             worst_severity([THRESHOLDS["overfitting"].grade(gap), risen]),
             {"gap": gap, "rise": rise, "best_step": best, "epochs": run.epochs},
-            f"held-out {run.words_name} loss {held_out:.3f} is {gap:+.3f} from the training loss "
+            f"held-out {run.loss_name} loss {held_out:.3f} is {gap:+.3f} from the training loss "
             f"{training:.3f}; its minimum, {lowest:.3f}, was at update {best:,}"
             + (f"; the corpus was read {run.epochs:.1f} times" if run.epochs else ""),
             "the network memorizes the corpus: use more text, fewer updates, model.dropout 0.1, or "

@@ -45,7 +45,7 @@ def check_rates(run: RunRecords) -> list[Finding]:
 
 def largest_rise(records: Sequence[Record], run: RunRecords) -> Rise | None:
     """Return the largest rise of the loss in a phase, or None if it has too few journal lines."""
-    losses, targets = values(records, f"{run.words}_loss"), values(records, "targets")
+    losses, targets = values(records, f"{run.loss_prefix}_loss"), values(records, "targets")
     if len(losses) < 4 or len(targets) != len(records) or len(losses) != len(records):
         return None
     width = max(1, len(losses) // SMOOTHING)
@@ -116,7 +116,7 @@ def check_too_low(run: RunRecords, *, steady: bool) -> list[Finding]:
     A `steady` loss has hardly ever risen, so that a high one has just not fallen yet.
     """
     entropy, level = run.baseline("unigram_entropy"), last_level(run)
-    first = mean(run.steps[:1], f"{run.words}_loss", "targets")
+    first = mean(run.steps[:1], f"{run.loss_prefix}_loss", "targets")
     if entropy is None or level is None or first is None:
         return []
     warmup = run.setting("training", "warmup_steps") or 0
@@ -124,7 +124,7 @@ def check_too_low(run: RunRecords, *, steady: bool) -> list[Finding]:
     above = level - entropy
     slow = above > LEVEL * entropy and steady
     judgeable = run.finished or run.last_step >= warmup + SETTLED
-    said = f"{run.words_name} loss {level:.3f} after {run.last_step:,} updates, from {first:.3f}"
+    said = f"{run.loss_name} loss {level:.3f} after {run.last_step:,} updates, from {first:.3f}"
     if slow:
         said += f"; a run usually reaches the unigram entropy {entropy:.3f} within its warm-up"
         said += "" if judgeable else f" ({warmup:,.0f} updates)"

@@ -15,8 +15,8 @@ import numpy as np
 
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.files import not_through_links, read_json
-from bertkit.pretraining_data.pairs import PAIR_OBJECTIVES
+from bertkit.files import not_through_links, read_optional
+from bertkit.pretraining_data.pairs import PAIR_OBJECTIVES, SPECIALS
 from bertkit.training.journal import JOURNAL, numbered_records, read_journal
 
 Record = dict[str, Any]
@@ -62,21 +62,17 @@ class RunRecords:
         self.store, self.stores = find_stores(self)
         named = {name for record in self.steps + self.evaluations for name in record}
         causal = "lm_loss" in named and "mlm_loss" not in named
-        self.words, self.words_name = ("lm", "LM") if causal else ("mlm", "MLM")
+        self.loss_prefix, self.loss_name = ("lm", "LM") if causal else ("mlm", "MLM")
         """The token objective, as the journal's fields name it and as messages show it."""
-        self.pairs = "sop" if "sop_loss" in named else "nsp" if "nsp_loss" in named else ""
+        self.pair_loss = "sop" if "sop_loss" in named else "nsp" if "nsp_loss" in named else ""
         """The pair objective as the journal's fields name it; "" if the run has none."""
 
     def _object(self, path: Path) -> Record:
         try:
-            value = read_json(path) if path.exists() else {}
+            return read_optional(path, file_names=True)
         except BertkitError as error:
             self.damage.append(str(error))
             return {}
-        if isinstance(value, dict):
-            return value
-        self.damage.append(f"{path} is not a JSON object")
-        return {}
 
     def _records(self) -> list[Record]:
         path = self.folder / JOURNAL
@@ -132,7 +128,7 @@ class RunRecords:
         return self.end == "finished"
 
     @property
-    def pair(self) -> str:
+    def pair_objective(self) -> str:
         """How examples are cut, as in `pretraining_data.pairs.PAIR_OBJECTIVES`; nsp by default."""
         objectives = self.recipe.get("objectives")
         wanted = objectives.get("pair") if isinstance(objectives, dict) else None
@@ -142,7 +138,7 @@ class RunRecords:
     def store_names(self) -> list[str]:
         """The recorded folders of the corpus: one folder, or every folder of a mixture."""
         names = self.claims.get("stores")
-        one = [self.claims.get("store") or "store"]
+        one = [self.claims.get("store") or self.folder / "store"]
         return [str(name) for name in (names if isinstance(names, list) else one)]
 
     @property
@@ -154,7 +150,9 @@ class RunRecords:
     def epochs(self) -> float | None:
         """How often the corpus was read, by tokens; random next sentences count as text read."""
         total = finite_number(self.start, "tokens_total")
-        return float(values(self.steps, "tokens").sum()) / total if total else None
+        specials = SPECIALS - (self.pair_objective == "single-segment")
+        read = float(values(self.steps, "tokens").sum()) - specials * self.sequences
+        return read / total if total else None
 
     def last_judgeable_phase(self) -> list[Record]:
         """Return the step records of the last phase that has enough of them, else of the last."""

@@ -21,6 +21,7 @@ from bertkit.doctor.learning import (
 from bertkit.doctor.rates import check_rates, lower_rate_advice
 from bertkit.doctor.records import RECIPE, RunRecords, finite_number, is_run, is_tuning, record_step
 from bertkit.errors import BertkitError
+from bertkit.files import from_home
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.journal import JOURNAL
 
@@ -42,7 +43,7 @@ def diagnose(
     Raises:
         BertkitError: the folder is neither, or its records cannot be read.
     """
-    path = Path(path)
+    path = Path(from_home(path))
     with console_or_new(console) as shown:
         if is_store(path):
             return [(f"token store {path}", check_store(path, shown))]
@@ -52,7 +53,7 @@ def diagnose(
             )
         run = RunRecords(path)
         folders = dict.fromkeys(store.folder for store in run.stores)
-        about = [(folder, check_store(folder, shown, run.pair)) for folder in folders]
+        about = [(folder, check_store(folder, shown, run.pair_objective)) for folder in folders]
     in_stores = [finding for _, findings in about for finding in findings]
     parts = [(f"run {path}", check_run(run, in_stores))]
     return [*parts, *((f"its token store {folder}", findings) for folder, findings in about)]
@@ -74,7 +75,7 @@ def describe_subject(path: Path) -> str:
     for name, kind in kinds.items():
         if (path / name).is_file():
             return kind
-    return "holds neither journal.jsonl and recipe.json nor manifest.json"
+    return "holds no journal.jsonl, recipe.json or manifest.json"
 
 
 def check_run(run: RunRecords, store_findings: list[Finding]) -> list[Finding]:
@@ -222,7 +223,7 @@ def check_examples(run: RunRecords) -> list[Finding]:
     count = finite_number(pairs, "examples")
     where = "the examples of the first window" if count is None else f"the first {count:,.0f} "
     where += "" if count is None else "examples"
-    kind = run.pairs or "none"
+    kind = run.pair_loss or "none"
     phases = run.start.get("phases")
     lengths = [finite_number(p, "length") or 0 for p in phases or () if isinstance(p, dict)]
     if not lengths or max(lengths) == lengths[0]:

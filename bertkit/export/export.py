@@ -49,7 +49,7 @@ from bertkit.export.verify import (
     task_outputs,
     text_sequences,
 )
-from bertkit.files import new_folder, require_utf8, sha256_file, write_json
+from bertkit.files import from_home, new_folder, require_utf8, sha256_file, write_json
 from bertkit.predict.evaluate import scored_inputs
 from bertkit.predict.files import Given, model_inputs
 from bertkit.predict.text_vectors import read_lines
@@ -161,9 +161,10 @@ def export_model(
     for flag, number in (("--bound", bound), ("--max-error", max_error)):
         if number is not None and not math.isfinite(number):
             raise BertkitError(f"{flag} must be a finite number, not {number}", code="number")
-    source = read_export_source(Path(model), head=head, pooling=pooling, normalize=normalize)
+    model, out = Path(from_home(model)), Path(from_home(out))
+    source = read_export_source(model, head=head, pooling=pooling, normalize=normalize)
     counts, given = TextCounts(), columns or {}
-    require_utf8(Path(out))
+    require_utf8(out)
     with console_or_new(console) as shown:
         check = Check(
             parts=verification_inputs(source, inputs, given, counts) if inputs else None,
@@ -174,9 +175,9 @@ def export_model(
             bound=bound,
         )
         shown.say(*describe_skipped(counts.skipped, counts.examples))
-        manifest = write_export(source, to, Path(out), check)
-        shown.say(*describe_export(Path(out), manifest))
-        if kept := kept_card(Path(out)):
+        manifest = write_export(source, to, out, check)
+        shown.say(*describe_export(out, manifest))
+        if kept := kept_card(out):
             shown.say(kept)
     return manifest
 

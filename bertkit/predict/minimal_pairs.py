@@ -19,7 +19,7 @@ import numpy as np
 from bertkit.console import Console, console_or_new
 from bertkit.datasets.minimal_pairs import BAD, GOOD, MinimalPair, read_minimal_pairs
 from bertkit.errors import BertkitError
-from bertkit.files import write_json, write_json_lines
+from bertkit.files import from_home, write_json, write_json_lines
 from bertkit.predict.engine import count_bar
 from bertkit.predict.likelihood import SentenceScorer, choose_method
 from bertkit.predict.pretrained import load_pretrained
@@ -128,7 +128,7 @@ class MinimalPairEvaluation:
         Raises:
             BertkitError: the folder cannot be written.
         """
-        out = Path(out)
+        out = Path(from_home(out))
         rows = (
             {**one.pair._asdict(), "good_score": one.good, "bad_score": one.bad}
             for one in self.scored

@@ -23,7 +23,7 @@ from bertkit.console import Console, console_or_new
 from bertkit.datasets.examples import TextExample
 from bertkit.datasets.records import as_source
 from bertkit.errors import BertkitError
-from bertkit.files import write_json, write_json_lines
+from bertkit.files import from_home, write_json, write_json_lines
 from bertkit.predict.engine import count_bar
 from bertkit.predict.load import load_predictor
 from bertkit.predict.predictors import TaskPredictor
@@ -87,7 +87,7 @@ class RetrievalEvaluation:
         Raises:
             BertkitError: the folder cannot be written.
         """
-        out = Path(out)
+        out = Path(from_home(out))
         write_json_lines(out / "retrieval.jsonl", (one._asdict() for one in self.ranks))
         write_json(out / "retrieval.json", self.to_dict())
         return [out / "retrieval.json", out / "retrieval.jsonl"]

@@ -16,7 +16,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from bertkit.errors import BertkitError
-from bertkit.files import read_optional, write_text
+from bertkit.files import from_home, read_optional, write_text
 from bertkit.report.html import field_title, flatten_fields, render_page
 from bertkit.report.plots import Plot, curve, draw_plot, format_number
 from bertkit.training.journal import JOURNAL, read_journal
@@ -112,7 +112,7 @@ def write_report(run: Path | str) -> Path:
     Raises:
         BertkitError: the folder holds no run, a file is damaged, or there is nothing to show yet.
     """
-    run = Path(run)
+    run = Path(from_home(run))
     try:
         text = report_page(run)
     except BertkitError:

@@ -13,7 +13,7 @@ from bertkit.config import read_recipe
 from bertkit.console import Console, console_or_new
 from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.errors import BertkitError, HeldError, nearest
-from bertkit.files import read_json, write_json, write_text
+from bertkit.files import from_home, read_json, write_json, write_text
 from bertkit.reproduce.experiments import EXPERIMENTS, RESIZED
 from bertkit.reproduce.outcome import gather_results
 from bertkit.reproduce.paper import NO_SOURCES, Scale, Sources, find_table, read_scale
@@ -60,7 +60,7 @@ def reproduce_tables(
         BertkitError: a table or scale is unknown, data or text is missing, or the folder holds a
             reproduction with other settings.
     """
-    out = Path(out)
+    out = Path(from_home(out))
     if render:
         sources = recorded_sources(out)
         if not tables and (out / "reproduction.json").is_file():

@@ -16,13 +16,13 @@ from typing import Any
 
 from bertkit.errors import BertkitError, check_known, nearest, refuse_twice
 from bertkit.text.lines import (
-    LONE_SURROGATE,
     NumberedRow,
     RaggedRows,
     TextCounts,
     check_size,
     split_rows,
     text_lines,
+    valid_text,
 )
 from bertkit.text.sources import DAMAGE, Source, find_sources, one_line, open_binary
 
@@ -55,14 +55,9 @@ def read_documents(source: Source, counts: TextCounts, *, column: str = "text") 
             if not document:
                 counts.note("empty document", place)
                 continue
-            try:
-                size = len(document) if document.isascii() else len(document.encode())
-            except UnicodeEncodeError:  # JSON can encode half a surrogate pair: "\ud800"
-                counts.note("lone surrogate replaced, kept", place)
-                document = LONE_SURROGATE.sub("\ufffd", document)
-                size = len(document.encode())
+            document = valid_text(document, place, counts)
             counts.documents += 1
-            counts.bytes += size
+            counts.bytes += len(document.encode())
             yield document
     except DAMAGE as error:
         raise BertkitError(

@@ -220,6 +220,14 @@ def cut_blocks(
         yield block
 
 
+def valid_text(text: str, place: str, counts: TextCounts) -> str:
+    """Return text that UTF-8 can encode: lone surrogates, which JSON can spell, are replaced."""
+    if text.isascii() or not LONE_SURROGATE.search(text):
+        return text
+    counts.note("lone surrogate replaced, kept", place)
+    return LONE_SURROGATE.sub("\ufffd", text)
+
+
 def value_name(value: object) -> str:
     """Return a field as a name: True and False as pandas writes them to CSV, "" for null or NaN."""
     if isinstance(value, str):

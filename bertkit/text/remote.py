@@ -11,8 +11,9 @@ from typing import Any, BinaryIO, cast
 import fsspec
 
 from bertkit.errors import BertkitError
-from bertkit.text.sources import COMPRESSED_BYTES, SILENT_SECONDS, one_line
+from bertkit.text.sources import SILENT_SECONDS, one_line
 
+BUFFER_BYTES = 1 << 16
 GLOB_SIGN = re.compile(r"[*?\[]")
 """The first character of a path that makes it a glob."""
 
@@ -31,8 +32,10 @@ def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
         found = set[str]()
         for name, about in matches.items():  # a folder stands for the files below it
             found.update(system.find(name) if about.get("type") != "file" else [name])
-        start = fixed.rpartition("/")[0] if magic else root
+        start = fixed.rpartition("/")[0] if magic else root.rstrip("/")
         hidden = {name for name in found if "/." in name.removeprefix(start)}
+        if time_limits(url):  # the same page in another order, as Apache's listings link to it
+            hidden |= {name for name in found if name.partition("?")[0].endswith("/")}
         names = sorted(name for name in found if name not in hidden and system.isfile(name))
         files = [(str(system.unstrip_protocol(name)), system.size(name) or 0) for name in names]
     except ImportError as error:
@@ -84,7 +87,7 @@ def open_url(url: str) -> Iterator[BinaryIO]:
     except ImportError as error:
         raise missing_package(url, error) from error
     with opened as file:
-        yield cast("BinaryIO", io.BufferedReader(RemoteStream(file), COMPRESSED_BYTES))
+        yield cast("BinaryIO", io.BufferedReader(RemoteStream(file), BUFFER_BYTES))
 
 
 class RemoteStream(io.RawIOBase):

@@ -24,7 +24,8 @@ WINDOW_STEPS = 8
 the first dot only, and a window that moved by two characters would read nearly the same text
 again."""
 CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
-REGION = re.compile(r"(?<=^[a-z]{2})-([a-z]{2}|[0-9]{3})$")
+REGION = re.compile(r"(?!nds-nl$)([a-z]{2,3})(-[a-z]{4})?-([a-z]{2}|[0-9]{3})")
+"""A code with a region, and perhaps a script before it; nds-nl is a language."""
 WIDE_SPACES = "\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 """Unicode's white space beyond ASCII, except line ends."""
 
@@ -70,7 +71,9 @@ def split_sentences(document: str, language: str = "en") -> list[str]:
 @lru_cache(maxsize=16)
 def language_code(language: str) -> str:
     """Return the code as sentencex spells it; "DE" and "de_AT" would silently get English rules."""
-    code = REGION.sub("", language.replace("_", "-").lower())
+    code = language.replace("_", "-").lower()
+    if with_region := REGION.fullmatch(code):
+        code = with_region[1]
     if not CODE.fullmatch(code):
         raise BertkitError(
             f"'{language}' is not a language code; use one such as 'en', 'de' or 'zh', "

@@ -27,7 +27,9 @@ from bertkit.files import from_home
 from bertkit.outputs import files_below
 
 HEAD_BYTES = 1 << 16
-COMPRESSED_BYTES, DECOMPRESSED_BYTES = 1 << 16, 1 << 20
+COMPRESSED_BYTES, DECOMPRESSED_BYTES = 1 << 10, 1 << 20
+"""The bytes of a file that are decompressed at once, which zstandard can make 32,768 times as many,
+and the most that the other decompressors return at once."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FORMATS = ("text", "wikiextractor", "jsonl", "csv", "tsv", "parquet", "huggingface")
 EXTENSIONS = {
@@ -205,7 +207,11 @@ def uncompressed_name(path: str) -> PurePosixPath:
 
 
 def file_name(path: str) -> PurePosixPath:
-    """Return the path of a file, and that of a web address without a query behind the name."""
+    """Return the path of a file, and that of a web address without a query behind the name.
+
+    Of a chained address (`zip://inside.txt::a.zip`), the first part that has a path names the file.
+    """
+    path = next((link for link in path.split("::") if "://" in link), path)
     if path.startswith(("http://", "https://")):
         name = PurePosixPath(path.partition("?")[0])
         if name.suffix and name.suffix.lower() in {*EXTENSIONS, *DECOMPRESSORS}:

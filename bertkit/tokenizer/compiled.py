@@ -117,16 +117,16 @@ class CompiledTokenizer:
         code = wordpiece_library()
         assert code is not None
         self._code, self._pages, self._lock = code, pages, threading.Lock()
-        continues = [piece.startswith(CONTINUATION) for piece in vocabulary]
-        pieces = [piece.removeprefix(CONTINUATION) for piece in vocabulary]
-        text, ends = utf8_of(pieces)
+        continues = [token.startswith(CONTINUATION) for token in vocabulary]
+        tokens = [token.removeprefix(CONTINUATION) for token in vocabulary]
+        text, ends = utf8_of(tokens)
         made = code.bertkit_new(
             pages.pointers,
             text,
             pointer(ends),
             pointer(np.array(continues, dtype=np.uint8)),
-            pointer(np.array([len(piece) for piece in pieces], dtype=np.int32)),
-            ctypes.c_int64(len(pieces)),
+            pointer(np.array([len(token) for token in tokens], dtype=np.int32)),
+            ctypes.c_int64(len(tokens)),
             ctypes.c_int64(max_word_characters),
             ctypes.c_int64(unk_id),
             ctypes.c_uint64(secrets.randbits(64)),

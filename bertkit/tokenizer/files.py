@@ -47,22 +47,22 @@ def check_tokens(vocabulary: Sequence[str], source: str) -> None:
         BertkitError: an entry is invalid; names `source` and the lines, counted from 1.
     """
     lines: dict[str, int] = {}
-    for line, piece in enumerate(vocabulary, start=1):
-        if not piece:
+    for line, token in enumerate(vocabulary, start=1):
+        if not token:
             raise BertkitError(
                 f"{source}, line {line}: the entry is empty; remove the line if it is the last one,"
                 " else put a token there, since the line number is the id"
             )
-        if piece != piece.strip(" \t\r\n") or "\n" in piece or "\r" in piece:
+        if token != token.strip(" \t\r\n") or "\n" in token or "\r" in token:
             raise BertkitError(
-                f"{source}, line {line}: {piece!r} has spaces around it; remove them"
+                f"{source}, line {line}: {token!r} has spaces around it; remove them"
             )
-        if piece in lines:
+        if token in lines:
             raise BertkitError(
-                f"{source}: lines {lines[piece]} and {line} are both {piece!r}; rename one of them,"
+                f"{source}: lines {lines[token]} and {line} are both {token!r}; rename one of them,"
                 " for example to an [unused] entry"
             )
-        lines[piece] = line
+        lines[token] = line
     missing = [token for token in SPECIAL_TOKENS if token not in lines]
     if missing:
         raise BertkitError(
@@ -73,7 +73,7 @@ def check_tokens(vocabulary: Sequence[str], source: str) -> None:
 
 def has_capitals(vocabulary: Sequence[str]) -> bool:
     """Return whether a vocabulary is cased: a token other than marks like [CLS] has a capital."""
-    return any(piece[0] not in "[<" and piece != piece.lower() for piece in vocabulary)
+    return any(token[0] not in "[<" and token != token.lower() for token in vocabulary)
 
 
 def read_vocabulary(path: Path) -> list[str]:
@@ -274,7 +274,7 @@ def read_pipeline(path: Path) -> tuple[list[str], dict[str, Any]]:
                 raise BertkitError(f"{path}: {field} is {value!r}; bertkit reads only {wanted!r}")
         refuse_added((token["content"] for token in content.get("added_tokens", ())), path)
         vocabulary = sorted(model["vocab"], key=model["vocab"].get)
-        if [model["vocab"][piece] for piece in vocabulary] != list(range(len(vocabulary))):
+        if [model["vocab"][token] for token in vocabulary] != list(range(len(vocabulary))):
             raise BertkitError(f"{path}: the ids of model.vocab are not 0, 1, 2, ...")
         if "" in vocabulary:  # transformers 5 strips U+2028, as the genuine Chinese vocabulary has
             stripped = ("", CONTINUATION)

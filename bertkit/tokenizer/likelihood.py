@@ -1,24 +1,24 @@
-"""Learn WordPiece tokens by likelihood: each step joins the pair that makes the text most probable.
+"""Learn WordPiece tokens by likelihood: merge the pair that makes the text most probable.
 
 Schuster and Nakajima ("Japanese and Korean Voice Search", 2012, section 4) build a language model
-of the current tokens, and join the two whose join raises the likelihood of the training data most.
+of the current tokens, and merge the two that raise the likelihood of the training data most.
 Here the model is the unigram model with maximum-likelihood estimates. With n(p) occurrences of
 token p, N = sum of n(p), and F(n) = n ln n, the log-likelihood of the text is
 
     L = sum over p of n(p) ln(n(p) / N) = sum over p of F(n(p)) - F(N).
 
-Joining all k occurrences of the pair (a, b) to the token x gains
+Merging all k occurrences of the pair (a, b) to the token x gains
 
     F(n(a)-k) - F(n(a)) + F(n(b)-k) - F(n(b)) + F(n(x)+k) - F(n(x)) - F(N-k) + F(N);
 
-n(x) is 0 unless x was made from another pair before. If a = b, n(a) loses 2k once. With few joins
+n(x) is 0 unless x was made from another pair before. If a = b, n(a) loses 2k once. With few merges
 (k far below n(a) and n(b)) this is nearly k (ln(k N / (n(a) n(b))) - 1): the mutual information of
 the pair times how often it occurs. The quotient k / (n(a) n(b)) alone, which is often called the
 WordPiece score, is not this gain: it prefers pairs of tokens that occur once or twice.
 
 The gain of a pair changes whenever N or the count of one of its tokens does. But a falling N only
 lowers it, as do a rising n(a) and a falling n(x); it can be raised by a falling n(a) or n(b), a
-rising n(x) and a changed k. After a join only pairs affected by the latter are recomputed. The
+rising n(x) and a changed k. After a merge only pairs affected by the latter are recomputed. The
 others keep an upper bound, and the best pair is found by computing those whose bound is largest.
 """
 
@@ -40,48 +40,48 @@ TOGETHER = 2e-3  # share of the largest bound within which gains are computed at
 BLOCK_PAIRS = 256  # pairs per block; the largest bound of each block is stored
 RIGHT_BITS = 24
 """A pair's key is left << 24 | right, where left and right are token numbers."""
-PROGRESS_PIECES = 100
+PROGRESS_TOKENS = 100
 
 
-def join_by_likelihood(
+def merge_by_likelihood(
     counts: Mapping[str, int],
     letters: Iterable[str],
     number: int,
     min_frequency: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Return the tokens that joining makes, in order; they depend on the arguments only.
+    """Return the tokens that merging makes, in order; they depend on the arguments only.
 
-    Pairs of equal gain are joined in the order of the text of what they make, then of their left
-    token. A pair that makes an existing token is joined like any other but not counted in `number`.
+    Pairs of equal gain are merged in the order of the text of what they make, then of their left
+    token. A pair that makes an existing token is merged like any other but not counted in `number`.
     Learning ends early when no pair with `min_frequency` occurrences raises the likelihood.
 
     The initial tokens, `letters`, are single characters, among them all of the words, and
     characters after "##". `progress` is called with the number of tokens made, every 100 tokens.
     """
     pairs = PairCounts(counts, letters, min_frequency)
-    known = set(pairs.pieces)
+    known = set(pairs.tokens)
     made: list[str] = []
     while len(made) < number and (best := pairs.best()) is not None:
-        piece = pairs.join(best)
-        if piece in known:
+        token = pairs.merge(best)
+        if token in known:
             continue
-        known.add(piece)
-        made.append(piece)
-        if progress is not None and len(made) % PROGRESS_PIECES == 0:
+        known.add(token)
+        made.append(token)
+        if progress is not None and len(made) % PROGRESS_TOKENS == 0:
             progress(len(made))
     return made
 
 
 class PairCounts:
-    """Words as lists of tokens, and every pair of neighbours with the gain of joining it.
+    """Words as lists of tokens, and every pair of neighbours with the gain of merging it.
 
     Attributes:
-        pieces, ids: the text of each token and its number; number 0 is unused and occurs 0 times.
+        tokens, ids: the text of each token and its number; number 0 is unused and occurs 0 times.
         frequency: (tokens,) int64, current occurrences of each token; `total` is their sum.
         words, word_counts: each distinct word as token numbers, and how often it occurs.
         pair_ids: the number of each pair that occurs, by its key. Numbers are not reused.
-        left, right, joined, count, bound: arrays by pair number: its two tokens, the token it makes
+        left, right, merged, count, bound: arrays by pair number: its two tokens, the token it makes
             if that exists (else 0), its occurrences, and the upper bound of its gain.
         places: for each pair the words it may occur in; around: for each token its pairs.
         top: (pairs // BLOCK_PAIRS,) an upper bound of the bounds of each block of pairs.
@@ -91,19 +91,19 @@ class PairCounts:
         self, counts: Mapping[str, int], letters: Iterable[str], min_frequency: int
     ) -> None:
         self.min_frequency = min_frequency
-        self.pieces = ["", *letters]
-        self.ids = {piece: number for number, piece in enumerate(self.pieces)}
-        self.around = [array("i") for _ in self.pieces]
-        self.frequency = np.zeros(2 * len(self.pieces), np.int64)
+        self.tokens = ["", *letters]
+        self.ids = {token: number for number, token in enumerate(self.tokens)}
+        self.around = [array("i") for _ in self.tokens]
+        self.frequency = np.zeros(2 * len(self.tokens), np.int64)
         self.word_counts = list(counts.values())
         ids, first = self.ids, len(CONTINUATION)
-        tails = {piece[first:]: ids[piece] for piece in ids if piece.startswith(CONTINUATION)}
+        tails = {token[first:]: ids[token] for token in ids if token.startswith(CONTINUATION)}
         self.words = [[ids[word[0]], *(tails[letter] for letter in word[1:])] for word in counts]
         self.pair_ids: dict[int, int] = {}
         self.places: list[list[int]] = []
         self.left = np.zeros(BLOCK_PAIRS, np.int32)
         self.right = np.zeros(BLOCK_PAIRS, np.int32)
-        self.joined = np.zeros(BLOCK_PAIRS, np.int32)
+        self.merged = np.zeros(BLOCK_PAIRS, np.int32)
         self.count = np.zeros(BLOCK_PAIRS, np.int64)
         self.bound = np.full(BLOCK_PAIRS, -np.inf)
         self.top = np.full(1, -np.inf)
@@ -112,12 +112,12 @@ class PairCounts:
         self._refresh(np.arange(len(self.places)))
 
     def _count_all(self) -> None:
-        frequency = [0] * len(self.pieces)
+        frequency = [0] * len(self.tokens)
         changes: defaultdict[int, int] = defaultdict(int)
         places: defaultdict[int, list[int]] = defaultdict(list)
         for index, (word, count) in enumerate(zip(self.words, self.word_counts, strict=True)):
-            for piece in word:
-                frequency[piece] += count
+            for token in word:
+                frequency[token] += count
             for key in pair_keys(word):
                 changes[key] += count
                 places[key].append(index)
@@ -145,27 +145,27 @@ class PairCounts:
 
     def texts(self, pair: int) -> tuple[str, str]:
         """Return the token that a pair makes, and its left token."""
-        left, right = self.pieces[self.left[pair]], self.pieces[self.right[pair]]
+        left, right = self.tokens[self.left[pair]], self.tokens[self.right[pair]]
         return left + right.removeprefix(CONTINUATION), left
 
     def gains(self, pairs: np.ndarray) -> np.ndarray:
-        """Return (pairs,) the gains in log-likelihood of joining them, in nats; -inf if rare."""
+        """Return (pairs,) the gains in log-likelihood of merging them, in nats; -inf if rare."""
         gains = np.full(len(pairs), -np.inf)
         usable = self.count[pairs] >= self.min_frequency
         pairs = pairs[usable]
         k, left, right = self.count[pairs], self.left[pairs], self.right[pairs]
         twice = left == right
-        gain = nlogn_drop(self.frequency[self.joined[pairs]] + k, k) + nlogn_drop(self.total, k)
+        gain = nlogn_drop(self.frequency[self.merged[pairs]] + k, k) + nlogn_drop(self.total, k)
         gain -= nlogn_drop(self.frequency[left], np.where(twice, 2 * k, k))
         gain -= nlogn_drop(self.frequency[right], np.where(twice, 0, k))
         gains[usable] = gain.round(DECIMALS)
         return gains
 
-    def join(self, pair: int) -> str:
+    def merge(self, pair: int) -> str:
         """Join a pair everywhere it occurs, and return the token it makes."""
-        piece, _ = self.texts(pair)
+        token, _ = self.texts(pair)
         left, right = int(self.left[pair]), int(self.right[pair])
-        new = self._piece(piece)
+        new = self._number(token)
         changes: defaultdict[int, int] = defaultdict(int)
         places: defaultdict[int, list[int]] = defaultdict(list)
         occurrences = 0
@@ -173,7 +173,7 @@ class PairCounts:
             before, count = self.words[index], self.word_counts[index]
             after = replaced(before, left, right, new)
             if len(after) == len(before):
-                continue  # listed twice, or changed by another join since
+                continue  # listed twice, or changed by another merge since
             self.words[index] = after
             occurrences += count * (len(before) - len(after))
             for key in pair_keys(before):
@@ -187,37 +187,37 @@ class PairCounts:
         self.frequency[new] += occurrences
         self.total -= occurrences
         changed = self._change(changes, places)
-        concerned = [self._around(left), self._around(right), changed, self._making(piece)]
+        concerned = [self._around(left), self._around(right), changed, self._making(token)]
         self._refresh(np.concatenate(concerned))
-        return piece
+        return token
 
-    def _piece(self, piece: str) -> int:
+    def _number(self, token: str) -> int:
         """Return a token's number; a new token is added, also as the product of its pairs."""
-        if piece not in self.ids:
-            number = self.ids[piece] = len(self.pieces)
-            self.pieces.append(piece)
+        if token not in self.ids:
+            number = self.ids[token] = len(self.tokens)
+            self.tokens.append(token)
             self.around.append(array("i"))
             if number == len(self.frequency):
                 self.frequency = np.concatenate([self.frequency, np.zeros_like(self.frequency)])
-            self.joined[self._making(piece)] = number
-        return self.ids[piece]
+            self.merged[self._making(token)] = number
+        return self.ids[token]
 
-    def _making(self, piece: str) -> np.ndarray:
+    def _making(self, token: str) -> np.ndarray:
         """Return the pairs that make a token."""
-        begin = len(CONTINUATION) + 1 if piece.startswith(CONTINUATION) else 1
+        begin = len(CONTINUATION) + 1 if token.startswith(CONTINUATION) else 1
         found = []
-        for cut in range(begin, len(piece)):
-            left, right = self.ids.get(piece[:cut]), self.ids.get(CONTINUATION + piece[cut:])
+        for cut in range(begin, len(token)):
+            left, right = self.ids.get(token[:cut]), self.ids.get(CONTINUATION + token[cut:])
             if left is not None and right is not None:
                 found.append(self.pair_ids.get(left << RIGHT_BITS | right, -1))
         return np.array([pair for pair in found if pair >= 0], np.int64)
 
-    def _around(self, piece: int) -> np.ndarray:
+    def _around(self, token: int) -> np.ndarray:
         """Return the pairs that contain a token; those that no longer occur are removed here."""
-        pairs = np.frombuffer(self.around[piece], np.int32).astype(np.int64)
+        pairs = np.frombuffer(self.around[token], np.int32).astype(np.int64)
         alive = pairs[self.count[pairs] > 0]
         if 2 * len(alive) < len(pairs):
-            self.around[piece] = array("i", alive.astype(np.int32).tobytes())
+            self.around[token] = array("i", alive.astype(np.int32).tobytes())
         return alive
 
     def _change(
@@ -248,14 +248,14 @@ class PairCounts:
             self._grow()
         self.places.append([])
         self.left[pair], self.right[pair] = left, right
-        self.joined[pair] = self.ids.get(self.texts(pair)[0], 0)
-        for piece in {left, right}:
-            self.around[piece].append(pair)
+        self.merged[pair] = self.ids.get(self.texts(pair)[0], 0)
+        for token in {left, right}:
+            self.around[token].append(pair)
         return pair
 
     def _grow(self) -> None:
         """Double the capacity of the arrays by pair."""
-        for name in ("left", "right", "joined", "count", "bound", "top"):
+        for name in ("left", "right", "merged", "count", "bound", "top"):
             column = getattr(self, name)
             empty = np.full_like(column, -np.inf if column.dtype == np.float64 else 0)
             setattr(self, name, np.concatenate([column, empty]))
@@ -286,11 +286,11 @@ def pair_keys(word: Sequence[int]) -> list[int]:
 
 
 def replaced(word: Sequence[int], left: int, right: int, new: int) -> list[int]:
-    """Return the word with the pair joined, from left to right."""
-    joined: list[int] = []
-    for piece in word:
-        if piece == right and joined and joined[-1] == left:
-            joined[-1] = new
+    """Return the word with the pair merged, from left to right."""
+    merged: list[int] = []
+    for token in word:
+        if token == right and merged and merged[-1] == left:
+            merged[-1] = new
         else:
-            joined.append(piece)
-    return joined
+            merged.append(token)
+    return merged

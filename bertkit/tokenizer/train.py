@@ -1,6 +1,6 @@
 """Learn a WordPiece vocabulary from text, and measure how well a vocabulary fits a text.
 
-The criterion decides which pair of neighbouring tokens is joined next:
+The criterion decides which pair of neighbouring tokens is merged next:
 
 - *frequency*: the most frequent pair, as in byte-pair encoding. The trainer is that of the
   `tokenizers` library, which calls it WordPiece although it is not.
@@ -32,7 +32,7 @@ from bertkit.errors import BertkitError, check_known, checked_texts
 from bertkit.processes import interruptible
 from bertkit.tokenizer.count import count_words
 from bertkit.tokenizer.files import CONTINUATION, SPECIAL_TOKENS
-from bertkit.tokenizer.likelihood import join_by_likelihood
+from bertkit.tokenizer.likelihood import merge_by_likelihood
 from bertkit.tokenizer.normalize import is_cjk, is_punctuation, split_words
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -52,7 +52,7 @@ def learn_vocabulary(
     processes: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Learn `size` tokens: special tokens, single characters, "##" characters, joined tokens.
+    """Learn `size` tokens: special tokens, single characters, "##" characters, merged tokens.
 
     The texts are read once. Memory holds the distinct words and their counts, not the texts. Words
     are split by Google's normalisation, so the result fits a `compat="google"` tokenizer.
@@ -62,10 +62,10 @@ def learn_vocabulary(
         texts: sentences, lines or documents, in any order.
         size: the number of tokens; text with too few repeated pairs gives fewer.
         lowercase: whether to learn an uncased vocabulary.
-        min_frequency: the fewest occurrences of a pair that is joined.
+        min_frequency: the fewest occurrences of a pair that is merged.
         max_alphabet: the most characters kept; words with rarer ones are not learned from and
             become [UNK].
-        criterion: which pair is joined next, "frequency" or "likelihood".
+        criterion: which pair is merged next, "frequency" or "likelihood".
         processes: the number of processes that count words; it does not change the vocabulary.
         progress: called with the number of texts read so far, every 1,000 texts and at the end.
 
@@ -115,10 +115,10 @@ def learn_from_counts(
     spelt = {word: count for word, count in counts.items() if letters.issuperset(word)}
     given = [*alphabet, *continuing]
     if criterion == "frequency":
-        joined = join_pairs(spelt, alphabet, continuing, size, min_frequency)
+        merged = merge_pairs(spelt, alphabet, continuing, size, min_frequency)
     else:
-        joined = join_by_likelihood(spelt, given, size - minimum, min_frequency, progress)
-    return [*SPECIAL_TOKENS, *given, *joined]
+        merged = merge_by_likelihood(spelt, given, size - minimum, min_frequency, progress)
+    return [*SPECIAL_TOKENS, *given, *merged]
 
 
 def find_alphabet(counts: Counter[str], limit: int) -> list[str]:
@@ -136,14 +136,14 @@ def stands_alone(letter: str) -> bool:
     return is_cjk(letter) or is_punctuation(letter)
 
 
-def join_pairs(
+def merge_pairs(
     counts: dict[str, int],
     alphabet: list[str],
     continuing: list[str],
     size: int,
     min_frequency: int,
 ) -> list[str]:
-    """Return the tokens that the trainer joins, in order; `size` also counts the given ones."""
+    """Return the tokens that the trainer merges, in order; `size` also counts the given ones."""
     given = {*SPECIAL_TOKENS, *continuing}
     counts, min_frequency = counts_in_range(counts, min_frequency)
     trainer = WordPieceTrainer(

@@ -2,8 +2,9 @@
 
 What a character becomes is computed in Python, and only for the characters that occur: its
 replacement after cleaning, lower-casing, decomposing and splitting, in which a space ends a word.
-The rules are kept in pages of 256 code points, which all tokenizers share. A text with a character whose replacement depends on other characters
-is left to Python. A word is split into tokens when it is first met, and then remembered.
+The rules are kept in pages of 256 code points, which all tokenizers share. A text with a
+character whose replacement depends on other characters is left to Python. A word is split into
+tokens when it is first met, and then remembered.
 
 One thread at a time may use a tokenizer. Functions return OUT_OF_MEMORY if there is no memory.
 */

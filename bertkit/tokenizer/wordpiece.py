@@ -110,7 +110,7 @@ class Tokenizer:
         self.strip_accents = strip_accents
         self.compat = compat
         self.max_word_characters = max_word_characters
-        ids = {piece: index for index, piece in enumerate(self.vocabulary)}
+        ids = {token: index for index, token in enumerate(self.vocabulary)}
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
             ids[token] for token in SPECIAL_TOKENS
         )
@@ -218,8 +218,8 @@ class Tokenizer:
             "max_word_characters": self.max_word_characters,
             **({"model_max_length": max_length} if max_length else {}),
         }
-        directory = Path(directory)
-        write_text(directory / "vocab.txt", "".join(f"{piece}\n" for piece in self.vocabulary))
+        directory = Path(from_home(directory))
+        write_text(directory / "vocab.txt", "".join(f"{token}\n" for token in self.vocabulary))
         write_text(directory / "tokenizer.json", self._pipeline.to_str(pretty=True) + "\n")
         write_json(directory / "tokenizer_config.json", config)
 
@@ -231,7 +231,7 @@ class Tokenizer:
     @cached_property
     def continuation(self) -> np.ndarray:
         """(size,) bool: True for the tokens that continue a word ("##ing")."""
-        return np.array([piece.startswith(CONTINUATION) for piece in self.vocabulary])
+        return np.array([token.startswith(CONTINUATION) for token in self.vocabulary])
 
     @cached_property
     def _id_objects(self) -> np.ndarray:
@@ -267,8 +267,8 @@ class Tokenizer:
                 continue
             begin = 0
             for index in word_ids:
-                piece = self.vocabulary[index]
-                end = begin + len(piece) - (len(CONTINUATION) if begin else 0)
+                token = self.vocabulary[index]
+                end = begin + len(token) - (len(CONTINUATION) if begin else 0)
                 offsets.append((word.starts[begin], word.ends[end - 1]))
                 begin = end
         return Encoding(ids, [self.vocabulary[index] for index in ids], offsets)
@@ -335,14 +335,14 @@ class Tokenizer:
         Raises:
             BertkitError: an id is outside of the vocabulary.
         """
-        pieces = []
+        tokens = []
         for index in ids:
             if not 0 <= index < self.size:
                 raise BertkitError(f"id {index} is outside of the vocabulary of {self.size} tokens")
-            piece = self.vocabulary[index]
-            if not (skip_special_tokens and piece in SPECIAL_TOKENS):
-                pieces.append(piece)
-        return " ".join(pieces).replace(f" {CONTINUATION}", "").removeprefix(CONTINUATION)
+            token = self.vocabulary[index]
+            if not (skip_special_tokens and token in SPECIAL_TOKENS):
+                tokens.append(token)
+        return " ".join(tokens).replace(f" {CONTINUATION}", "").removeprefix(CONTINUATION)
 
     @cached_property
     def _pipeline(self) -> Any:

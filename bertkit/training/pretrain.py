@@ -27,7 +27,7 @@ from bertkit.config import as_json, read_recipe
 from bertkit.console import Console, console_or_new
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError, HeldError, check_known
-from bertkit.files import exclusive_lock, read_object
+from bertkit.files import exclusive_lock, from_home, read_object
 from bertkit.pretraining_data.loader import check_batch_sizes
 from bertkit.pretraining_data.sampler import START
 from bertkit.processes import KeptHeap, busy_note, check_process_count, usable_cores
@@ -185,7 +185,7 @@ def pretrain(
             recipe=recipe,
             recipe_name=Path(recipe_name).stem,
             store=store if isinstance(store, TokenStore) else TokenStore(store),
-            folder=Path(out),
+            folder=Path(from_home(out)),
             ranks=ranks,
             device=on,
             precision=choose_precision(recipe.training.precision, on),

@@ -368,6 +368,6 @@ def test_limits_grade_from_both_sides() -> None:
     ]
     for limit in THRESHOLDS.values():
         assert limit.notice <= limit.problem or limit.low, limit
-    assert [percent(value) for value in (0, 1e-7, 0.0001, 0.0512, 0.512, 0.9999, 1)] == [
+    assert [percent(value) for value in (0, 1e-7, 0.0001, 0.0512, 0.512, 0.99999, 1)] == [
         *("0%", "less than 0.001%", "0.01%", "5.1%", "51%", "99.99%", "100%")
     ]

@@ -130,7 +130,21 @@ def test_a_healthy_journal_has_no_problem(tmp_path: Path) -> None:
     assert bad == {"corpus"}, "the store is not there"
     assert set(found) == set(RUN_LIMITS) - {"vocabulary", "replaced-chance"}
     assert found["plateau"].numbers["copying_loss"] == pytest.approx(COPYING)
-    assert found["epochs"].numbers["planned"] == pytest.approx(120 * 640_000 / 20_000_000)
+    assert found["epochs"].numbers["planned"] == pytest.approx(
+        120 * 6400 * (100 - 3) / 20_000_000  # without [CLS] and two [SEP]
+    )
+
+
+def test_only_a_store_of_the_run_is_taken_for_its_store(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(store.folder, tmp_path / "store")
+    monkeypatch.chdir(tmp_path)
+    folder = write(tmp_path / "runs" / "lost", journal())
+    (folder / "recipe.json").unlink()
+    assert findings(folder)["corpus"].severity == "notice"
+    shutil.copytree(store.folder, folder / "store")
+    assert findings(folder)["corpus"].severity == "ok"
 
 
 @pytest.mark.parametrize(
@@ -381,7 +395,7 @@ def test_epochs_of_longer_phases_and_of_small_stores(tmp_path: Path) -> None:
         {"length": 512, "steps": 600, "batch_size": 256},
     ]
     found = findings(write(tmp_path, records))["epochs"]
-    read = 90 * 640_000 / 20_000_000
+    read = 90 * 6400 * (100 - 3) / 20_000_000
     made = 4500 * 128 / (5400 * 128 + 600 * 512)
     assert found.numbers["planned"] == pytest.approx(read / made)
     records[0]["mixture"] = [
@@ -391,7 +405,7 @@ def test_epochs_of_longer_phases_and_of_small_stores(tmp_path: Path) -> None:
     found = findings(write(tmp_path, records))["epochs"]
     assert found.severity == "notice"
     assert found.numbers["most_read_store"] == pytest.approx(40 * read / made)
-    assert "the most repeated store, tr, is read 199.7 times" in found.meaning
+    assert "the most repeated store, tr, is read 193.7 times" in found.meaning
 
 
 def test_missing_evaluation(tmp_path: Path) -> None:
@@ -697,7 +711,7 @@ def test_exit_status_and_output(
         ("finetune.json", "is a fine-tuning"),
         ("model.safetensors", "is a model directory"),
         ("vocab.txt", "is a tokenizer"),
-        ("thesis.txt", "holds neither"),
+        ("thesis.txt", "holds no journal"),
     ],
 )
 def test_other_paths_are_refused(tmp_path: Path, file: str, said: str) -> None:

@@ -96,6 +96,19 @@ def test_a_folder_of_a_web_server_is_not_read_as_a_page(server: str, tmp_path: P
     assert next(iter(read_documents(packed, TextCounts()))).isupper()
 
 
+def test_hidden_files_and_other_orders_of_a_web_folder_are_left_out(
+    server: str, tmp_path: Path
+) -> None:
+    """Apache's listing of a folder links to itself in other orders."""
+    names = ("a.txt", "?C=N;O=D", "?C=M;O=A", ".hidden.txt", ".git/d.txt")
+    for name in names[3:]:
+        (tmp_path / "served" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "served" / name).write_text("hidden\n")
+    links = " ".join(f'<a href="{name}">{name}</a>' for name in names)
+    (tmp_path / "served" / "index.html").write_text(f"<html>{links}</html>")
+    assert [source.path for source in find_sources([f"{server}/"])] == [f"{server}/a.txt"]
+
+
 def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp", reason="needs aiohttp: the extra 'remote'")
     for module in (sources, remote):

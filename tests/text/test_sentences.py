@@ -35,7 +35,9 @@ def test_by_hand(document: str, language: str, expected: list[str]) -> None:
     assert split_sentences(document, language) == expected
 
 
-@pytest.mark.parametrize("language", ["DE", "de-AT", "de_CH", "De-at", "bar", "gsw"])
+@pytest.mark.parametrize(
+    "language", ["DE", "de-AT", "de_CH", "De-at", "bar", "gsw", "bar-AT", "gsw_CH", "de-Latn-DE"]
+)
 def test_relatives_of_german_use_german_rules(language: str) -> None:
     text = "Am 3. Mai kam er. Gut."
     assert split_sentences(text, language) == ["Am 3. Mai kam er.", "Gut."]

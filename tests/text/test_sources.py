@@ -8,6 +8,7 @@ import gzip
 import lzma
 import os
 import random
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 import zstandard
 
 from bertkit.errors import BertkitError
-from bertkit.text.sources import DAMAGE, Source, find_sources, open_binary
+from bertkit.text.sources import DAMAGE, Source, find_sources, open_binary, source_format
 
 
 def write(path: Path, text: str = "Some text.\n") -> Path:
@@ -78,6 +79,15 @@ def test_a_linked_folder_is_followed_once(tmp_path: Path) -> None:
     (tmp_path / "corpus" / "loop").symlink_to(tmp_path / "corpus")
     found = find_sources([str(tmp_path / "corpus")])
     assert [Path(source.path).name for source in found] == ["a.txt", "b.txt"]
+
+
+def test_links_are_followed_in_the_order_of_names(tmp_path: Path) -> None:
+    """Which of two names of a folder is read must not depend on the file system."""
+    for first, second in (("a", "b"), ("b", "a")):
+        corpus = tmp_path / first
+        write(corpus / first / "x.txt")
+        (corpus / second).symlink_to(first)
+        assert names(find_sources([str(corpus)]), corpus) == ["a/x.txt"]
 
 
 def test_globs(tmp_path: Path) -> None:
@@ -212,6 +222,7 @@ def test_remote_files_folders_and_globs() -> None:
     assert found[0].bytes == len("Hello.\n")
     assert find_sources(["memory://remote/*.txt"])[0].path == "memory:///remote/b.txt"
     assert find_sources(["memory://remote/*"]) == find_sources(["memory://remote"])
+    assert source_format("zip://rows.jsonl.gz::/tmp/a.zip", "auto") == "jsonl"
     [single] = find_sources(["memory://remote/deep/a.txt.gz"])
     with open_binary(single.path) as stream:
         assert stream.read() == b"Hello.\n"
@@ -223,6 +234,18 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "xz": lambda content: lzma.compress(content, preset=0),
     "zst": zstandard.ZstdCompressor(write_checksum=True).compress,
 }
+
+
+def test_a_small_file_of_zstandard_does_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(COMPRESSORS["zst"](b"one line of text\n" * 20_000_000))
+    assert path.stat().st_size < 1 << 16
+    tracemalloc.start()
+    try:
+        assert find_sources([str(path)])[0].format == "text"
+        assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("extension", COMPRESSORS)

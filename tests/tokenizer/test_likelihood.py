@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bertkit.tokenizer.likelihood import PairCounts, join_by_likelihood, nlogn_drop
+from bertkit.tokenizer.likelihood import PairCounts, merge_by_likelihood, nlogn_drop
 from bertkit.tokenizer.train import count_words, learn_from_counts, learn_vocabulary
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from tests.tokenizer.test_tokenizer import wikipedia
@@ -25,21 +25,21 @@ def spell(word: str) -> list[str]:
     return [word[0], *(f"##{letter}" for letter in word[1:])]
 
 
-def join_in(word: Sequence[str], left: str, right: str) -> list[str]:
-    joined: list[str] = []
-    for piece in word:
-        if joined and joined[-1] == left and piece == right:
-            joined[-1:] = [left + right[2:], ""]  # "" keeps the new piece from being joined again
+def merge_in(word: Sequence[str], left: str, right: str) -> list[str]:
+    merged: list[str] = []
+    for token in word:
+        if merged and merged[-1] == left and token == right:
+            merged[-1:] = [left + right[2:], ""]  # "" keeps the new token from being merged again
         else:
-            joined.append(piece)
-    return [piece for piece in joined if piece]
+            merged.append(token)
+    return [token for token in merged if token]
 
 
 def frequencies(words: Words) -> Counter[str]:
     found: Counter[str] = Counter()
     for word, count in words:
-        for piece in word:
-            found[piece] += count
+        for token in word:
+            found[token] += count
     return found
 
 
@@ -57,22 +57,22 @@ def reference(counts: dict[str, int], number: int, min_frequency: int) -> list[s
     while len(made) < number:
         before, trials = log_likelihood(words), []
         for left, right in {pair for word, _ in words for pair in pairwise(word)}:
-            after = [(join_in(word, left, right), count) for word, count in words]
-            joins = frequencies(words).total() - frequencies(after).total()
+            after = [(merge_in(word, left, right), count) for word, count in words]
+            merges = frequencies(words).total() - frequencies(after).total()
             gain = round(log_likelihood(after) - before, 6)
-            if joins >= min_frequency and gain > 0:
+            if merges >= min_frequency and gain > 0:
                 trials.append((-gain, left + right[2:], left, after))
         if not trials:
             return made
-        _, piece, _, words = min(trials, key=lambda trial: trial[:3])
-        if piece not in known:
-            made.append(piece)
-            known.add(piece)
+        _, token, _, words = min(trials, key=lambda trial: trial[:3])
+        if token not in known:
+            made.append(token)
+            known.add(token)
     return made
 
 
 def letters_of(counts: dict[str, int]) -> list[str]:
-    return sorted({piece for word in counts for piece in spell(word)})
+    return sorted({token for word in counts for token in spell(word)})
 
 
 WORDS = st.dictionaries(
@@ -82,17 +82,17 @@ WORDS = st.dictionaries(
 
 @settings(max_examples=150, deadline=None)
 @given(WORDS, st.integers(1, 3))
-@example({"aaaaaaa": 1, "aaaa": 5, "baaaab": 2}, 1)  # runs of one piece join from the left
-@example({"abcab": 3, "cab": 2, "abc": 2, "aabc": 4}, 1)  # one piece made of two pairs
+@example({"aaaaaaa": 1, "aaaa": 5, "baaaab": 2}, 1)  # runs of one token merge from the left
+@example({"abcab": 3, "cab": 2, "abc": 2, "aabc": 4}, 1)  # one token made of two pairs
 def test_agrees_with_recounting_everything(counts: dict[str, int], min_frequency: int) -> None:
-    found = join_by_likelihood(counts, letters_of(counts), 12, min_frequency)
+    found = merge_by_likelihood(counts, letters_of(counts), 12, min_frequency)
     assert found == reference(counts, 12, min_frequency)
 
 
 def test_agrees_on_real_words(data: Path) -> None:
     counts = count_words(wikipedia(data, 40), lowercase=True)
     counts = Counter(dict(counts.most_common(60)))
-    found = join_by_likelihood(counts, letters_of(counts), 30, 2)
+    found = merge_by_likelihood(counts, letters_of(counts), 30, 2)
     assert len(found) == 30
     assert found == reference(counts, 30, 2)
 
@@ -103,26 +103,26 @@ def test_kept_counts_and_bounds_stay_true(data: Path) -> None:
     for _ in range(400):
         best = pairs.best()
         assert best is not None
-        pairs.join(best)
+        pairs.merge(best)
     words = list(zip(pairs.words, pairs.word_counts, strict=True))
-    fresh = [0] * len(pairs.pieces)
+    fresh = [0] * len(pairs.tokens)
     for word, count in words:
-        for piece in word:
-            fresh[piece] += count
+        for token in word:
+            fresh[token] += count
     assert pairs.frequency[: len(fresh)].tolist() == fresh
     assert pairs.total == sum(fresh)
     alive = np.array(sorted(pairs.pair_ids.values()))
     assert (pairs.count[alive] > 0).all()
     assert (pairs.gains(alive) <= pairs.bound[alive] + 1e-5).all()
     assert (pairs.bound.reshape(len(pairs.top), -1).max(axis=1) <= pairs.top).all()
-    # nothing spelt is lost, whatever was joined
-    spelt = ["".join(pairs.pieces[p].removeprefix("##") for p in word) for word in pairs.words]
+    # nothing spelt is lost, whatever was merged
+    spelt = ["".join(pairs.tokens[p].removeprefix("##") for p in word) for word in pairs.words]
     assert spelt == list(counts)
 
 
 def test_by_hand() -> None:
     # 10 x "ab", 4 x "ca": n(a) = 10, n(##b) = 10, n(c) = 4, n(##a) = 4, N = 28. Joining "ab" takes
-    # both pieces away: gain 10 ln 10 + 28 ln 28 - 18 ln 18 - 2 (0) ... = F(28) - F(18) - F(10).
+    # both tokens away: gain 10 ln 10 + 28 ln 28 - 18 ln 18 - 2 (0) ... = F(28) - F(18) - F(10).
     pairs = PairCounts({"ab": 10, "ca": 4}, letters_of({"ab": 1, "ca": 1}), 1)
     best = pairs.best()
     assert best is not None
@@ -136,16 +136,16 @@ def test_it_prefers_what_belongs_together_to_what_is_frequent() -> None:
     # is rarer and certain.
     words = {"ex": 30, "ey": 30, "ez": 30, "ax": 30, "ay": 30, "az": 30, "qu": 25}
     letters = letters_of(words)
-    assert join_by_likelihood(words, letters, 1, 1) == ["qu"]
+    assert merge_by_likelihood(words, letters, 1, 1) == ["qu"]
     assert learn_from_counts(Counter(words), 5 + 7 + 7 + 1)[-1] in ("ex", "ax")
 
 
-def test_it_stops_where_no_join_raises_the_likelihood() -> None:
+def test_it_stops_where_no_merge_raises_the_likelihood() -> None:
     # n(a) = 101, n(##b) = 3, N = 306: "ab" occurs once, as often as chance would have it.
     words = {"a": 100, "c": 100, "d": 100, "ab": 1, "cb": 1, "db": 1}
-    assert join_by_likelihood(words, letters_of(words), 50, 1) == []
-    assert join_by_likelihood({"a": 3, "b": 1}, ["a", "b"], 5, 1) == []
-    assert join_by_likelihood({"ab": 3, "cd": 1}, letters_of({"ab": 1, "cd": 1}), 5, 4) == []
+    assert merge_by_likelihood(words, letters_of(words), 50, 1) == []
+    assert merge_by_likelihood({"a": 3, "b": 1}, ["a", "b"], 5, 1) == []
+    assert merge_by_likelihood({"ab": 3, "cd": 1}, letters_of({"ab": 1, "cd": 1}), 5, 4) == []
 
 
 def test_fall_keeps_its_digits() -> None:
@@ -162,7 +162,7 @@ def test_order_of_texts_does_not_matter(data: Path) -> None:
     assert first[:700] == learn_vocabulary(lines, 700, criterion="likelihood")
     by_frequency = learn_vocabulary(lines, 900)
     assert set(first) != set(by_frequency)
-    alone = [piece for piece in first if len(piece.removeprefix("##")) == 1]
+    alone = [token for token in first if len(token.removeprefix("##")) == 1]
     assert first[: 5 + len(alone)] == by_frequency[: 5 + len(alone)]  # the same alphabet
     tokenizer = Tokenizer.from_vocabulary(first, lowercase=True)
     text = " ".join(lines[:50])
