@@ -58,12 +58,8 @@ class PretrainedWeights:
 
     @property
     def pair(self) -> str:
-        """The objective of the pair head, "nsp" or "sop"; by the family if none is recorded."""
-        if self.details.get("recipe"):  # an extended model has details and no recipe
-            return (
-                "sop" if recorded_recipe(self.details, "objectives").get("pair") == "sop" else "nsp"
-            )
-        return "sop" if self.config.share_layers else "nsp"  # ALBERT
+        """The objective of the pair head; see `pair_objective`."""
+        return pair_objective(self.details, self.config)
 
     def with_dropout(self, share: float) -> PretrainedWeights:
         """Return the same weights with another dropout probability in the config."""
@@ -87,6 +83,13 @@ class PretrainedWeights:
             if keep_head or not is_optional_weight(name) or name.startswith(KEPT_WEIGHTS)
         }
         return load_into(self.config, kept, make, self.path)
+
+
+def pair_objective(details: Mapping[str, Any], config: ModelConfig) -> str:
+    """Return the objective of the pair head, "nsp" or "sop"; by the family if none is recorded."""
+    usual = "sop" if config.share_layers else "nsp"  # ALBERT
+    recorded = recorded_recipe(details, "objectives").get("pair", usual)
+    return "sop" if recorded == "sop" else "nsp"
 
 
 def read_pretrained(path: Path) -> PretrainedWeights:

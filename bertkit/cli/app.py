@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -361,6 +362,7 @@ def run_program() -> None:
     then everything has been written and closed.
     """
     take_streams()
+    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
     threading.excepthook = report_thread_error
     if command_of(sys.argv[1:]) != "serve":
         end_by_exception()

@@ -39,8 +39,8 @@ def serve_command(
     Parameters
     ----------
     models
-        Model directories or run directories, each as FOLDER or NAME=FOLDER: fine-tuned, pre-trained
-        or sentence-transformers models.
+        Model directories, run directories or models of the hub, each as FOLDER or NAME=FOLDER:
+        fine-tuned, pre-trained or sentence-transformers models.
     host
         The address to listen on; 0.0.0.0 for all addresses of this machine.
     port

@@ -212,8 +212,8 @@ def load_embedder(
     """Load a model for computing text embeddings.
 
     Args:
-        path: a model directory of bertkit, Hugging Face or sentence-transformers, or a run
-            directory.
+        path: a model directory of bertkit, Hugging Face or sentence-transformers, a run
+            directory, or a model of the hub.
         device: "auto", "cpu", "cuda", ...
         precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 if the device supports it
             natively, else fp32.

@@ -68,7 +68,7 @@ class Engine:
 
     def __init__(self, model: TaskModel, device: torch.device, mode: str) -> None:
         self.model = model.to(device).eval()
-        self.device, self.mode = device, mode
+        self.device = device
         self.threads = prepare_for(device, self.model.encoder, mode)
 
     def run(

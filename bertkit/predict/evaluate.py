@@ -47,7 +47,7 @@ class Evaluation:
     def metric(self) -> str:
         """The main metric: that of the task, or the first of the official program."""
         own = self.predictor.task.metric
-        return own if own in self.scores else next(iter(self.scores))
+        return own if own in self.scores else next(iter(self.scores), own)
 
     def save(self, out: Path, models: Sequence[Path | str]) -> list[Path]:
         """Write predictions, official files, scores and a record of the evaluation to a folder.
@@ -161,8 +161,14 @@ def evaluate(
         models = [resolve_model(Path(one)) for one in models]
         predictor = load_predictor(models, precision=precision, **settings)
         name, inputs = scored_inputs(
-            *(predictor.task, predictor.loaded[0].details, file, task, data, split),
-            *(columns or {}, counts),
+            predictor.task,
+            predictor.loaded[0].details,
+            file,
+            task,
+            data,
+            split,
+            columns or {},
+            counts,
         )
         labelled = any(given.gold is not None for given in inputs)
         if not labelled and not unlabelled_ok:

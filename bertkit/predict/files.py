@@ -1,8 +1,8 @@
 """Prediction for files: reading any file that a fine-tuned model takes, and writing a table.
 
 The order of inputs is kept: a chunk of inputs (`bertkit.predict.predictors.input_chunks`) is read,
-run and written before the next one is read completely. So at most two chunks are in memory, one
-being run and one being read, and a file may be larger than memory.
+run and written before the next one is read completely. So at most two chunks are in memory, the
+one just written and the one being read, and a file may be larger than memory.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ def predict_file(
 ) -> None:
     """Predict for every input of a file and write one row for each, in order.
 
-    Printed rows have the ID and the texts of the input, and the fields of its prediction. In a
-    file they have every column of the input instead; a field of the prediction whose name is taken
-    is called `predicted_NAME`, or `predicted_predicted_NAME` if that is taken, too.
+    Printed rows have the ID of the input, its text and pair or its question, and the fields of its
+    prediction. In a file they have every column of the input instead; a field of the prediction
+    whose name is taken is called `predicted_NAME`, or `predicted_predicted_NAME` if that is taken,
+    too.
 
     Args:
         predictor: a fine-tuned model, or an ensemble.
@@ -80,13 +81,13 @@ def predict_file(
     if not isinstance(predictor, TaskPredictor):
         raise InputTypeError(f"give what load(MODEL) returns, not {short_repr(predictor)}")
     file, out = from_home(os.fspath(file)), None if out is None else Path(from_home(out))
+    rows: dict[str, Fields] | None = None
     if out is not None:
         refuse_overwriting(out, [file])
+        check_ending(out)
+        rows = {}
     with console_or_new(console) as shown:
         counts = TextCounts()
-        rows: dict[str, Fields] | None = None if out is None else {}
-        if out is not None:
-            check_ending(out)
         named, inputs = model_inputs(
             SPECS[predictor.task.task_type],
             predictor.loaded[0].details,

@@ -146,7 +146,7 @@ class SentenceScorer:
     ) -> None:
         check_vocabulary(model.config, tokenizer.size)
         self.model = model.to(device).eval()
-        self.tokenizer, self.device, self.mode = tokenizer, device, mode
+        self.tokenizer, self.device = tokenizer, device
         encoder = self.model.encoder
         self.single_query: SingleQuery | None = None
         if (device.type, mode, model.config.direction) == ("cpu", "fp32", "bidirectional"):

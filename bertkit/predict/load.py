@@ -41,7 +41,8 @@ def load(
     Args:
         path: a model directory, a run directory or a model of the hub; several fine-tuned models
             make an ensemble.
-        device: "auto", "cpu", "cuda", ...
+        device: "auto", "cpu", "cuda", ... On a CPU, torch's number of threads is taken when the
+            model is loaded, so set it before.
         precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 if the device computes it
             fast, else fp32.
         null_threshold: the null odds (score of no answer minus score of the best span) above which
@@ -120,8 +121,8 @@ def model_info(model: Path | str) -> dict[str, Any]:
     """
     start = read_pretrained(Path(model))
     folder, config = model_folder(start.path), start.config
-    kept = ("cls.predictions.", "cls.seq_relationship.", "discriminator_")
-    heads = any(name.startswith(kept) for name in start.tensors)
+    prefixes = ("cls.predictions.", "cls.seq_relationship.", "discriminator_")
+    heads = any(name.startswith(prefixes) for name in start.tensors)
     details, task = dict(start.details), "pre-training" if heads else "encoder"
     if folder.is_dir() and is_tuned(folder):
         details = task_details(folder)

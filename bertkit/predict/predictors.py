@@ -9,10 +9,8 @@ Several folders make an ensemble, which averages the outputs of its models.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -32,7 +30,7 @@ from bertkit.datasets.examples import (
 from bertkit.datasets.fields import count_choices, from_json, row_words
 from bertkit.datasets.glue import GLUE
 from bertkit.datasets.records import Records, as_source
-from bertkit.errors import BertkitError, InputTypeError, is_ordered, short_repr
+from bertkit.errors import BertkitError, InputTypeError, is_ordered, short_repr, warn_caller
 from bertkit.model.task_heads import extra_head
 from bertkit.predict.engine import Engine, choose_mode
 from bertkit.predict.word_splitter import words_example
@@ -222,7 +220,7 @@ class TaskPredictor:
             BertkitError: an input lacks a column or is of the wrong kind, such as a single text for
                 a model of pairs.
         """
-        if isinstance(inputs, str | bytes | Mapping | Set) or not isinstance(inputs, Iterable):
+        if not is_ordered(inputs) and not hasattr(inputs, "columns"):  # a DataFrame has columns
             raise InputTypeError(f"give a list of {self.wanted}, not {short_repr(inputs)}")
         rows = as_source(inputs, "inputs")
         assert isinstance(rows, Records)
@@ -392,7 +390,10 @@ class ChoicePredictor(TaskPredictor):
         if len(choices) != 1 and not isinstance(given, Mapping):
             raise InputTypeError(f"{place} is {short_repr(given)}; give {self.wanted}")
         if len(choices) == 1:
-            choices = [*require_list(from_json(choices[0], str, place), f"{place}: choices")]
+            listed = from_json(choices[0], str, place)
+            if isinstance(given, Mapping) and isinstance(listed, Mapping):
+                listed = listed.get("text")  # beside the keys, as in ARC; see `expand_choices`
+            choices = [*require_list(listed, f"{place}: choices")]
         if isinstance(given, Mapping):  # the last choices may be empty, as in a file
             choices = choices[: count_choices(choices)]
         require_texts(place, text, *choices)
@@ -493,11 +494,3 @@ PREDICTORS: dict[Any, type[TaskPredictor]] = {
     QuestionExample: AnswerPredictor,
 }
 """Example type of a task type -> the class of predictor that `load` returns."""
-
-
-def warn_caller(message: str) -> None:
-    """Warn, and name the line of the user's code that called bertkit."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("bertkit."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)

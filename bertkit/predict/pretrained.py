@@ -13,9 +13,15 @@ from typing import Any, NamedTuple, overload
 import torch
 
 from bertkit.checkpoints.huggingface import load_pretraining_model
-from bertkit.checkpoints.pretrained import model_folder, read_details
-from bertkit.checkpoints.weights import recorded_recipe
-from bertkit.errors import BertkitError, InputTypeError, is_ordered, short_repr
+from bertkit.checkpoints.pretrained import model_folder, pair_objective, read_details
+from bertkit.errors import (
+    BertkitError,
+    InputTypeError,
+    checked_texts,
+    is_ordered,
+    short_repr,
+    warn_caller,
+)
 from bertkit.model.encoder import ONE_SEGMENT
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
 from bertkit.predict.embeddings import text_chunks
@@ -48,7 +54,7 @@ class MaskedText(NamedTuple):
     """The number of candidates for each mask."""
 
 
-class JointPair(NamedTuple):
+class PairSequence(NamedTuple):
     """A pair of texts as one sequence."""
 
     ids: list[int]
@@ -170,7 +176,9 @@ class Predictor:
             first, second = self.tokenizer.encode_batch(pair)
             if not first or not second:
                 raise BertkitError("next-sentence needs two texts, but one of them has no tokens")
-            pairs.append(self.joint(first, second))
+            pairs.append(self.pair_sequence(first, second))
+        if lost := sum(pair.cut for pair in pairs):
+            warn_caller(f"pairs cut to the tokens around their boundary: {lost:,}")
         return self.next_probabilities(pairs)
 
     def mask_windows(self, text: str, top: int) -> MaskedText:
@@ -202,7 +210,7 @@ class Predictor:
         candidates = iter(found)
         return [[next(candidates) for _ in text.windows] for text in texts]
 
-    def joint(self, first: Sequence[int], second: Sequence[int]) -> JointPair:
+    def pair_sequence(self, first: Sequence[int], second: Sequence[int]) -> PairSequence:
         """Return a pair as one sequence; a long one keeps the tokens next to its boundary.
 
         Raises:
@@ -216,9 +224,9 @@ class Predictor:
             size = min(len(second), max(room // 2, room - len(first)))
             first, second = first[-(room - size) :], second[:size]
         ids = [*self._surround(first), *second, self.tokenizer.sep_id]
-        return JointPair(ids, [0] * (len(first) + 2) + [1] * (len(second) + 1), cut)
+        return PairSequence(ids, [0] * (len(first) + 2) + [1] * (len(second) + 1), cut)
 
-    def next_probabilities(self, pairs: Sequence[JointPair]) -> list[float]:
+    def next_probabilities(self, pairs: Sequence[PairSequence]) -> list[float]:
         """Return, for each pair, the probability that the second text follows the first."""
         found: list[float] = []
 
@@ -304,8 +312,7 @@ class Predictor:
                 `max_length`.
         """
         method = choose_method(method, self.model.config)
-        sentences = [text for chunk in text_chunks(texts) for text in chunk]
-        ids = self.scorer.encode(sentences)
+        ids = self.scorer.encode(list(checked_texts(texts)))
         for number, one in enumerate(ids):
             if len(one) > self.scorer.max_tokens:
                 raise BertkitError(
@@ -344,7 +351,7 @@ def load_pretrained(
     """Load a pre-trained model for prediction.
 
     Args:
-        directory: the model or run directory.
+        directory: the model or run directory, or a model of the hub.
         device: the device to compute on: "auto", "cpu", "cuda", ...
         precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 if the device computes it
             fast, else fp32.
@@ -354,8 +361,6 @@ def load_pretrained(
     """
     directory = model_folder(Path(directory))
     model = load_pretraining_model(directory)
-    albert = "sop" if model.config.share_layers else "nsp"  # if nothing is recorded
-    known = recorded_recipe(read_details(directory), "objectives")
-    order = known.get("pair", albert) == "sop"
+    order = pair_objective(read_details(directory), model.config) == "sop"
     where = choose_device(device)
     return Predictor(model, Tokenizer.load(directory), where, precision, order=order)

@@ -52,7 +52,7 @@ class RetrievalEvaluation:
     model: str
     data: str
     images: int
-    """The number of different images."""
+    """The number of different images in each group of candidates, added up."""
     candidates: int
     """The maximum number of rows that are compared with each other."""
     seconds: float

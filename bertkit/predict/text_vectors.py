@@ -43,7 +43,7 @@ def extract_file(
     """Write a model's hidden states for the texts of a file, in order.
 
     Args:
-        model: a model directory, a run directory, or a Google checkpoint.
+        model: a model directory, a run directory, a model of the hub or a Google checkpoint.
         file: the texts; see `read_lines`.
         out: the file to write.
         extraction: the layers to read and how to pool them.
@@ -93,7 +93,8 @@ def embed_file(
     """Write one vector for every text of a file, in order.
 
     Args:
-        model: a model directory, also of sentence-transformers, or a run directory.
+        model: a model directory, also of sentence-transformers, a run directory, or a model of
+            the hub.
         file: the texts; see `read_lines`.
         out: the file to write.
         format: "safetensors", "parquet", "npy", or "auto" for the ending of `out`.

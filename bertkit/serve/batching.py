@@ -19,7 +19,6 @@ the same time. The thread then waits a few milliseconds until as many requests h
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import threading
 import time
@@ -35,7 +34,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from bertkit.predict.engine import LEAST_TOKENS, compute_with
-from bertkit.serve.limits import Limits, RefusedError, too_many
+from bertkit.serve.limits import LOG, Limits, RefusedError, too_many
 from bertkit.serve.metrics import Metrics
 
 OperationResult = TypeVar("OperationResult")
@@ -85,7 +84,6 @@ def compute_thread() -> ComputeThread:
     return ComputeThread(torch.get_num_threads())
 
 
-BATCHING_LOG = logging.getLogger("bertkit.serve")
 AT_ONCE = 2
 """The number of requests that start, or receive their results, in one iteration of the event loop.
 Each takes about a millisecond, so a client that connects meanwhile waits only for these few."""
@@ -261,7 +259,7 @@ class Worker:
             try:
                 self._answer(jobs)
             except Exception as error:
-                BATCHING_LOG.exception("batch failed", extra={"fields": {"model": self.name}})
+                LOG.exception("batch failed", extra={"fields": {"model": self.name}})
                 deliver(jobs, [error] * len(jobs))
 
     def _answer(self, jobs: Sequence[QueuedRequest]) -> None:

@@ -169,7 +169,7 @@ class Connection(H11Protocol):
             timer.cancel()
 
     def _should_upgrade(self) -> bool:
-        """Never upgrade the protocol: the server supports HTTP only."""
+        """Ignore an `upgrade` header; uvicorn would log a warning for each request that has one."""
         return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from bertkit.files import from_home
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.pooling import TextPooling, is_embedder, read_pooling
 from bertkit.predict.embeddings import Embedder, load_embedder
-from bertkit.predict.load import is_tuned, load
+from bertkit.predict.load import is_tuned, load_predictor
 from bertkit.predict.predictors import TaskPredictor
 from bertkit.predict.pretrained import Predictor, load_pretrained
 from bertkit.serve.attention import AttentionOperation
@@ -116,7 +117,7 @@ def load_models(
     """Load models and start their workers.
 
     Args:
-        models: the models' folders, each as FOLDER or NAME=FOLDER.
+        models: folders or names on the hub, each as FOLDER or NAME=FOLDER.
         limits: the server's limits, among them those of each model's queue.
         metrics: the metrics that the workers update.
         precision: "fp32", "bf16", "int8" or "auto".
@@ -158,7 +159,8 @@ def split_name(given: str) -> tuple[str, Path]:
     folder = Path(path if equals else given)
     if not equals:
         hub_name = None if folder.exists() else parse_hub_name(str(folder))
-        name = hub_name.repo.rpartition("/")[2] if hub_name else model_name(folder.absolute())
+        whole = Path(os.path.abspath(folder))  # noqa: PTH100 (unlike absolute(), without "..")
+        name = hub_name.repo.rpartition("/")[2] if hub_name else model_name(whole)
     if not NAME.fullmatch(name):
         raise BertkitError(
             f"'{name}' cannot be a model's name; use letters, digits and ._:- as in mine={folder}"
@@ -173,41 +175,40 @@ def load_served_model(
     path = resolve_model(given)
     if path == Path(from_home(given)):  # loaded again, it is never taken from the hub
         given = path.absolute()
-    vectors = is_embedder(path)
-    home = read_pooling(path)[0] if vectors else model_folder(path)
+    embeds = is_embedder(path)
+    home = read_pooling(path)[0] if embeds else model_folder(path)
     start = read_pretrained(home)
-    works: dict[str, Any]
-    if not vectors and is_tuned(home):
-        predictor = load(home, device=device, precision=precision)
-        assert isinstance(predictor, TaskPredictor)
+    operations: dict[str, Any]
+    if not embeds and is_tuned(home):
+        predictor = load_predictor([home], device=device, precision=precision)
         config, tokenizer = predictor.loaded[0].model.config, predictor.tokenizer
         task_type = predictor.task.task_type
         labels = predictor.task.labels if SPECS[task_type].has_labels else ()
         max_length = getattr(predictor.task, "max_length", config.max_position_embeddings)
-        works = {ROUTES[task_type]: TaskOperation(predictor)}
+        operations = {ROUTES[task_type]: TaskOperation(predictor)}
         mode = predictor.precision
     else:
-        if not vectors and has_masks(start):
+        if not embeds and has_masks(start):
             pretrained = load_pretrained(home, device=device, precision=precision)
-            task_type, works = "pretrained", pretrained_operations(pretrained, limits)
+            task_type, operations = "pretrained", pretrained_operations(pretrained, limits)
             embedder = shared_embedder(pretrained)
         else:
-            task_type, works = "encoder", {}
+            task_type, operations = "encoder", {}
             embedder = load_embedder(path, device=device, precision=precision)
-        works["embeddings"] = EmbeddingOperation(embedder)
+        operations["embeddings"] = EmbeddingOperation(embedder)
         config, tokenizer, labels = embedder.encoder.config, embedder.tokenizer, ()
         max_length, mode = embedder.max_length, embedder.mode
-    works["attention-maps"] = AttentionOperation(start)
+    operations["attention-maps"] = AttentionOperation(start)
     threads = 2 if choose_device(device).type == "cpu" and torch.get_num_threads() > 1 else 1
     worker = Worker(name, limits, metrics, threads)
     again = partial(load_served_model, name, given, limits, metrics, precision, device)
     return ServedModel(
-        name, task_type, config, tokenizer, mode, max_length, tuple(labels), works, worker, again
+        name, task_type, config, tokenizer, mode, max_length, labels, operations, worker, again
     )
 
 
 def load_and_try(old: ServedModel) -> ServedModel:
-    """Load a model's folder again and check that the new model answers a request on each route."""
+    """Load a model's folder again and check that the new model answers a request for each head."""
     new = old.load_again()
     try:
         for route, sample in SAMPLES.items():
@@ -244,7 +245,7 @@ def shared_embedder(predictor: Predictor) -> Embedder:
 
 def pretrained_operations(predictor: Predictor, limits: Limits) -> dict[str, Any]:
     """Return route -> operation for the heads of a pre-trained model."""
-    works: dict[str, Any] = {"fill-mask": FillMask(predictor, limits.max_queue_tokens)}
+    operations: dict[str, Any] = {"fill-mask": FillMask(predictor, limits.max_queue_tokens)}
     if predictor.model.nsp is not None and not predictor.order:
-        works["next-sentence"] = NextSentence(predictor)
-    return works
+        operations["next-sentence"] = NextSentence(predictor)
+    return operations

@@ -18,7 +18,7 @@ from bertkit.datasets.examples import ChoiceExample, TextExample
 from bertkit.errors import BertkitError
 from bertkit.predict.embeddings import Embedder, EncodedText
 from bertkit.predict.predictors import TaskPredictor
-from bertkit.predict.pretrained import MASK, JointPair, MaskCandidate, MaskedText, Predictor
+from bertkit.predict.pretrained import MASK, MaskCandidate, MaskedText, PairSequence, Predictor
 from bertkit.serve.batching import PreparedRequest
 from bertkit.serve.limits import CHARACTERS_OF_TOKEN, RefusedError, too_many
 from bertkit.serve.schemas import Following, Masked
@@ -166,11 +166,11 @@ class FillMask:
         self._check_size(asked)
         texts = [self.predictor.mask_windows(one.text, one.top) for one in asked]
         tokens = sum(len(ids) for text in texts for ids, _ in text.windows)
-        windowed = sum(len(text.windows) > 1 for text in texts)
+        windowed = sum(len({(*ids,) for ids, _ in text.windows}) > 1 for text in texts)
         return PreparedRequest(texts, tokens, len(texts), windowed)
 
     def _check_size(self, asked: Sequence[Masked]) -> None:
-        guesses = tokens = 0
+        candidates = tokens = 0
         vocabulary, room = self.predictor.tokenizer.size, self.predictor.max_length - 2
         for number, given in enumerate(asked):
             if given.top > vocabulary:
@@ -178,15 +178,16 @@ class FillMask:
                 message = f"{field}: the vocabulary has {vocabulary:,} tokens, not {given.top:,}"
                 raise RefusedError(422, message, field)
             masks = given.text.count(MASK)
-            guesses += masks * given.top
+            candidates += masks * given.top
             tokens += masks * (2 + min(room, len(given.text) // CHARACTERS_OF_TOKEN))
         if tokens > self.max_tokens:
             raise too_many(tokens, self.max_tokens)
-        if guesses > MAX_CANDIDATES:
-            message = (
-                f"{guesses:,} guesses requested, but {MAX_CANDIDATES:,} are the most at a time"
+        if candidates > MAX_CANDIDATES:
+            raise RefusedError(
+                413,
+                f"the request asks for {candidates:,} candidates, but the server returns at most "
+                f"{MAX_CANDIDATES:,}; lower top, or send fewer masks",
             )
-            raise RefusedError(413, f"{message}; lower top, or send fewer masks")
 
     def run(self, many: Sequence[list[MaskedText]]) -> list[list[list[list[MaskCandidate]]]]:
         """Return the most probable tokens for each request, text and mask, best first."""
@@ -201,7 +202,7 @@ class NextSentence:
         self.predictor = predictor
 
     def prepare(self, asked: Sequence[Following]) -> PreparedRequest:
-        """Encode pairs; a long pair is cut to the tokens around its joint (`Predictor.joint`).
+        """Encode pairs; a long pair is cut to the tokens around its boundary.
 
         Raises:
             BertkitError: a text has no tokens.
@@ -215,16 +216,16 @@ class NextSentence:
                         f"inputs.{number}.{field}: the text is empty, or the tokenizer drops all "
                         "of it; send a text with words"
                     )
-            pairs.append(self.predictor.joint(*ids))
+            pairs.append(self.predictor.pair_sequence(*ids))
         lost = sum(pair.cut for pair in pairs)
         return PreparedRequest(
             pairs,
             sum(len(pair.ids) for pair in pairs),
             len(pairs),
-            cut={"pairs cut to the tokens around their joint": lost} if lost else {},
+            cut={"pairs cut to the tokens around their boundary": lost} if lost else {},
         )
 
-    def run(self, many: Sequence[list[JointPair]]) -> list[list[float]]:
+    def run(self, many: Sequence[list[PairSequence]]) -> list[list[float]]:
         """Return, for each request and pair, the probability that the second text follows."""
         found = self.predictor.next_probabilities([pair for pairs in many for pair in pairs])
         return regrouped(found, many)

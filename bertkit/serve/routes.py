@@ -137,9 +137,9 @@ def pretraining_routes(serving: Service) -> APIRouter:
     )
     async def fill_mask(asked: PredictionRequest[schemas.Masked]) -> Response:
         found = await predictions(serving, "fill-mask", asked)
-        guesses = sum(len(mask) for masks in found.result for mask in masks)
+        candidates = sum(len(mask) for masks in found.result for mask in masks)
         rows = ([[guess._asdict() for guess in mask] for mask in masks] for masks in found.result)
-        return await serving.respond(2 * guesses, predictions_body, found, rows)
+        return await serving.respond(2 * candidates, predictions_body, found, rows)
 
     @routes.post(
         "/next-sentence",
@@ -152,9 +152,6 @@ def pretraining_routes(serving: Service) -> APIRouter:
         return await serving.respond(len(asked.inputs), predictions_body, found, rows)
 
     return routes
-
-
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def embedding_routes(serving: Service) -> APIRouter:
@@ -286,6 +283,9 @@ def model_routes(serving: Service, *, reloading: bool) -> APIRouter:
         return await serving.respond(1, dict, (await serving.reload(name)).card)
 
     return routes
+
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def state_routes(serving: Service) -> APIRouter:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas
 import pytest
 
@@ -45,6 +46,12 @@ def test_inputs_may_come_one_after_the_other(models: Path) -> None:
         ("classify", {"text": "river"}, "give a list of texts"),
         ("classify", b"river", "give a list of texts"),
         ("classify", 3, "give a list of texts"),
+        ("classify", np.array("river"), "give a list of texts"),
+        (
+            "choose",
+            [("river", {"text": ["stone", "night"]})],
+            r"inputs\[0\]: choices must be a list",
+        ),
         ("answer", ["who"], r"inputs\[0\] is \('who',\)|inputs\[0\] is 'who'"),
         ("answer", [("who", " ")], r"inputs\[0\]: an answer needs a question and a context"),
         ("tag", [["a", 3]], r"inputs\[0\]: 3 is not a text"),
@@ -58,6 +65,16 @@ def test_what_is_no_input_is_shown(models: Path, kind: str, given: Any, message:
         load(models / kind, device="cpu", precision="fp32")(given)
     right_type = any(part in message for part in ("columns:", "needs a question", "no choice"))
     assert isinstance(caught.value, TypeError) is not right_type
+
+
+def test_choices_beside_their_keys_are_read_as_in_files(models: Path) -> None:
+    """As ARC on the hub has them; a DataFrame may hold them as JSON."""
+    predict = load(models / "choose", device="cpu", precision="fp32")
+    listed = {"text": "river", "choices": ["stone", "night"]}
+    keyed = {"text": "river", "choices": {"text": ["stone", "night"], "label": ["A", "B"]}}
+    written = {**keyed, "choices": json.dumps(keyed["choices"])}
+    wanted = predict([listed])
+    assert predict([keyed]) == predict([written]) == wanted
 
 
 def dictionaries(kind: str) -> list[dict[str, Any]]:
@@ -153,6 +170,8 @@ def test_what_is_not_read_is_warned_of(models: Path) -> None:
         with pytest.warns(UserWarning, match="questions cut at 16 tokens: 1") as said:
             call()
         assert said[0].filename == __file__
+    said_once = python("-m", "bertkit", "predict", models / "answer", *pair, check=True).stderr
+    assert said_once.splitlines() == ["warning: questions cut at 16 tokens: 1"]
 
 
 def test_files_are_predicted_and_scored_from_python(models: Path, tmp_path: Path) -> None:
@@ -167,6 +186,8 @@ def test_files_are_predicted_and_scored_from_python(models: Path, tmp_path: Path
     )
     right = [label == gold for label, gold in zip(found, ("dry", "wet"), strict=True)]
     assert scored.scores["accuracy"] == sum(right) / 2
+    unscored = evaluate(models / "classify", [{"text": "river"}], split="test", unlabelled_ok=True)
+    assert (unscored.scores, unscored.metric) == ({}, "accuracy")
     with pytest.raises(BertkitError, match="classification does not accept --words"):
         predict_file(predictor, str(file), columns={"words": "said"}, out=out)
 

@@ -207,6 +207,7 @@ def test_names_of_models(models: Path, tmp_path: Path) -> None:
     assert split_name("runs/mine/model") == ("mine", Path("runs/mine/model"))
     assert split_name("runs/mine") == ("mine", Path("runs/mine"))
     assert split_name("a=runs/mine") == ("a", Path("runs/mine"))
+    assert split_name("runs/mine/model/..") == ("mine", Path("runs/mine/model/.."))
     with pytest.raises(BertkitError, match="cannot be a model's name"):
         split_name("a b=runs/mine")
     (tmp_path / "lr=3e-5" / "model").mkdir(parents=True)

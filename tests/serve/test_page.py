@@ -141,6 +141,9 @@ def test_guesses_are_put_in_and_taken_out(visit: Open, address: str) -> None:
     buttons.nth(8 + plain).click()
     assert area.input_value() == f"{word} and the [MASK]."
     assert results.locator("p.text").inner_text() == f"{word} and the [MASK]."
+    page.check("input[value='next-sentence']")
+    page.check("input[value='fill-mask']")  # the page keeps what was put in
+    assert area.input_value() == f"{word} and the [MASK]."
     area.fill("something else")
     buttons.nth(8).click()
     assert area.input_value() == "something else"

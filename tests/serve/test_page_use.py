@@ -167,6 +167,16 @@ def test_texts_come_along(visit: Open) -> None:
     page.select_option("#model", "answer")
     page.check("input[value='answer']")
     assert page.locator("#field-context").input_value() == "a sailor"
+    page.select_option("#model", "classify")
+    page.check("input[value='tokens']")
+    page.fill("#field-text", "")
+    page.fill("#field-pair", "a pair of one's own")
+    page.check("input[value='classify']")
+    page.check("input[value='tokens']")
+    assert page.locator("#field-pair").input_value() == "a pair of one's own"
+    required = page.locator("#field-text").get_attribute("aria-required")
+    optional = page.locator("#field-pair").get_attribute("aria-required")
+    assert (required, optional) == ("true", "false")
 
 
 def test_examples_fit_their_forms(visit: Open) -> None:

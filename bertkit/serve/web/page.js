@@ -62,9 +62,9 @@ async function start() {
 /** Show a model's views, and open the previous view if the model has it. */
 function chooseModel(name, route = state.route) {
   state.model = state.models.get(name);
-  const {task_type: taskType, layers, heads, precision, routes} = state.model;
-  element("card").textContent =
-    `${taskType}, ${layers} layers of ${heads} heads, ${precision}, windows of ${state.model.max_length} tokens`;
+  const {task_type: taskType, layers, heads, precision, max_length: length, routes} = state.model;
+  element("card").textContent = `${taskType}, ${layers} layers of ${heads} heads, ${precision}, ` +
+    `windows of ${length} tokens`;
   const able = Object.keys(VIEWS).filter((one) => routes.includes(one));
   const chosen = able.includes(route) ? route : able[0];
   const legend = views.querySelector("legend");
@@ -92,15 +92,16 @@ function chooseView(route) {
 /** Copy the texts of the last task, unless other texts were typed here. */
 function bringTexts(values) {
   const task = state.values[state.lastTask];
-  if (!task || (values.text ?? "") !== (values.brought ?? "")) return;
+  const {text: before = "", pair: beforePair = ""} = values.brought ?? {};
+  if (!task || (values.text ?? "") !== before || (values.pair ?? "") !== beforePair) return;
   const [text = "", pair = ""] = VIEWS[state.lastTask].texts(task);
-  Object.assign(values, {text, pair, brought: text});
+  Object.assign(values, {text, pair, brought: {text, pair}});
 }
 
 /** Make a text area with its label. @param {import("./views.js").Field} field */
 function fieldOf({name, label, rows, optional, masks}, values) {
   const id = `field-${name}`;
-  const area = make("textarea", {id, name, rows, "aria-required": !optional,
+  const area = make("textarea", {id, name, rows, "aria-required": String(!optional),
     input: () => { values[name] = area.value; }});
   area.value = values[name] ??= "";
   const tag = make("label", {for: id}, label);

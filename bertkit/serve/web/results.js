@@ -104,8 +104,8 @@ export function showMasks(answer, {values, field}) {
   const chosen = masks.map(() => null);
   const sentence = make("p", {class: "text", "aria-live": "polite"});
   const note = make("p", {class: "quiet"});
-  const buttons = masks.map((guesses, mask) =>
-    guesses.map(({token}) => make("button", {type: "button", click: () => put(mask, token)},
+  const buttons = masks.map((candidates, mask) =>
+    candidates.map(({token}) => make("button", {type: "button", click: () => put(mask, token)},
       token)));
   let written = values.text;
 
@@ -114,7 +114,10 @@ export function showMasks(answer, {values, field}) {
     const area = field("text");
     const untouched = area?.value === written;
     written = fill();
-    if (untouched) area.value = written;
+    if (untouched) {
+      area.value = written;
+      area.dispatchEvent(new Event("input")); // the page stores what a form holds
+    }
     note.textContent = untouched || !area ? "" :
       "The text in the form has changed since, so it is left as it is.";
     draw();
@@ -141,9 +144,9 @@ export function showMasks(answer, {values, field}) {
   }
 
   draw();
-  const lists = masks.map((guesses, mask) => make("section", {},
+  const lists = masks.map((candidates, mask) => make("section", {},
     make("h3", {}, masks.length > 1 ? `Mask ${mask + 1}` : "Candidates"),
-    bars(guesses.map(({probability}, i) => ({name: buttons[mask][i], share: probability})))));
+    bars(candidates.map(({probability}, i) => ({name: buttons[mask][i], share: probability})))));
   return [sentence, note, ...lists, usage(answer)];
 }
 

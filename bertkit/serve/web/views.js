@@ -130,7 +130,8 @@ export const VIEWS = {
       }
       return {input: [query, ...texts], encoding_format: "base64"};
     },
-    texts: ({query}) => [query], show: (answer, {values}) => showNearest(answer, linesOf(values.lines), values.query),
+    texts: ({query}) => [query],
+    show: (answer, {values}) => showNearest(answer, linesOf(values.lines), values.query),
   },
   tokens: {
     name: "Tokens", verb: "Tokenize",
