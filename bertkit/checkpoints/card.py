@@ -140,7 +140,7 @@ def write_card(folder: Path, card: Card, *, replaced: Path, form: SavedForm | No
             shutil.copyfile(replaced / CARD, folder / CARD)
         return
     whole = completed(card, form or saved_form(folder))
-    (folder / CARD).write_text(whole.text(), encoding="utf-8")
+    (folder / CARD).write_text(whole.text(), encoding="utf-8", newline="\n")
 
 
 def completed(card: Card, form: SavedForm) -> Card:

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from bertkit.checkpoints.card import Card, derived_card, origin_text, write_card
 from bertkit.checkpoints.families import family_names
-from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder
+from bertkit.checkpoints.hub import hub_commit
+from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, model_name
 from bertkit.checkpoints.save import check_free, model_details
 from bertkit.checkpoints.weights import write_tensors
 from bertkit.errors import BertkitError, check_known
-from bertkit.files import new_folder, read_object, write_json
+from bertkit.files import new_folder, read_json, read_object, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import HEAD_FILE
 from bertkit.model.heads import PretrainingModel
@@ -233,7 +234,7 @@ def write_extended(
     config = foreign_config(start, source) | {"vocab_size": len(tensors[EMBEDDINGS])}
     made = {
         "made_by": "bertkit vocab extend",
-        "from": start.path.resolve().name,
+        "from": hub_commit(start.path) or model_name(start.path.resolve()),
         "weights_and_vocabulary": start.digest,
         "place": place,
         "init": init,
@@ -276,8 +277,10 @@ def extended_card(start: PretrainedWeights, source: Path, extension: Extension) 
 
 def copy_modules(source: Path, folder: Path) -> None:
     """Copy sentence-transformers' files about modules of any kind, prompts and lengths."""
+    read_modules(source, encoder_alone=True)  # checks the folders, of which it returns one a class
+    folders = dict.fromkeys(str(one["path"]) for one in read_json(source / "modules.json"))
     named = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-    for name in (*named, *read_modules(source, encoder_alone=True).values()):
+    for name in (*named, *folders):
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
         elif name and (source / name).is_dir():
@@ -299,4 +302,5 @@ def foreign_config(start: PretrainedWeights, source: Path) -> dict[str, Any]:
         return config | changed  # all weights are written in fp32
     with torch.device("meta"):
         network = PretrainingModel if DECODER_BIAS in start.tensors else Encoder
-        return model_details(network(start.config), start.config, {})
+        config = model_details(network(start.config), start.config, {})
+    return config | {"pad_token_id": start.tokenizer.pad_id}

@@ -110,7 +110,7 @@ WITHOUT_POOLER = {"words", "causal", "replaced", "token", "span"}
 """Heads whose classes have no pooler; of ELECTRA's classes, only `ELECTRA_POOLERS` have one."""
 
 
-def weight_head_names(architecture: str) -> set[str]:
+def heads_of_class(architecture: str) -> set[str]:
     """Return the heads that one of transformers' classes may have; empty for unknown classes."""
     known = architecture != "bertkit"
     return {head for head, names in CLASSES.items() if known and architecture in names}
@@ -120,7 +120,7 @@ def has_pooler(family: str, architecture: str) -> bool:
     """Return whether one of transformers' classes has a pooler."""
     if family == "electra":
         return architecture in ELECTRA_POOLERS
-    return not weight_head_names(architecture) & WITHOUT_POOLER
+    return not heads_of_class(architecture) & WITHOUT_POOLER
 
 
 def choose_class(config: ModelConfig, head: str) -> tuple[str, str]:

@@ -28,7 +28,7 @@ DOWNLOADED = (
     *("config_sentence_transformers.json", "README.md"),
 )
 """Patterns of the files that are downloaded."""
-NOT_DOWNLOADED = ("onnx/*", "openvino/*", "*.bin", "*.h5", "*.msgpack", "*.pt", "*.pkl")
+NOT_DOWNLOADED = ("onnx/*", "openvino/*")
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 """What `huggingface_hub` raises for an answer that is no JSON, or other JSON than it expects."""
 LIBRARIES_OF_REQUESTS = ("httpx", "httpcore", "requests", "urllib3")

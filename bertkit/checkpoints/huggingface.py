@@ -58,7 +58,7 @@ class LoadResult(Generic[Model]):
     model: Model
     """The model in evaluation mode, in fp32, on the CPU."""
     missing_keys: list[str]
-    """Parameters of heads or the pooler that the file lacks; they are randomly initialised."""
+    """Parameters of heads or the pooler that the file lacks: random, or 0 if not `trainable`."""
     unexpected_keys: list[str]
     """Tensors in the file that belong to other heads."""
 
@@ -244,9 +244,11 @@ def load_config(directory: Path) -> ModelConfig:
         BertkitError: the directory or file is missing, is not valid JSON, or describes a network
             that bertkit does not support.
     """
-    if not directory.is_dir():
+    named_by_prefix = Path(f"{directory}.index").is_file()
+    if not named_by_prefix and not directory.is_dir():
         raise BertkitError(f"there is no model directory {directory}; check the path")
-    if not (directory / "config.json").is_file() and any(directory.glob("*.ckpt*.index")):
+    configured = (directory / "config.json").is_file()
+    if named_by_prefix or (not configured and any(directory.glob("*.ckpt*.index"))):
         raise BertkitError(
             f"{directory} is a Google checkpoint; make it a model directory first: "
             f"bertkit export {directory} --to huggingface --out DIR"
@@ -265,13 +267,13 @@ def read_model_config(path: Path) -> ModelConfig:
             raise BertkitError(f"{path}: {name} is {values[name]!r}; only {value!r} is supported")
     if "vocab_size" not in values:
         raise BertkitError(f"{path} has no vocab_size; it is not a BERT config")
-    types = {field.name: field.type for field in dataclasses.fields(ModelConfig)}
+    known = [field for field in dataclasses.fields(ModelConfig) if field.name not in OWN_FIELDS]
+    types = {field.name: field.type for field in known}
     values = DEFAULTS.get(str(values.get("model_type")), {}) | values
     fields = {name: values[name] for name in types if name in values}
     for name, value in fields.items():
         if types[name] == "float" and type(value) is int:  # such as a dropout of 0
             fields[name] = float(value)
-    fields = {name: fields[name] for name in fields if name not in OWN_FIELDS}
     fields |= read_family(values, path)
     act = str(fields.get("hidden_act", "gelu"))
     if act not in ACTIVATION_NAMES:

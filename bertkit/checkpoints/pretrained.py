@@ -147,8 +147,12 @@ def resolve_model(path: Path) -> Path:
         BertkitError: there is neither.
     """
     path = Path(from_home(path))
+    if path.suffix == ".index" and path.is_file():
+        path = path.with_suffix("")  # a Google checkpoint
     if path.is_dir() or (path.name and path.with_name(f"{path.name}.index").is_file()):
         return path
+    if path.exists():
+        raise BertkitError(f"{path} is a file; give the folder of a model")
     if name := parse_hub_name(str(path)):
         return download_model(name)
     raise BertkitError(f"there is no model directory {path}; check the path")

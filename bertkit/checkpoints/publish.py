@@ -19,6 +19,7 @@ from bertkit.checkpoints import hub
 from bertkit.checkpoints.card import CARD, card_text
 from bertkit.checkpoints.snippets import on_hub
 from bertkit.errors import BertkitError
+from bertkit.files import from_home
 from bertkit.processes import interruptible
 
 CONFIGS = ("config.json", "bert_config.json", "export.json")
@@ -80,7 +81,7 @@ def push(
         BertkitError: there is no model, the name is not ORG/NAME, nobody is logged in or may write,
             the repository is public although `private` is true, or the hub cannot be reached.
     """
-    folder = published_folder(Path(model))
+    folder = published_folder(Path(from_home(model)))
     check_name(name, revision)
     if license:
         check_license(license)

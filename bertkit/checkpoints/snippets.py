@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertkit.checkpoints.families import weight_head_names
+from bertkit.checkpoints.families import heads_of_class
 from bertkit.checkpoints.weights import recorded_recipe
 from bertkit.files import read_object, read_optional
 
@@ -109,7 +109,7 @@ def saved_head(details: Mapping[str, Any], architecture: str) -> str:
     task = str(details.get("task"))
     if task in TUNED_HEADS:
         return task
-    if found := sorted(weight_head_names(architecture) & HEAD_OF_CLASS.keys()):
+    if found := sorted(heads_of_class(architecture) & HEAD_OF_CLASS.keys()):
         return HEAD_OF_CLASS[found[0]]
     objectives = recorded_recipe(details, "objectives")
     if str(objectives.get("token", "")).startswith("clm"):

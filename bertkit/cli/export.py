@@ -38,7 +38,8 @@ def export_command(
     out
         The folder to write.
     head
-        auto for the head that the model was trained with; encoder and embedding work for any model.
+        auto for the head that the model was trained with; encoder works for any model,
+        and embedding for any model directory.
     pooling
         The pooling of embeddings: cls, mean, pooler, mean-last-four, or auto.
     normalize

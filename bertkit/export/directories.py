@@ -67,8 +67,8 @@ def write_hugging_face(source: ExportSource, folder: Path) -> Opened:
 
     def extra(inside: Path) -> None:
         if source.pooling is not None:
-            max_length = dataclasses.replace(source.pooling, max_length=source.max_length)
-            write_pooling(inside, max_length, source.config)
+            pooling = dataclasses.replace(source.pooling, max_length=source.max_length)
+            write_pooling(inside, pooling, source.config)
 
     pooler = source.pooler or source.head not in ("encoder", "embedding")
     save_model(folder, source.model, source.tokenizer, details, extra=extra, pooler=pooler)

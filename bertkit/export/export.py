@@ -12,7 +12,7 @@ import math
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ import numpy as np
 
 import bertkit
 from bertkit.checkpoints.card import kept_card, write_card
+from bertkit.checkpoints.families import choose_class, has_pooler
+from bertkit.checkpoints.pretrained import read_details, tokenizer_folder
 from bertkit.checkpoints.save import model_details
 from bertkit.console import Console, console_or_new
 from bertkit.datasets.benchmarks import OFFICIAL
@@ -82,15 +84,12 @@ MAX_ERROR = 1e-4
 
 8-bit weights have no such bound: for them the metric is what counts.
 """
-GELU_NOTE = (
-    "trained with the GELU with erf; Google's code since February 2019 computes the tanh form, so "
-    "its outputs differ slightly from those checked here"
-)
-TANH_NOTE = (
-    "trained with the tanh form of GELU, as Google's code has computed it since February 2019; "
-    "bertkit and transformers read these files with the GELU with erf"
-)
-GELU_NOTES = {"gelu": GELU_NOTE, "gelu_tanh": TANH_NOTE}
+GELU_NOTES = {
+    "gelu": "trained with the GELU with erf; Google's code since February 2019 computes the tanh "
+    "form, so its outputs differ slightly from those checked here",
+    "gelu_tanh": "trained with the tanh form of GELU, as Google's code has computed it since "
+    "February 2019; bertkit and transformers read these files with the GELU with erf",
+}
 CASE_NOTE = (
     "vocab.txt does not say how text is normalised, and this tokenizer's rules differ from those "
     "that are inferred from it: keep the source's tokenizer.json, and compare token ids"
@@ -187,7 +186,7 @@ def verification_inputs(
 ) -> list[Any]:
     """Return the sequences of the first `MAX_VERIFIED` inputs of a file."""
     if source.task is None:
-        known = source.details.get("columns")
+        known = read_details(tokenizer_folder(source.path)).get("columns")
         remembered = known.get("text") if isinstance(known, dict) else None
         text = given.get("text") or remembered or TextColumns.text
         return text_sequences(source, islice(read_lines(file, text, counts), MAX_VERIFIED))
@@ -209,10 +208,8 @@ def labelled_inputs(
     if source.task is None:
         raise BertkitError(f"a model with the head '{source.head}' has no metric; remove --dev")
     folder = str(source.details.get("data")) in OFFICIAL and Path(file).is_dir()
-    _, inputs = scored_inputs(
-        *(source.task, source.details, None if folder else file, "", file if folder else None),
-        *("dev", given, counts),
-    )
+    file_or_data = (None, "", file) if folder else (file, "", None)
+    _, inputs = scored_inputs(source.task, source.details, *file_or_data, "dev", given, counts)
     check_labelled("dev", inputs)
     return inputs
 
@@ -260,12 +257,17 @@ def write_export(source: ExportSource, to: str, out: Path, check: Check = CHECK)
     empty = out.is_dir() and not any(out.iterdir())
     if out.exists() and not (out / MANIFEST).is_file() and not empty:
         raise BertkitError(f"{out} exists and is not an export; choose another folder")
+    if to == "huggingface" and source.head == "encoder":
+        # ELECTRA's class has no pooler, and transformers always pools the first token
+        pools = has_pooler(*choose_class(source.config, "encoder"))
+        same = pools and source.config.direction == "bidirectional"
+        source = replace(source, pooler=source.pooler and same)
     with new_folder(out) as folder:
         by, run = WRITERS[to](source, folder)
         if to.startswith("onnx"):
             source.tokenizer.save(folder, source.max_length)
             config = model_details(source.model, source.config, source.details)
-            write_json(folder / "config.json", config)
+            write_json(folder / "config.json", config | {"pad_token_id": source.tokenizer.pad_id})
         manifest = export_facts(source, to, folder, by)
         found = compare_outputs(source, run, check, exact=to != "onnx-int8")
         manifest["check"] = {"by": by[0], **found}
@@ -299,12 +301,11 @@ def export_facts(source: ExportSource, to: str, folder: Path, by: Sequence[str])
     found["max_length"] = source.max_length
     if to == "tensorflow":
         found["do_lower_case"] = source.tokenizer.lowercase
-        notes = [note] if (note := GELU_NOTES.get(source.config.hidden_act)) else []
+        notes = [GELU_NOTES[source.config.hidden_act]]
         read, own = Tokenizer.load(folder), source.tokenizer
         if (read.lowercase, read.strip_accents) != (own.lowercase, own.strip_accents):
             notes.append(CASE_NOTE)
-        if notes:
-            found["note"] = "; ".join(notes)
+        found["note"] = "; ".join(notes)
     if (folder / ONNX_FILE).is_file():
         found |= graph_facts(folder / ONNX_FILE)
     elif (folder / PROGRAM_FILE).is_file():

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
 from bertkit.model.electra import ReplacedTokenHead
-from bertkit.model.encoder import Encoder, Layer, ModelConfig, activation, initialize
+from bertkit.model.encoder import Encoder, Layer, ModelConfig, activation
 from bertkit.model.features import FeatureModel, combine
 from bertkit.model.pooling import TextPooling
 from bertkit.model.task_heads import extra_head
@@ -55,15 +55,13 @@ OUTPUTS = {
 OF_TEXTS = ("classification", "multi-label-classification", "regression", "multiple-choice")
 """Heads that are one linear layer on the pooled summary."""
 
-OF_TOKENS = {
-    *("logits of token-classification", "logits of words", "logits of replaced"),
-    *("start_logits", "end_logits", "prediction_logits", "last_hidden_state"),
-}
+TOKEN_HEADS = ("token-classification", "words", "replaced")
+TOKEN_OUTPUTS = ("start_logits", "end_logits", "prediction_logits", "last_hidden_state")
 
 
 def is_token_output(head: str, output: str) -> bool:
     """Return whether an output has a row for each token, not one for each sequence."""
-    return not OF_TOKENS.isdisjoint({output, f"{output} of {head}"})
+    return output in TOKEN_OUTPUTS or head in TOKEN_HEADS
 
 
 class Discriminator(nn.Module):
@@ -74,7 +72,6 @@ class Discriminator(nn.Module):
         self.config = config
         self.encoder = Encoder(config)
         self.rtd = ReplacedTokenHead(config)
-        initialize(self.rtd, config)
 
 
 class PaddedModel(nn.Module):
@@ -84,8 +81,7 @@ class PaddedModel(nn.Module):
         model: the model, in evaluation mode, in fp32 and on the CPU; its weights are shared, not
             copied.
         head: the model's head, a key of `OUTPUTS`.
-        outputs: the names of the outputs to export; () exports all of the head's outputs. The head
-            "encoder" may leave out the pooler's.
+        outputs: the names of the outputs to export; the head "encoder" may leave out the pooler's.
         pooling: the pooling settings; only for the head "embedding".
 
     Raises:
@@ -96,7 +92,7 @@ class PaddedModel(nn.Module):
         self,
         model: nn.Module,
         head: str,
-        outputs: tuple[str, ...] = (),
+        outputs: tuple[str, ...],
         pooling: TextPooling | None = None,
     ) -> None:
         super().__init__()
@@ -109,7 +105,7 @@ class PaddedModel(nn.Module):
         found = model if isinstance(model, Encoder) else model.encoder
         assert isinstance(found, Encoder)
         self.config, self.encoder = found.config, found
-        self.outputs = outputs or OUTPUTS[head]
+        self.outputs = outputs
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor
@@ -169,10 +165,8 @@ class PaddedModel(nn.Module):
             return (hidden, pooled)[: len(self.outputs)]
         if self.head in OF_TEXTS:
             return (model.classifier(pooled),)
-        language = model.mlm
-        transformed = language.norm(activation(language.dense(hidden), self.config))
-        words = self.encoder.word_embeddings.weight
-        logits = nn.functional.linear(transformed, words, language.bias)
+        logits = model.mlm(hidden.flatten(0, 1), self.encoder.word_embeddings)
+        logits = logits.view(*mask.shape, -1)
         return (logits,) if self.head == "words" else (logits, model.nsp(pooled))
 
     def summary(self, hidden: Tensor, mask: Tensor) -> Tensor:

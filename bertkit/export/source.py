@@ -97,8 +97,9 @@ def read_export_source(
 ) -> ExportSource:
     """Read a model directory, a run, a directory of sentence-transformers or a Google checkpoint.
 
-    The head is "auto" for that which the model was trained with; "encoder" and "embedding" are
-    possible for any model. For the latter see `load_embedder` about `pooling` and `normalize`.
+    The head is "auto" for that which the model was trained with; "encoder" is possible for any
+    model, and "embedding" for any model directory. For the latter see `load_embedder` about
+    `pooling` and `normalize`.
 
     Raises:
         BertkitError: there is no model, the model is damaged, or the head is unknown.

@@ -60,7 +60,7 @@ def built_in(source: ExportSource) -> list[ItemPart]:
     room = source.max_length - 3
     pairs = [(one[: room // 2], two[: room // 2]) for one, two in pairwise(texts)]
     every = [*chain.from_iterable(texts)] or [tokenizer.unk_id]
-    whole = (every * (1 + room // len(every)))[:room]
+    whole = (every * (2 + room // len(every)))[: room + 1]
     one_segment = source.config.type_vocab_size == 1
     if source.head == "multiple-choice":
         if one_segment:
@@ -71,8 +71,8 @@ def built_in(source: ExportSource) -> list[ItemPart]:
         ]
     sequences = [] if one_segment else [surround(one, two, tokenizer) for one, two in pairs]
     if source.head not in ("words", "embedding") and not one_segment:
-        sequences.append(surround(whole[: room // 3], whole[room // 3 :], tokenizer))
-    alone = [one[: room + 1] for one in texts] + [whole]
+        sequences.append(surround(whole[: room // 3], whole[room // 3 : room], tokenizer))
+    alone = [one[: room + 1] for one in (*texts, whole)]
     return [
         ItemPart((one,)) for one in [*sequences, *(surround(a, None, tokenizer) for a in alone)]
     ]
@@ -111,7 +111,8 @@ def padded_arrays(parts: Sequence[ItemPart], head: str) -> Arrays:
 def run_exported(run: Runner, source: ExportSource, parts: Sequence[ItemPart]) -> list[Arrays]:
     """Run an exported model and return each part's outputs by name, without padding.
 
-    Token outputs are (tokens, ...), sequence outputs (...), and those of "choose" (choices,).
+    Token outputs are (tokens, ...), sequence outputs (...), and those of the head "multiple-choice"
+    (choices,).
     """
     found: list[Arrays] = []
     for batch in in_batches(parts):

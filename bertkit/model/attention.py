@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bertkit.model.cpu import CompiledAttention, has_compiled_attention, pad_rows
+from bertkit.model.cpu import CompiledAttention, has_compiled_attention
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Heads
 
@@ -175,6 +175,21 @@ def padding(packed: Packed) -> tuple[Tensor | None, Tensor | None]:
     return kept["padding"]
 
 
+def pad_rows(rows: Tensor, inside: Tensor | None, sequences: int, max_length: int) -> Tensor:
+    """Return packed rows as (sequences, heads, max_length, head width), padded with zeros.
+
+    Args:
+        rows: (tokens, heads, head width) packed rows.
+        inside: (tokens,) indices into the sequences x max_length positions; None without padding.
+        sequences: the number of sequences.
+        max_length: the length to which every sequence is padded.
+    """
+    if inside is not None:
+        empty = rows.new_zeros(sequences * max_length, *rows.shape[1:])
+        rows = empty.index_copy(0, inside, rows)
+    return rows.view(sequences, max_length, *rows.shape[1:]).transpose(1, 2)
+
+
 def padded(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
     """Pad to (sequences, heads, max length, width), attend, and remove the padding again."""
     sequences, max_length = len(packed.cu_seqlens) - 1, packed.max_seqlen
@@ -203,21 +218,3 @@ KERNELS: dict[str, Callable[[Tensor, Packed, str, float], Heads]] = {
     "flash": flash,
     "padded": padded,
 }
-
-
-def has_bf16() -> bool:
-    """Return whether the CPU multiplies bf16 matrices (AVX512-BF16 or AMX; Arm is untested)."""
-    able = torch.cpu.get_capabilities()
-    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
-
-
-def has_products(dtype: torch.dtype = torch.float32) -> bool:
-    """Return whether oneDNN's fast matrix products with a fused GELU or sum are available.
-
-    In bf16 they need AVX512 or AVX-NE-CONVERT. On Arm with the Compute Library they exist but are
-    not fast; torch's compiler does not use them there either.
-    """
-    there = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    if not there or torch.ops.mkldnn._is_mkldnn_acl_supported():
-        return False
-    return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()

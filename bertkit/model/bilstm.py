@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bertkit.model.attention import has_products
+from bertkit.model.cpu import has_products
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden
 

@@ -146,7 +146,7 @@ class CompiledAttention(torch.autograd.Function):
             projected: (tokens, 3, heads, head width) queries, keys and values; see
                 `has_compiled_attention`.
             packed: the batch, which holds the sequence boundaries.
-            direction: which keys a query sees; see `attention`.
+            direction: which keys a query sees; see `self_attention`.
             dropout: the probability of setting a weight to 0.
         """
         tokens, _, heads, width = projected.shape
@@ -251,16 +251,19 @@ def dropped_steps(probability: float) -> int:
     return min(round(probability * UNIFORM_STEPS), UNIFORM_STEPS - 1)
 
 
-def pad_rows(rows: Tensor, inside: Tensor | None, sequences: int, max_length: int) -> Tensor:
-    """Return packed rows as (sequences, heads, max_length, head width), padded with zeros.
+def has_bf16() -> bool:
+    """Return whether the CPU multiplies bf16 matrices (AVX512-BF16 or AMX; Arm is untested)."""
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
-    Args:
-        rows: (tokens, heads, head width) packed rows.
-        inside: (tokens,) indices into the sequences x max_length positions; None without padding.
-        sequences: the number of sequences.
-        max_length: the length to which every sequence is padded.
+
+def has_products(dtype: torch.dtype = torch.float32) -> bool:
+    """Return whether oneDNN's fast matrix products with a fused GELU or sum are available.
+
+    In bf16 they need AVX512 or AVX-NE-CONVERT. On Arm with the Compute Library they exist but are
+    not fast; torch's compiler does not use them there either.
     """
-    if inside is not None:
-        empty = rows.new_zeros(sequences * max_length, *rows.shape[1:])
-        rows = empty.index_copy(0, inside, rows)
-    return rows.view(sequences, max_length, *rows.shape[1:]).transpose(1, 2)
+    there = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if not there or torch.ops.mkldnn._is_mkldnn_acl_supported():
+        return False
+    return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -43,7 +43,8 @@ class ReplacedTokenOutput(NamedTuple):
     replaced_logits: Tensor
     """(tokens,) the discriminator's logits; above 0 if it considers the token replaced."""
     replaced: Tensor
-    """(tokens,) 1.0 if the token differs from the original, even at a target; 0.0 otherwise."""
+    """(tokens,) 1.0 if the token differs from the original; 0.0 otherwise, also at a target whose
+    sample is the original."""
 
 
 class Generator(nn.Module):

@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, check_known
-from bertkit.model.attention import has_bf16, has_products, self_attention
-from bertkit.model.cpu import MODES
+from bertkit.model.attention import self_attention
+from bertkit.model.cpu import MODES, has_bf16, has_products
 from bertkit.model.encoder import Encoder, Layer, ModelConfig, gelu_form
 from bertkit.model.native import (
     GELU_ZERO,

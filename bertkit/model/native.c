@@ -1033,11 +1033,14 @@ static int has_openmp(void) {
 
 static void compute_own_share(void *job) { compute_share(job, openmp.thread(), openmp.threads()); }
 
-/* The hash of this file when it was compiled, which cpu.py compares with the file's. */
+/* The hash of this file when it was compiled, which compiled.py compares with the file's. */
 const char *bertkit_source(void) { return SOURCE_HASH; }
 
-/* The outputs in a panel of weights, and the bytes of a mode's elements, 0 if it is not compiled. */
+/* The outputs in a panel of weights. */
 int64_t bertkit_panel(void) { return PANEL; }
+
+/* The bytes of a mode's elements; 0 if the mode is not compiled. */
+int64_t bertkit_element_size(int64_t mode) { return PRODUCTS[mode][STORE] ? element_size(mode) : 0; }
 
 /* Use AMX if it is wanted, the processor has it, and the system lets this process use it. */
 void bertkit_use_tiles(int64_t wanted) {
@@ -1051,7 +1054,6 @@ void bertkit_use_tiles(int64_t wanted) {
 
 /* Whether products use AMX. */
 int64_t bertkit_tiles(void) { return tiles; }
-int64_t bertkit_element_size(int64_t mode) { return PRODUCTS[mode][STORE] ? element_size(mode) : 0; }
 
 /* Lay out the memory of a job: that of its threads, and what they pass on; return its bytes. */
 static int64_t lay_out(Job *job, char *memory) {

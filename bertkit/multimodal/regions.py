@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bertkit.multimodal.images import PatchGrid
-from bertkit.pretraining_data.batch import Packed, from_arrays, own_fields, to_cuda
+from bertkit.pretraining_data.batch import Packed, from_arrays, own_fields, to_device
 from bertkit.shapes import TargetIndices
 
 BOX = 4
@@ -125,11 +125,6 @@ def take_sequences(packed: Packed, order: Sequence[int]) -> tuple[Packed, Target
     kept = from_arrays(within, within, chosen)  # ids and segments are embedded already
     device = packed.cu_seqlens.device
     return kept.to(device), to_device(rows, device)
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to a device, and do not wait for a GPU."""
-    return to_cuda(tensor, device) if device.type == "cuda" else tensor.to(device)
 
 
 def draw_rows(packed: Packed, counts: Tensor, total: int, *, last: bool) -> TargetIndices:

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertkit.errors import BertkitError
-from bertkit.model.attention import HAS_FLASH, choose_kernel, padding
-from bertkit.model.cpu import pad_rows
+from bertkit.model.attention import HAS_FLASH, choose_kernel, pad_rows, padding
 from bertkit.model.encoder import Dropout, Layer, ModelConfig, activation, as_residual, initialize
 from bertkit.model.features import in_fp32
 from bertkit.model.heads import LanguageHead

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertkit.checkpoints.families import weight_head_names
+from bertkit.checkpoints.families import heads_of_class
 from bertkit.checkpoints.pretrained import (
     model_folder,
     read_details,
@@ -102,7 +102,7 @@ def is_tuned(folder: Path) -> bool:
         return True
     named = read_optional(folder / "config.json").get("architectures")
     tuned = {head for head, _ in SAVED_HEADS.values()}
-    return isinstance(named, list) and any(tuned & weight_head_names(str(name)) for name in named)
+    return isinstance(named, list) and any(tuned & heads_of_class(str(name)) for name in named)
 
 
 def model_info(model: Path | str) -> dict[str, Any]:

@@ -54,9 +54,7 @@ class TensorFields:
         the host continues.
         """
         target = torch.device(device)
-        if target.type != "cuda":
-            return self.map_tensors(lambda tensor: tensor.to(target))
-        return self.map_tensors(lambda tensor: to_cuda(tensor, target))
+        return self.map_tensors(lambda tensor: to_device(tensor, target))
 
 
 def own_fields(batch: Any) -> dict[str, Any]:
@@ -64,8 +62,10 @@ def own_fields(batch: Any) -> dict[str, Any]:
     return {field.name: getattr(batch, field.name) for field in fields(batch)}
 
 
-def to_cuda(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a GPU without waiting for the copy."""
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device, without waiting for a GPU."""
+    if device.type != "cuda":
+        return tensor.to(device)
     pinned = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
     return pinned.to(device, non_blocking=True)
 

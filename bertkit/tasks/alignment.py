@@ -26,9 +26,10 @@ from bertkit.datasets.examples import TextExample
 from bertkit.datasets.image_columns import ALIGNED
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
-from bertkit.multimodal.regions import PackedStreams, changed, draw_rows, to_device
+from bertkit.multimodal.regions import PackedStreams, changed, draw_rows
 from bertkit.multimodal.vilbert import TwoStreamModel
 from bertkit.objectives import LossSum, Sums, cross_entropy_sums
+from bertkit.pretraining_data.batch import to_device
 from bertkit.pretraining_data.masking import MaskingOptions, count_targets
 from bertkit.pretraining_data.rng import DATA_SPLIT, keyed_rng
 from bertkit.tasks.images import ImageClassification, image_settings

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
-from bertkit.checkpoints.families import weight_head_names
+from bertkit.checkpoints.families import heads_of_class
 from bertkit.checkpoints.huggingface import load_config, load_model, require_all_weights
 from bertkit.checkpoints.pretrained import model_folder, read_details
 from bertkit.checkpoints.save import SAVED_HEADS
@@ -136,7 +136,7 @@ def task_details(folder: Path) -> dict[str, Any]:
     labels = ordered_names(config, folder)
     found = [
         name for name, (head, problems) in SAVED_HEADS.items()
-        if head in weight_head_names(names[0]) and problems in ("", problem)
+        if head in heads_of_class(names[0]) and problems in ("", problem)
     ]  # fmt: skip
     if config.get("is_decoder") and any(SAVED_HEADS[n][0] in ("sequence", "choice") for n in found):
         raise BertkitError(

@@ -23,8 +23,8 @@ import bertkit
 from bertkit.config import differences
 from bertkit.errors import BertkitError, check_known, nearest
 from bertkit.files import read_json, write_json
-from bertkit.model.attention import choose_kernel, has_bf16
-from bertkit.model.cpu import library, step_types
+from bertkit.model.attention import choose_kernel
+from bertkit.model.cpu import has_bf16, library, step_types
 from bertkit.model.encoder import residual_dtype
 from bertkit.processes import memory_bytes, usable_cores
 

@@ -24,7 +24,7 @@ from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
 from bertkit.export import export as export_module
 from bertkit.export.directories import read_back
-from bertkit.export.export import Check, compare_outputs, write_export
+from bertkit.export.export import Check, compare_outputs, export_model, write_export
 from bertkit.export.padded import OUTPUTS
 from bertkit.export.source import ExportSource, read_export_source
 from bertkit.export.verify import Opened, built_in, padded_arrays, run_exported, run_packed
@@ -37,7 +37,7 @@ from bertkit.tasks.classification import Classification
 from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import python, run
-from tests.export.conftest import sizes
+from tests.export.conftest import TASKS, sizes
 
 EVERY = {
     "classify": "classification",
@@ -302,6 +302,24 @@ def test_a_pooler_that_nothing_trained_is_not_exported(
     assert not read_export_source(tmp_path / "0", head="encoder").pooler
 
 
+def test_an_encoder_has_the_outputs_that_transformers_computes(
+    models: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """ELECTRA's class has no pooler, and transformers pools the first token in any direction."""
+    task = TASKS["classify"]
+    details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
+    forward = task.build(sizes(tokenizer, direction="left_to_right"))
+    save_model(tmp_path / "model", forward, tokenizer, details)
+    for model in (models / "electra-classify", models / "electra-choose", tmp_path / "model"):
+        source = read_export_source(model, head="encoder")
+        assert source.outputs == ("last_hidden_state", "pooler_output")
+        manifest = write_export(source, "huggingface", tmp_path / "out")
+        assert [*manifest["check"]["outputs"]] == ["last_hidden_state"]
+        assert not any("pooler" in name for name in load_file(tmp_path / "out/model.safetensors"))
+        onnx = write_export(source, "onnx", tmp_path / "out")
+        assert [*onnx["check"]["outputs"]] == ["last_hidden_state", "pooler_output"]
+
+
 @pytest.mark.parametrize(("act", "read"), [("gelu", "tanh form"), ("gelu_tanh", "with erf")])
 def test_the_other_form_of_gelu_is_noted(models: Path, tmp_path: Path, act: str, read: str) -> None:
     shutil.copytree(models / "encoder", tmp_path / "model")
@@ -444,6 +462,23 @@ def test_the_verb_compares_on_given_inputs_and_measures_the_metric(
     lines = str(tmp_path / "lines.txt")
     export_command(models / "pretraining", to="huggingface", out=out, inputs=lines)
     assert json.loads((out / "export.json").read_text())["check"]["sequences"] == 2
+
+
+@pytest.mark.parametrize("head", ["encoder", "embedding"])
+def test_the_encoder_of_a_tuned_model_is_compared_on_the_column_of_its_texts(
+    models: Path, tokenizer: Tokenizer, tmp_path: Path, head: str
+) -> None:
+    task = TASKS["classify"]
+    details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
+    details["columns"] = {"text": "review", "label": "stars"}
+    save_model(tmp_path / "model", task.build(sizes(tokenizer)), tokenizer, details)
+    (tmp_path / "dev.csv").write_text("id,review\n1,river stone\n2,bridge\n")
+    manifest = export_model(
+        tmp_path / "model", tmp_path / "out", "huggingface",
+        head=head, pooling="mean" if head == "embedding" else "auto",
+        inputs=str(tmp_path / "dev.csv"),
+    )  # fmt: skip
+    assert manifest["check"]["sequences"] == 2
 
 
 MRPC_ROW = "1\t1\t2\triver stone\tbridge lantern\n"

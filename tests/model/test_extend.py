@@ -286,6 +286,33 @@ def test_how_texts_become_vectors_is_kept(tmp_path: Path, small: Tokenizer) -> N
     assert read_pooling(tmp_path / "newer")[1] == read_pooling(tmp_path / "old")[1] == wanted
 
 
+def test_where_the_model_is_from_is_recorded(tmp_path: Path, small: Tokenizer) -> None:
+    commit = "0123456789" * 4
+    folders = {
+        "run": tmp_path / "run" / "model",
+        f"org/name@{commit}": tmp_path / f"models--org--name/snapshots/{commit}",
+    }
+    for number, (name, folder) in enumerate(folders.items()):
+        extend(save(folder, small), tmp_path / str(number), "coenzyme")
+        [made] = read_json(tmp_path / str(number) / "bertkit.json")["extended"]
+        assert made["from"] == name
+
+
+def test_every_module_is_kept_also_of_one_class(tmp_path: Path, small: Tokenizer) -> None:
+    start = save(tmp_path / "old", small, "encoder")
+    write_pooling(start.path, TextPooling("cls"), start.config)
+    modules = read_json(start.path / "modules.json")
+    for name in ("2_Dense", "3_Dense"):
+        (start.path / name).mkdir()
+        write_json(start.path / name / "config.json", {"name": name})
+        modules.append({"name": name, "path": name, "type": "sentence_transformers.models.Dense"})
+    write_json(start.path / "modules.json", modules)
+    extend(start, tmp_path / "new", "coenzyme")
+    assert read_json(tmp_path / "new" / "modules.json") == modules
+    for name in ("2_Dense", "3_Dense"):
+        assert read_json(tmp_path / "new" / name / "config.json") == {"name": name}
+
+
 def test_words_are_chosen_by_the_pieces_they_save(small: Tokenizer) -> None:
     counts = {"mitochondrial": 2, "lines": 2, "cells": 7, "the": 99, "quark": 50, "linen": 2}
     # 2 x 3, 2 x 3, 7 x 1, one piece, [UNK], 2 x 3 saved pieces
@@ -316,7 +343,9 @@ def test_a_checkpoint_of_googles(data: Path, tmp_path: Path) -> None:
     start = read_pretrained(data / "tf-checkpoint")
     new = extend(start, tmp_path / "new", "qqq")
     assert new.tokenizer.encode("qqq").ids == [start.tokenizer.size]
-    assert read_json(tmp_path / "new" / "config.json")["architectures"] == ["BertForPreTraining"]
+    described = read_json(tmp_path / "new" / "config.json")
+    assert described["architectures"] == ["BertForPreTraining"]
+    assert described["pad_token_id"] == new.tokenizer.pad_id
     model = load_pretraining_model(tmp_path / "new")
     assert model.config.vocab_size == start.config.vocab_size + 1
 

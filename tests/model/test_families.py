@@ -15,8 +15,8 @@ from bertkit.checkpoints.families import (
     bert_name,
     choose_class,
     family_name,
+    heads_of_class,
     parameter_names,
-    weight_head_names,
 )
 from bertkit.checkpoints.huggingface import (
     load_config,
@@ -439,9 +439,9 @@ def test_names_go_there_and_back(config: ModelConfig) -> None:
 
 
 def test_classes_by_architecture() -> None:
-    assert weight_head_names("BertForMaskedLM") == {"words"}
-    assert weight_head_names("AlbertForQuestionAnswering") == {"span"}
-    assert weight_head_names("bertkit") == weight_head_names("GPT2LMHeadModel") == set()
+    assert heads_of_class("BertForMaskedLM") == {"words"}
+    assert heads_of_class("AlbertForQuestionAnswering") == {"span"}
+    assert heads_of_class("bertkit") == heads_of_class("GPT2LMHeadModel") == set()
     plain = ModelConfig(vocab_size=9)
     assert choose_class(plain, "pairs") == ("bert", "BertForPreTraining")
     own = ("bertkit", "bertkit")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from bertkit.checkpoints import sstable as crc32c_module
 from bertkit.checkpoints.families import parameter_names
+from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.sstable import (
     crc32c,
     masked_crc32c,
@@ -30,6 +31,7 @@ from bertkit.checkpoints.tensorflow import (
     write_checkpoint,
 )
 from bertkit.errors import BertkitError
+from bertkit.export.source import read_export_source
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.pretraining_data.batch import pack
@@ -267,6 +269,19 @@ def test_what_is_missing_is_named(copy: Path) -> None:
         load_google_checkpoint(copy / "bert_model.ckpt")
     with pytest.raises(BertkitError, match=r"cannot read .*absent.index"):
         read_checkpoint(copy / "absent")
+
+
+def test_a_checkpoint_is_named_by_folder_prefix_or_index(copy: Path) -> None:
+    """Any other file is refused and never looked for on the hub."""
+    prefix = copy / "bert_model.ckpt"
+    for named in (copy, prefix, copy / "bert_model.ckpt.index"):
+        assert read_pretrained(named).tensors.keys() == read_pretrained(copy).tensors.keys()
+    for file in ("vocab.txt", "bert_model.ckpt.data-00000-of-00001"):
+        with pytest.raises(BertkitError, match="is a file; give the folder of a model"):
+            read_pretrained(copy / file)
+    for named in (copy, prefix):
+        with pytest.raises(BertkitError, match="is a Google checkpoint; make it a model directory"):
+            read_export_source(named, head="embedding", pooling="mean")
 
 
 def test_types_without_counterpart_are_refused(tmp_path: Path) -> None:
