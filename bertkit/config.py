@@ -85,7 +85,7 @@ def recipe_fields(path: Path) -> dict[str, Any]:
         return dict(dotted_values(tomllib.loads(path.read_text(encoding="utf-8"))))
     except OSError as error:
         raise BertkitError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8 or TOML, or too long or deep
         raise BertkitError(f"{path} is not valid TOML: {error}") from None
 
 

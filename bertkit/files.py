@@ -67,6 +67,9 @@ def disk_errors(path: Path, inside: Path | None = None) -> Iterator[None]:
             errno.EDQUOT: "the disk quota is used up; free some space and run the command again",
             errno.EACCES: "permission denied; choose another folder or change its permissions",
             errno.EROFS: "the file system is read-only; choose another folder",
+            errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
+            errno.ENFILE: "the system has too many open files; close some programs",
+            errno.ENAMETOOLONG: "its name is too long; choose a shorter one",
             errno.ELOOP: "it is a symbolic link, which is not followed here; remove it",
         }
         # NumPy raises "8 requested and 0 written" without an error number.

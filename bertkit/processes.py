@@ -1,8 +1,8 @@
 """The processes of a run: the rank of this one, and worker processes that share its work.
 
 A worker applies one function to many blocks; the results are yielded in the order of the blocks.
-Text is read once, by the process that collects the results (appendix A.2 trains on one corpus for
-everyone); workers turn blocks of it into counts, token ids, verdicts or batches.
+Text is read once, by the process that collects the results; workers turn blocks of it into counts,
+token ids, verdicts or batches.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ def worker_count(processes: int) -> int:
 
 
 def resident_bytes(field: str = "VmRSS") -> float | None:
-    """Return this process's resident (VmRSS) or peak (VmHWM) memory in bytes; None if unknown."""
+    """Return this process's memory in bytes, or None if it is unknown.
+
+    The fields are VmRSS (resident), RssAnon (resident, without mapped files) and VmHWM (peak).
+    """
     try:
         with open("/proc/self/status", encoding="ascii") as lines:  # noqa: PTH123
             found = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
@@ -107,7 +110,7 @@ class KeptHeap:
         set_option = getattr(library, "mallopt", None)  # musl has none
         self.trim = getattr(library, "malloc_trim", None)
         self.needed = 0.0
-        """The resident bytes after the first update since free memory was returned."""
+        """The resident bytes, without files, after the first update since memory was returned."""
         if set_option is not None:
             set_option(M_MMAP_MAX, 0)
             set_option(M_TRIM_THRESHOLD, (1 << 31) - 1)
@@ -116,7 +119,7 @@ class KeptHeap:
         """Return the free memory to the system if there is too much of it."""
         if self.trim is None:
             return
-        resident = resident_bytes() or 0.0
+        resident = resident_bytes("RssAnon") or 0.0  # mapped shards are not of the heap
         self.needed = self.needed or resident
         if resident > MAX_GROWTH * self.needed:
             self.trim(0)

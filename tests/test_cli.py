@@ -377,7 +377,7 @@ def test_launch_refuses_what_torchrun_cannot_start(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: torchrun: ")
     assert "OMP_NUM_THREADS" not in os.environ
-    assert parse_words(["--nproc-per-node", "2", "pretrain", "tiny"]).processes == "2"
+    assert parse_words(["--nproc-per-node", "2", "pretrain", "tiny"]).processes == 2
 
 
 @pytest.mark.parametrize(
@@ -432,6 +432,10 @@ def test_fractions_for_whole_numbers_are_refused(
     arguments = ["pretrain", recipe, "--store", str(store.folder), "--out", str(tmp_path / "run")]
     run(*arguments, "--model.hidden-size", "32.5", status=2)
     assert "--model.hidden-size takes a whole number" in capsys.readouterr().err
+    images = ["finetune", "classification", "--model", "m", "--out", "o", "--co-layers"]
+    for given, said in (("6.7", "takes a whole number"), ("6,7", "--co-layers 6 7")):
+        run(*images, given, status=2)
+        assert said in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -580,6 +584,14 @@ def test_flags_of_other_programs_are_translated(
         run(*f"{words} {other}{value}".split(), status=2)
         said = capsys.readouterr().err
         assert said == f"error: there is no option {other}; did you mean {flag}?\n"
+
+
+def test_a_text_that_begins_with_a_hyphen_is_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("- a list item", "-5 degrees"):
+        run("predict", "m", text, status=2)
+        assert "write -- before a text that begins with -" in capsys.readouterr().err
+        run("predict", "m", "--", text, status=2)
+        assert "neither" in capsys.readouterr().err
 
 
 def test_a_seed_is_no_number_of_runs(capsys: pytest.CaptureFixture[str]) -> None:

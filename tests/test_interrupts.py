@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from bertkit.training.distributed import GracefulStop
+
 WORK = """
 import os, signal, sys, time
 from pathlib import Path
@@ -91,6 +93,20 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
     begin = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     assert python("-c", begin + script, str(tmp_path), "SIGHUP").returncode == 0
     assert (tmp_path / "file").is_file()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+def test_training_does_not_catch_a_signal_that_is_ignored(name: str) -> None:
+    """As a background job of a script ignores Ctrl-C, and nohup a closed terminal."""
+    number = getattr(signal, name)
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with GracefulStop().install() as stop:
+            signal.raise_signal(number)
+            assert stop.received is None
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
 
 
 @pytest.mark.parametrize("name", ["bertkit.cli.app", "cyclopts", "bertkit.cli.doctor"])

@@ -142,6 +142,8 @@ def test_flags_win_over_the_file() -> None:
         ("[phases]\nlengths = [128, 1024]", r"phases\.lengths has 1024, but.*512"),
         ("[masking]\nprobability = 1.5", r"masking\.probability must be between"),
         ("[training\nseed = 1", r"bad\.toml is not valid TOML"),
+        (f"[training]\nseed = {'1' * 5000}", r"bad\.toml is not valid TOML"),
+        ("[training]\nwarmup_steps = -1", r"training\.warmup_steps must be at least 0, not -1"),
     ],
 )
 def test_bad_recipes_are_one_clear_line(tmp_path: Path, content: str, message: str) -> None:

@@ -94,6 +94,7 @@ def test_folders_without_anything_to_report(tmp_path: Path) -> None:
     with pytest.raises(BertkitError, match="has no finished run yet; wait for the first"):
         write_report(in_progress(tmp_path / "a", {}))
     inner = finished(tmp_path / "b") / "runs" / BEST
+    (inner / "run.json").unlink()  # as while it trains
     with pytest.raises(BertkitError, match=r"one run of a fine-tuning grid; give its folder .*b$"):
         write_report(inner)
     assert not list(tmp_path.rglob("report.html"))

@@ -144,6 +144,8 @@ def explain_usage(error: CycloptsError) -> str:
         return ""
     if isinstance(error, UnknownOptionError):
         words = [error.token.keyword or error.token.value]
+        if not words[0].startswith("--"):
+            return f"there is no option {words[0]}; write -- before a text that begins with -"
     for word in words:
         name = word.partition("=")[0].replace("_", "-")
         flags = known_flags(error.command_chain or ()) if word.startswith("--") else {name}
@@ -182,9 +184,10 @@ def check_values(arguments: ArgumentCollection) -> None:
     and fractions for whole-number flags, which it would round.
     """
     for argument in arguments:
-        several = get_origin(argument.hint) in (tuple, list)
+        hint = next((h for h in get_args(argument.hint) if get_origin(h) is tuple), argument.hint)
+        several = get_origin(hint) is tuple
         needs_value = not {bool, str, Path} & {*types_in(argument.hint)}
-        kind = get_args(argument.hint)[:1] or (argument.hint,)
+        kind = get_args(hint)[:1] or (hint,)
         for token in argument.tokens:
             if not token.value and needs_value:
                 raise BertkitError(NO_VALUE.format(argument.name))

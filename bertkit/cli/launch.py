@@ -28,8 +28,8 @@ class Launch(NamedTuple):
     """The options for torchrun."""
     words: list[str]
     """The bertkit command and its flags."""
-    processes: str
-    """The processes per host, as torchrun accepts them: a number, auto, cpu or gpu."""
+    processes: int
+    """The processes on this host."""
 
 
 def launch_command(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
@@ -88,23 +88,32 @@ def parse_words(words: Sequence[str]) -> Launch:
 
     parser.error = refuse  # type: ignore[method-assign,assignment]
     known = parser.parse_args(words)
-    if reason := why_unsupported(known):
-        refuse(reason)
+    try:
+        processes = processes_here(known)
+    except (ValueError, AssertionError, RuntimeError, OSError) as error:
+        refuse(" ".join(str(error).split()))
     own = [known.training_script, *known.training_script_args]
     if own[0] != "pretrain":
         raise BertkitError(
             f"only pretrain runs in several processes, not '{own[0]}'; use it as: {USAGE}"
         )
-    return Launch([*words[: len(words) - len(own)]], own, known.nproc_per_node)
+    return Launch([*words[: len(words) - len(own)]], own, processes)
 
 
-def why_unsupported(options: Namespace) -> str:
-    """Return the error in its options that torchrun would only find while it starts, or ""."""
+def processes_here(options: Namespace) -> int:
+    """Return how many processes torchrun will start on this host.
+
+    Raises:
+        ValueError, AssertionError, RuntimeError, OSError: an option is wrong, which torchrun would
+            only find while it starts.
+    """
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
     from torch.distributed.run import config_from_args
 
     if options.no_python or options.run_path:
-        return "--no-python and --run-path cannot be used, because bertkit is the program to run"
+        raise ValueError(
+            "--no-python and --run-path cannot be used, because bertkit is the program to run"
+        )
     threads = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"  # else torch would set it
     logging.disable(logging.WARNING)
@@ -113,20 +122,19 @@ def why_unsupported(options: Namespace) -> str:
         port = "" if options.master_port is None else f"host:{options.master_port}"
         for endpoint in (options.rdzv_endpoint, port):
             parse_rendezvous_endpoint(endpoint, 0)
-    except (ValueError, AssertionError, RuntimeError, OSError) as error:
-        return " ".join(str(error).split())
     finally:
         logging.disable(logging.NOTSET)
         os.environ.pop("OMP_NUM_THREADS")
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = threads
-    return "" if config.nproc_per_node > 0 else "--nproc-per-node must be at least 1"
+    if config.nproc_per_node < 1:
+        raise ValueError("--nproc-per-node must be at least 1")
+    return config.nproc_per_node
 
 
-def threads_each(processes: str) -> int:
-    """Return the cores of this host per process; 1 if `processes` is not a positive number."""
-    cores = usable_cores()
-    return max(1, cores // int(processes)) if processes.isdecimal() and int(processes) else 1
+def threads_each(processes: int) -> int:
+    """Return the cores of this host per process, at least 1."""
+    return max(1, usable_cores() // processes)
 
 
 if __name__ == "__main__":

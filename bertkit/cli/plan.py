@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -177,13 +176,12 @@ TIME_UNITS = (
     ("days", 86400),
     ("hours", 3600),
     ("minutes", 60),
-    ("s", 1),
 )
 
 
 def duration(seconds: float) -> str:
     """Format a time such as `3.4 days`, in the largest unit of which there are at least 2."""
-    for (name, size), _ in pairwise(TIME_UNITS):
+    for name, size in TIME_UNITS:
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {name}"
     return f"{seconds:,.1f} s"

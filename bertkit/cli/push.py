@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bertkit.checkpoints.publish import push
 from bertkit.console import Console
 from bertkit.errors import escape_line_breaks
 
@@ -38,6 +37,8 @@ def push_command(
     license
         The license for the model card, such as apache-2.0; by default what the card says.
     """
+    from bertkit.checkpoints.publish import push
+
     done = push(model, name, private=private, revision=revision, message=message, license=license)
     with Console() as console:
         if done.left_out:

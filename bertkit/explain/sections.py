@@ -116,8 +116,8 @@ def mask_blocks(trace: Trace) -> Iterator[Content]:
     )
     read = "these" if trace.masked else "the text"
     yield (
-        f"Of n = {len(trace.tokens)} tokens, {options.probability:.0%} are {len(trace.targets)} "
-        f"targets, in {unit}, never [CLS] or [SEP]. Each is shown as [MASK] "
+        f"Targets are {options.probability:.0%} of n = {len(trace.tokens)} tokens, rounded: "
+        f"{len(trace.targets)}, in {unit}, never [CLS] or [SEP]. Each is shown as [MASK] "
         f"({options.mask_share:.0%}), as a random token ({options.random_share:.0%}) or unchanged "
         f"({kept:.0%}); with seed {trace.seed}: {drawn}; the network below reads {read}."
     )

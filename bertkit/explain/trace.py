@@ -27,7 +27,7 @@ from bertkit.explain.steps import (
     recorded_masking,
     tokenize_words,
 )
-from bertkit.model.encoder import ONE_SEGMENT, ModelConfig, check_length
+from bertkit.model.encoder import ONE_SEGMENT, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.load import is_tuned, load
 from bertkit.predict.predictors import TextPredictor
@@ -110,6 +110,8 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
     if not 0 <= seed < 1 << 63:
         raise BertkitError(f"--seed must be 0 or more, and below 2^63, got {seed}")
     start = read_pretrained(Path(model))
+    if pair is not None and start.config.type_vocab_size == 1:
+        raise BertkitError(ONE_SEGMENT)
     texts = (text,) if pair is None else (text, pair)
     encoded = [start.tokenizer.encode(part) for part in texts]
     check_texts(texts, [len(part.ids) for part in encoded], start.config)
@@ -123,7 +125,6 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
         left_out["mlm"] = "no whole word is short enough to be a target; give a longer text"
     ids = {token: index for index, token in enumerate(start.tokenizer.vocabulary)}
     packed = pack([[ids[token.shown] for token in tokens]], [[token.segment for token in tokens]])
-    check_batch(packed, start.config)
 
     inside = look_inside(loaded.model.encoder, packed)
     guesses, following = judge_next_sentence(loaded.model, packed, start.tokenizer, tokens, targets)
@@ -153,33 +154,6 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
         task=task_says(start.path, texts),
         left_out=left_out,
     )
-
-
-def check_batch(packed: Packed, config: ModelConfig) -> None:
-    """Check that all ids are within the embeddings; on a GPU others cause garbage or a crash.
-
-    This reads the ids, so on a GPU it waits for the device: call it on input, not at every step.
-
-    Raises:
-        BertkitError: an id is out of range; the message gives the id, its position and the range.
-    """
-    check_length(packed, config)
-    for name, indices, size in (
-        ("token id", packed.ids, config.vocab_size),
-        ("segment", packed.segment_ids, config.type_vocab_size),
-        ("position", packed.position_ids, config.max_position_embeddings),
-    ):
-        wrong = ((indices < 0) | (indices >= size)).nonzero()
-        if len(wrong):
-            place = int(wrong[0, 0])
-            sequence = int((packed.cu_seqlens[1:] <= place).sum())
-            if name == "segment" and size == 1:
-                raise BertkitError(ONE_SEGMENT)
-            raise BertkitError(
-                f"{name} {int(indices[place])} at token {place - int(packed.cu_seqlens[sequence])} "
-                f"of sequence {sequence} is outside the model's 0 to {size - 1}; "
-                "use the tokenizer that this model was made with"
-            )
 
 
 def check_texts(texts: tuple[str, ...], counts: list[int], config: ModelConfig) -> None:

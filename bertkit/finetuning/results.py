@@ -102,7 +102,7 @@ def read_runs(folder: Path, written: dict[str, Any]) -> list[RunResult]:
 def read_plan(folder: Path, runs: list[RunResult]) -> tuple[int, list[tuple[str, int]]]:
     """Return the number of known planned runs, and (name, update) of those in progress.
 
-    `grid.json`, if it exists, holds the fields of `Grid`.
+    `grid.json`, if it exists, holds the fields of `Grid`, and in a reproduction the `first` seed.
     """
     done = {run.name for run in runs}
     in_progress = []
@@ -113,8 +113,9 @@ def read_plan(folder: Path, runs: list[RunResult]) -> tuple[int, list[tuple[str,
     planned = done | {name for name, _ in in_progress}
     path = folder / "grid.json"
     grid = read_object(path) if path.is_file() else {}
+    first = grid.pop("first", 1)
     try:
-        planned |= {run.name for run in Grid(**grid).runs()} if grid else set()
+        planned |= {run.name for run in Grid(**grid).runs() if run.seed >= first} if grid else set()
     except TypeError:
         raise BertkitError(f"{path} is damaged; delete it") from None
     return len(planned), in_progress

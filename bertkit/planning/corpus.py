@@ -235,4 +235,5 @@ def largest_batch(sequences: int, recipe: PretrainRecipe, phase: int) -> BatchSi
         tokens=sequences * length,
         targets=sequences * recipe.num_targets(length, most),
         squares=sequences * length**2,
+        mixed=False,
     )

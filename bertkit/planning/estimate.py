@@ -43,7 +43,8 @@ from bertkit.training.step import LoopSettings, train_steps
 DEEP = 4
 """Layers of the deeper network. With two, noise would be multiplied by the number of layers."""
 ROUND = 12.0
-"""Measuring time over that of a large update of the deeper network; allows 5 or 6 rounds."""
+"""How many times the duration of one large update of the deeper network is measured for: five or
+six rounds."""
 
 
 Speed = Callable[[int, int, float], float]
@@ -96,7 +97,7 @@ def synthetic_batch(
 
 
 class Trial:
-    """A shallow network whose updates are timed."""
+    """A network with few layers whose updates are timed."""
 
     def __init__(
         self, config: ModelConfig, recipe: PretrainRecipe, device: torch.device, layers: int
@@ -301,14 +302,8 @@ def estimate_steps(
     )
 
 
-MAX_HOURS = 1_000_000_000
-"""The largest time budget; it keeps the number of updates an exact number."""
-
-
 def budget_steps(phases: Sequence[PhasePlan], hours: float) -> tuple[int, ...]:
     """Return the updates of each phase that fit into a budget, in the recipe's proportions."""
-    if not 0 < hours <= MAX_HOURS:
-        raise BertkitError(f"--hours must be above 0 and at most {MAX_HOURS:,}, not {hours:g}")
     share = hours * 3600 / sum(phase.steps * phase.seconds for phase in phases)
     steps = tuple(int(share * phase.steps) for phase in phases)
     if min(steps) == 0:
@@ -404,11 +399,16 @@ def answer(
     title = "the recipe" + ", as in the paper" * (recipe.phases == Phases())
     answers = [estimate_steps(title, phases, recipe.phases.steps, tokens, price)]
     cut = max(phase.fit.micro_batches for phase in phases)
+    if cut > (least := min(recipe.phases.batch_sizes)):
+        raise BertkitError(
+            f"the largest batch has to be cut into {cut} micro-batches, and the smallest has only "
+            f"{least} sequences; make phases.batch_sizes more alike, or choose a larger machine"
+        )
     flags = [f"--training.accumulate {cut}"] if cut > recipe.training.accumulate else []
     if hours is not None:
         steps = budget_steps(phases, hours)
-        warmup = recipe.training.warmup_steps * sum(steps) / recipe.phases.total_steps
+        warmup = recipe.training.warmup_steps * sum(steps) // recipe.phases.total_steps
         answers.append(estimate_steps(f"{hours:g} hours", phases, steps, tokens, price))
         flags.append(f"--phases.steps {' '.join(map(str, steps))}")
-        flags.append(f"--training.warmup-steps {round(warmup)}")
+        flags.append(f"--training.warmup-steps {warmup}")
     return answers, flags

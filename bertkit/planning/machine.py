@@ -59,7 +59,7 @@ class Machine:
         return "bf16" if "bf16" in self.peak else "fp32"
 
 
-def card(title: str, gib: int, *, bf16: float | None, fp32: float, mfu: float = 0.3) -> Machine:
+def gpu(title: str, gib: int, *, bf16: float | None, fp32: float, mfu: float = 0.3) -> Machine:
     """Describe a GPU by its data sheet: TFLOP/s of dense bf16 matrix units and of plain fp32."""
     narrow = () if bf16 is None else ("bf16", "bf16-residual")
     peak = {"fp32": fp32 * 1e12} | {precision: bf16 * 1e12 for precision in narrow if bf16}
@@ -68,15 +68,15 @@ def card(title: str, gib: int, *, bf16: float | None, fp32: float, mfu: float = 
 
 
 MACHINES = {
-    "t4": card("NVIDIA T4", 15, bf16=None, fp32=8.1),
-    "v100": card("NVIDIA V100 SXM2 16 GB", 16, bf16=None, fp32=15.7),
-    "a10": card("NVIDIA A10", 22, bf16=125, fp32=31.2, mfu=0.4),
-    "l4": card("NVIDIA L4", 22, bf16=121, fp32=30.3, mfu=0.4),
-    "rtx-4090": card("NVIDIA RTX 4090", 24, bf16=165, fp32=82.6, mfu=0.35),
-    "a100-40": card("NVIDIA A100 SXM 40 GB", 40, bf16=312, fp32=19.5),
-    "a100-80": card("NVIDIA A100 SXM 80 GB", 79, bf16=312, fp32=19.5),
-    "h100": card("NVIDIA H100 SXM", 79, bf16=989, fp32=66.9),
-    "h200": card("NVIDIA H200 SXM", 139, bf16=989, fp32=66.9, mfu=0.33),
+    "t4": gpu("NVIDIA T4", 15, bf16=None, fp32=8.1),
+    "v100": gpu("NVIDIA V100 SXM2 16 GB", 16, bf16=None, fp32=15.7),
+    "a10": gpu("NVIDIA A10", 22, bf16=125, fp32=31.2, mfu=0.4),
+    "l4": gpu("NVIDIA L4", 22, bf16=121, fp32=30.3, mfu=0.4),
+    "rtx-4090": gpu("NVIDIA RTX 4090", 24, bf16=165, fp32=82.6, mfu=0.35),
+    "a100-40": gpu("NVIDIA A100 SXM 40 GB", 40, bf16=312, fp32=19.5),
+    "a100-80": gpu("NVIDIA A100 SXM 80 GB", 79, bf16=312, fp32=19.5),
+    "h100": gpu("NVIDIA H100 SXM", 79, bf16=989, fp32=66.9),
+    "h200": gpu("NVIDIA H200 SXM", 139, bf16=989, fp32=66.9, mfu=0.33),
 }
 """GPUs by name. Peaks are the vendors'. The H200's MFU in bf16 is that of BERT-base at length 128
 without `--compile` (results/gpu-train.json); the others are assumptions."""

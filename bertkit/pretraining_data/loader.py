@@ -1,4 +1,4 @@
-"""The endless stream of pre-training batches, a pure function of (seed, position).
+"""The stream of pre-training batches, a pure function of (seed, position).
 
 The objective decides what its targets are (paper sections 3.1 and 5.1).
 

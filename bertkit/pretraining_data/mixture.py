@@ -30,7 +30,7 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 PARTS = 10**8
 """Shares are integers out of about this total, so that counting is exact on every machine, up to
-90 thousand million sequences."""
+90 billion sequences."""
 
 MEASURED = 10_000
 """The number of examples that the statistics of a mixture are computed from."""

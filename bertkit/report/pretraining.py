@@ -133,7 +133,8 @@ def report_page(run: Path) -> str:
         from bertkit.report.finetuning import finetuning_page  # imports torch
 
         return finetuning_page(run)
-    if (run / RUN).is_file() and (grid := run.resolve().parent.parent / FINETUNING).is_file():
+    runs = run.resolve().parent
+    if runs.name == "runs" and (grid := runs.parent / FINETUNING).is_file():
         raise BertkitError(f"{run} is one run of a fine-tuning grid; give its folder {grid.parent}")
     if not (run / JOURNAL).is_file():
         raise BertkitError(

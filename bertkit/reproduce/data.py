@@ -96,7 +96,8 @@ def absent_files(task: str, data: Path) -> str:
     """Return why a task's data cannot be loaded, or "" if all of its files exist."""
     if find_sample(task, data):
         return ""
-    folder = find_data_folder("squad-1.1" if task == "squad-sentences" else task, data)
+    key = "squad-1.1" if task == "squad-sentences" else task
+    folder = find_data_folder(key, data)
     if task in GLUE:
         try:
             for split in GLUE[task].files:
@@ -105,7 +106,6 @@ def absent_files(task: str, data: Path) -> str:
         except BertkitError:
             return f"the data folder has no {GLUE[task].folder}; get it from {PLACE}"
         return ""
-    key = "squad-1.1" if task == "squad-sentences" else task
     place = {"swag": SWAG_SITE, "conll-2003": CONLL_SITE}.get(key, SQUAD_SITE)
     paths = official_paths(key, DataFiles(data=folder))
     needed = [Path(path) for split, path in paths.items() if split != "test"]

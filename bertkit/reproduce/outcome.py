@@ -47,20 +47,19 @@ def network_facts(work: Reproduction, variant: str, flags: Sequence[str]) -> dic
         *("mlm_loss", "mlm_perplexity", "lm_loss", "lm_perplexity"),
         *("nsp_accuracy", "nsp_majority"),
     )
-    ends: list[Any] = [r for r in records if r["kind"] == "end"]
     precisions = [str(r["precision"]) for r in records if "precision" in r]
     return {
         "model": model_name(given.resolve()) if given else "",
         "precision": " and ".join(dict.fromkeys(precisions)),
         "failure": work.failure(f"pre-train {variant}"),
         "flags": list(flags),
-        "updates": max((int(str(r.get("step", 0))) for r in records), default=0),
+        "updates": max((r.get("step", 0) for r in records), default=0),
         "finished": not given and work.is_trained(variant),
-        "minutes": round(sum(end.get("seconds", 0.0) for end in ends) / 60, 1),
-        "held_out": {name: round(last[name], 4) for name in kept if name in last},
+        "held_out": {name: round(last[name], 4) for name in kept if last.get(name) is not None},
         "curve": [
-            [r["step"], round(float(str(r.get("mlm_loss", r.get("lm_loss")))), 4)]
+            [r["step"], round(loss, 4)]
             for r in evaluations
+            if (loss := r.get("mlm_loss", r.get("lm_loss"))) is not None  # NaN is null
         ],
     }
 
@@ -141,7 +140,7 @@ def cell_facts(work: Reproduction, experiment: Experiment, cell: Cell) -> dict[s
 
 def last_perplexity(work: Reproduction, variant: str) -> list[float]:
     """Return [perplexity of held-out text at the end of pre-training], or [] before the end."""
-    measured: list[Any] = [r for r in work.journal(variant) if r["kind"] == "evaluation"]
+    measured = [r for r in work.journal(variant) if r["kind"] == "evaluation"]
     if not measured or not work.is_trained(variant, own=True):
         return []
     return [round(measured[-1]["mlm_perplexity"], 4)]
@@ -205,10 +204,12 @@ def withheld(
     """Return why two cells of a table cannot be compared, or "" if they can."""
     if bool(better["given"]) != bool(worse["given"]):
         return "not comparable"
-    if better["metric"] == PERPLEXITY:
-        return ""
-    if not (better["complete"] and worse["complete"]) or min(better["n"], worse["n"]) < 2:
+    perplexity = better["metric"] == PERPLEXITY
+    fewest = 1 if perplexity else 2
+    if not (better["complete"] and worse["complete"]) or min(better["n"], worse["n"]) < fewest:
         return "too few seeds"
+    if perplexity:
+        return ""
     if claim.needs_pairs and not pairs_learned:
         return "not learned"
     idle = any(cell.get("degenerate") == cell["n"] for cell in (better, worse))

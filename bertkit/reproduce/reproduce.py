@@ -159,11 +159,13 @@ def make_text(work: Reproduction, steps: list[ReproductionStep], console: Consol
     corpus = TextOptions(
         text=work.sources.text, vocabulary_size=scale.vocabulary_size, cased=scale.cased
     )
+    waiting = False
     while True:
         try:
             store_from_text(corpus, folder, console=console)
-        except HeldError:
-            console.say("another process is preparing the text; waiting for it")
-            time.sleep(POLL_SECONDS)
-        else:
             return
+        except HeldError:
+            if not waiting:
+                console.say("another process is preparing the text; waiting for it")
+            waiting = True
+            time.sleep(POLL_SECONDS)

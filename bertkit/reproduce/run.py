@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.config import as_json, claim_settings, read_recipe
@@ -97,7 +98,7 @@ class Reproduction:
         ends = [r for r in self.journal(variant) if r["kind"] == "end"]
         return bool(ends) and ends[-1]["reason"] == "finished"
 
-    def journal(self, variant: str) -> list[dict[str, object]]:
+    def journal(self, variant: str) -> list[dict[str, Any]]:
         """Return the journal records of a variant's pre-training so far."""
         path = self.out / "networks" / variant / "journal.jsonl"
         return read_journal(path) if path.is_file() else []
@@ -199,9 +200,9 @@ class Reproduction:
         """Return whether the networks that a step starts from are trained."""
         if step.job is None:
             return True
-        at, beside = bool(step.job.at), step.job.head.beside
-        others = [beside] if beside else []
-        return self.is_trained(step.variant, own=at) and all(map(self.is_trained, others))
+        beside = step.job.head.beside
+        ready = self.is_trained(step.variant, own=bool(step.job.at))
+        return ready and (not beside or self.is_trained(beside))
 
     def run(self, step: ReproductionStep) -> int:
         """Do a step, and return the number of the signal that stopped it, else 0."""

@@ -48,9 +48,9 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
             (code "no-device"); the message gives the reason.
     """
     name = str(name)
-    kind, _, number = name.partition(":")
+    kind, colon, number = name.partition(":")
     indexed = number.isdecimal() if kind == "cuda" else name == "mps:0"
-    if kind not in DEVICES or (number and not indexed):
+    if kind not in DEVICES or (colon and not indexed):
         raise BertkitError(
             f"no device is called '{name}'{nearest(name, (*DEVICES, 'cuda:0'))}", code="device"
         )
@@ -111,10 +111,10 @@ def choose_precision(name: str, device: torch.device) -> str:
     """
     known, on_cuda = (*PRECISIONS, "auto"), device.type == "cuda"
     check_known("precision", name, known)
-    made = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+    gpu_bf16 = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "auto":
-        return "bf16" if made or (device.type == "cpu" and has_bf16()) else "fp32"
-    if name != "fp32" and on_cuda and not made:
+        return "bf16" if gpu_bf16 or (device.type == "cpu" and has_bf16()) else "fp32"
+    if name != "fp32" and on_cuda and not gpu_bf16:
         card = torch.cuda.get_device_name(device)
         raise BertkitError(f"{card} does not support bf16; choose precision fp32", code="no-bf16")
     return name

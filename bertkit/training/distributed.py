@@ -272,14 +272,14 @@ class GracefulStop:
 
     @contextmanager
     def install(self) -> Iterator[GracefulStop]:
-        """Catch SIGINT, SIGTERM and, unless it is ignored, SIGHUP inside the block.
+        """Catch SIGINT, SIGTERM and SIGHUP inside the block, unless they are ignored.
 
         A second signal acts as usual, unless this is `patient`.
         """
-        names = [signal.SIGINT, signal.SIGTERM]
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-            names.append(signal.SIGHUP)  # a closed terminal sends it; nohup ignores it
-        before = {name: signal.getsignal(name) for name in names}
+        # a closed terminal sends SIGHUP; nohup ignores it, and a script's background job SIGINT
+        known = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
+        before = {name: signal.getsignal(name) for name in known}
+        before = {n: old for n, old in before.items() if old not in (signal.SIG_IGN, None)}
 
         def remember(number: int, frame: Any) -> None:
             self.received = number

@@ -171,7 +171,7 @@ def pretrain(
             or the disk is full.
     """
     if not isinstance(recipe, PretrainRecipe):
-        recipe_name, recipe = str(recipe), read_recipe(PretrainRecipe, str(recipe))
+        recipe_name, recipe = Path(recipe).stem, read_recipe(PretrainRecipe, str(recipe))
     total = recipe.phases.total_steps
     if never := [step for step in save_models_at if not 1 <= step <= total]:
         raise BertkitError(
@@ -183,7 +183,7 @@ def pretrain(
     with init_distributed(on, timeout) as ranks, ExitStack() as stack:
         run = Run(
             recipe=recipe,
-            recipe_name=Path(recipe_name).stem,
+            recipe_name=recipe_name,
             store=store if isinstance(store, TokenStore) else TokenStore(store),
             folder=Path(from_home(out)),
             ranks=ranks,
@@ -345,7 +345,12 @@ def is_finished(run: Run, state: TrainState) -> bool:
     names = ("model.safetensors", "bertkit.json")
     if not all((model / name).is_file() for name in names):
         return False
-    made = read_object(model / "bertkit.json").get("steps")
+    try:
+        made = read_object(model / "bertkit.json").get("steps")
+    except BertkitError:
+        if not state.step:  # the model may be all that is left of an earlier run
+            raise
+        return False
     if isinstance(made, int) and made and not state.step:  # the checkpoints were removed
         if made == total:
             return True
@@ -470,7 +475,7 @@ def train_phases(
     for phase in range(phases.locate(state.step)[0], len(phases.steps)):
         made = phases.locate(state.step)[1]
         state.position = state.position if made else START
-        if phases.copy_positions and phase and not made:
+        if phases.copy_positions and not run.start and phase and not made:  # a model has its own
             longest = max(phases.lengths[:phase])
             state.model.encoder.copy_positions(longest, phases.lengths[phase])
         with closing(data.stream(phase, made, state.position, ranks, run.workers)) as steps:

@@ -81,7 +81,8 @@ class Phases:
     max_predictions: tuple[int, ...] = (20, 77)
     """Maximum number of masked tokens per sequence in each phase."""
     copy_positions: bool = False
-    """Whether positions that a phase is the first to use begin as copies of the earlier ones."""
+    """Whether positions that a phase is the first to use begin as copies of the earlier ones; with
+    --init-from they begin as those of the model."""
 
     def __post_init__(self) -> None:
         lists = (self.lengths, self.steps, self.batch_sizes, self.max_predictions)
@@ -220,6 +221,7 @@ class Training:
             ),
             "weight_decay": (0 <= self.weight_decay < 1, "from 0 to below 1"),
             "accumulate": (self.accumulate >= 1, "at least 1"),
+            "warmup_steps": (self.warmup_steps >= 0, "at least 0"),
             "seed": (0 <= self.seed < 1 << 31, "from 0 to below 2^31"),
         }
         for name, (good, wanted) in limits.items():

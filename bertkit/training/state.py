@@ -168,10 +168,12 @@ def pretrained_network(
         tensors = {n: t for n, t in tensors.items() if not n.startswith("cls.seq_relationship.")}
     given = replace(found, config=config, tensors=tensors)
     loaded = given.build(recipe.objectives.model, keep_head=True)
+    pairs = recipe.objectives.has_pairs
     unused = [*loaded.unexpected_keys, *(name for name in found.tensors if name not in tensors)]
-    if not recipe.objectives.has_pairs:  # nothing would train it, so it is not saved
+    if not pairs:  # nothing would train the pooler, so it is not saved
         unused += [name for name in tensors if "pooler." in name and name not in unused]
-    new = f"; new: {shown_names(loaded.missing_keys)}" if loaded.missing_keys else ""
+    missing = [name for name in loaded.missing_keys if pairs or "pooler." not in name]
+    new = f"; new: {shown_names(missing)}" if missing else ""
     left = f"; unused: {shown_names(unused)}" if unused else ""
     say(f"weights loaded from {path}{new}{left}")
     return InitialNetwork(

@@ -5,6 +5,7 @@ The caller logs, evaluates and saves between updates, and stops by leaving its l
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,11 +59,12 @@ class StepRecord(Generic[Position]):
     sums: Sums
     """The sums over this rank's micro-batches, detached, still on the device."""
     counts: dict[str, int]
+    """The counts over all ranks, by which the sums are divided."""
     gradient_norm: Tensor
     """The gradient norm before clipping."""
     learning_rate: float
     tokens: int
-    """The number of tokens over all ranks; `counts` is over all ranks, too."""
+    """The number of tokens over all ranks."""
     sum_squared_lengths: int
     stop: bool = False
     """Whether any rank was asked to stop before this update."""
@@ -240,7 +242,7 @@ def evaluate_batches(
 
 def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: float) -> None:
     """Raise a DivergedError with advice if the loss or the gradient norm is NaN or infinite."""
-    if not bool(torch.isfinite(torch.tensor([loss, gradient_norm])).all()):
+    if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
         error = DivergedError(
             f"training has diverged: loss {loss}, gradient norm {gradient_norm} at step {step} "
             f"(learning rate {learning_rate:.2e}); start a new run with a lower learning rate or "

@@ -1,9 +1,9 @@
 """Experiment trackers, which receive the journal's records: TensorBoard, Weights & Biases, MLflow.
 
 A tracker is a callable that takes a record and has a `close` method. The record "start" opens a
-run, the numbers of "step" and "evaluation" are logged at their update, and "end" finishes the run.
-A run that is closed without "end" was stopped. Weights & Biases and MLflow read their own
-environment variables (`WANDB_PROJECT`, `WANDB_MODE`, `MLFLOW_TRACKING_URI`, ...).
+run, the numbers of "step" and "evaluation" are logged at their update, and "end" ends it with its
+reason. A run that is closed without "end" was ended by an error. Weights & Biases and MLflow read
+their own environment variables (`WANDB_PROJECT`, `WANDB_MODE`, `MLFLOW_TRACKING_URI`, ...).
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Tracker(Protocol):
         """End the run if it was not ended by a record."""
 
 
+NOT_FINISHED = {"interrupted": "KILLED", "diverged": "FAILED"}
+"""The reason in a record "end" -> MLflow's status; every other reason is FINISHED."""
 NOT_LOGGED = {"kind", "step", "time", "phase", "epoch"}
 
 
@@ -95,7 +97,7 @@ class WeightsAndBiases:
             self.run.log(numbers, step=record["step"])
         elif record["kind"] == "end":
             self.run.summary["reason"] = record["reason"]
-            self.run.finish()
+            self.run.finish(exit_code=int(record["reason"] in NOT_FINISHED))
             self.run = None
 
     def close(self) -> None:
@@ -122,7 +124,7 @@ class MLflow:
             named = {re.sub(r"[^\w\-./ ]", "_", name): value for name, value in numbers.items()}
             self.library.log_metrics(named, step=record["step"], run_id=self.run)
         elif record["kind"] == "end":
-            self._end("FAILED" if record["reason"] == "diverged" else "FINISHED")
+            self._end(NOT_FINISHED.get(record["reason"], "FINISHED"))
 
     def _start(self, key: str, settings: Mapping[str, Any]) -> None:
         wanted = f"tags.bertkit = '{key}'"

@@ -38,7 +38,9 @@ def test_plain_text_in_80_columns(trace: Trace) -> None:
 def test_the_numbers_are_the_traces(trace: Trace) -> None:
     text = printed(trace)
     assert f"Mean loss: {trace.mlm_loss:.4f}." in text
-    assert f"Of n = {len(trace.tokens)} tokens, 15% are {len(trace.targets)} targets" in text
+    assert (
+        f"Targets are 15% of n = {len(trace.tokens)} tokens, rounded: {len(trace.targets)}" in text
+    )
     assert f"{trace.next_probability:.4f}" in text
     assert "Layer 3 of 3, mean of the heads" in text
     row = trace.inside.attention[-1].mean(0)[0]

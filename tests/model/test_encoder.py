@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import bertkit.model.encoder as encoder_module
 from bertkit.errors import BertkitError
-from bertkit.explain.trace import check_batch
 from bertkit.model import cpu
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.pretraining_data.batch import Packed, pack
@@ -238,15 +237,3 @@ def test_values_of_another_type_are_named(name: str) -> None:
 def test_too_long_a_sequence_is_refused_by_forward() -> None:
     with pytest.raises(BertkitError, match=r"17 tokens.* only 16 positions; split it"):
         Encoder(TINY)(pack([[1] * 4, [1] * 17]))
-
-
-def test_ids_outside_the_model_are_named_with_their_place() -> None:
-    check_batch(pack([[0, 29]]), TINY)
-    with pytest.raises(BertkitError, match=r"token id 30 at token 2 of sequence 1 .* 0 to 29"):
-        check_batch(pack([[1, 2], [1, 2, 30]]), TINY)
-    with pytest.raises(BertkitError, match="token id -1 at token 0 of sequence 0"):
-        check_batch(pack([[-1, 2]]), TINY)
-    with pytest.raises(BertkitError, match="segment 2 at token 1 of sequence 0"):
-        check_batch(pack([[1, 2]], [[0, 2]]), TINY)
-    with pytest.raises(BertkitError, match="17 tokens"):
-        check_batch(pack([[1] * 17]), TINY)

@@ -97,6 +97,8 @@ def test_first_and_last_row_and_one_network_each() -> None:
     assert (found["p"]["verdict"], found["p"]["difference"]) == ("holds once", 10.0)
     backwards = claim_facts(Claim("", "p", "first", "last"), cells)
     assert backwards["verdict"] == "reversed once"
+    begun = [cells[2], {**cells[3], "complete": False}]
+    assert claim_facts(Claim("", "p", "last", "first"), begun)["verdict"] == "too few seeds"
     repeated = [
         cell(row, "p", values, metric="perplexity")
         for row, values in (("s", [30.0, 31.0]), ("m", [20.0, 21.0]), ("l", [20.5, 21.5]))

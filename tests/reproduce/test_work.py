@@ -15,6 +15,7 @@ from bertkit.console import Console
 from bertkit.datasets.examples import GoldAnswer, QuestionExample, WordsExample
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import exclusive_lock
+from bertkit.report.pretraining import write_report
 from bertkit.reproduce import run
 from bertkit.reproduce.data import absent_files, load_task, sentence_pairs, some_documents
 from bertkit.reproduce.experiments import EXPERIMENTS, Experiment
@@ -124,6 +125,8 @@ def test_a_figure_from_text_to_page(
     assert config["is_decoder"]
     assert outcome["networks"]["left-to-right"]["held_out"]["lm_loss"] > 0
     assert str(tmp_path) not in (out / "reproduction.md").read_text()
+    for folder in out.glob("tuned/*/*"):
+        assert write_report(folder).is_file()
 
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
     assert reproduce_command("figure-5", out=out, scale=scale, sources=sources) == 0

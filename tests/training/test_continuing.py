@@ -62,6 +62,21 @@ def test_a_run_begins_with_the_models_weights_and_sizes(
     assert pretrain(RECIPE, store, out, init_from=start) is None  # finished: nothing to do
 
 
+def test_positions_of_a_model_are_not_replaced_by_copies(
+    start: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    phases = Phases(
+        lengths=(16, 32), steps=(2, 2), batch_sizes=(4, 4), max_predictions=(2, 5),
+        copy_positions=True,
+    )  # fmt: skip
+    recipe = replace(RECIPE, phases=phases)
+    assert pretrain(recipe, store, tmp_path / "run", init_from=start) is None
+    folders = (start, tmp_path / "run" / "model")
+    before, after = (load_pretraining_model(folder).encoder for folder in folders)
+    positions = (one.position_embeddings.weight for one in (after, before))
+    torch.testing.assert_close(*positions, atol=1e-6, rtol=0)
+
+
 def test_a_pooler_that_will_not_be_saved_is_named(
     start: Path, store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,10 @@ def test_absent_devices_are_refused_with_advice(monkeypatch: pytest.MonkeyPatch)
             choose_device(name)
     with pytest.raises(BertkitError, match="did you mean 'cuda'"):
         choose_device("cdua")
+    for name in ("cpu:", "auto:", "cuda:"):
+        with pytest.raises(BertkitError) as unknown:
+            choose_device(name)
+        assert unknown.value.code == "device"
 
 
 def init_fails(monkeypatch: pytest.MonkeyPatch, message: str) -> None:

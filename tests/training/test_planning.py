@@ -48,7 +48,7 @@ from bertkit.planning.machine import (
     fit_memory,
     memory_needed,
 )
-from bertkit.planning.plan import CorpusSize, measure_corpus
+from bertkit.planning.plan import CorpusSize, measure_corpus, plan
 from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.pretraining_data.pairs import PairOptions, measure_pairs, plan_block
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -299,10 +299,19 @@ def test_flags_say_how_to_make_it_fit_and_how_to_keep_to_the_budget() -> None:
     assert named_plan(again, "a10").phases[0].fit.memory.peak <= USABLE * 22 * GIB
 
 
+def test_flags_that_a_run_would_refuse_are_not_printed() -> None:
+    phases = replace(RECIPE.phases, batch_sizes=(4096, 16))
+    with pytest.raises(BertkitError, match="the smallest has only 16 sequences"):
+        named_plan(replace(RECIPE, phases=phases), "t4")
+    late = replace(SMALL.training, warmup_steps=99)
+    [*_, steps, warmup] = named_plan(replace(SMALL, training=late), hours=1e-8).flags
+    assert (steps, warmup) == ("--phases.steps 1", "--training.warmup-steps 0")
+
+
 @pytest.mark.parametrize("hours", [0.0, -3.0, float("nan"), 1e308])
 def test_impossible_budgets(hours: float) -> None:
     with pytest.raises(BertkitError, match="--hours must be above 0"):
-        named_plan(hours=hours)
+        plan(RECIPE, CorpusSize(store=Path("nowhere")), hours=hours)  # before anything is measured
 
 
 def test_the_shortest_budget_is_named_and_suffices() -> None:

@@ -89,10 +89,10 @@ def finished(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_a_recipe_may_be_a_path(store: TokenStore, tmp_path: Path) -> None:
-    recipe = tmp_path / "own.toml"
+    recipe = tmp_path / "own.v2.toml"
     recipe.write_text(TOY_TOML.replace("[300, 40]", "[2, 1]").replace("steps = 5", "steps = 1"))
     assert pretrain(recipe, store, tmp_path / "run") is None
-    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["recipe_name"] == "own"
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["recipe_name"] == "own.v2"
     planned = plan(recipe, CorpusSize(tokens=1_000_000), machine="a100-80")
     assert [phase.steps for phase in planned.phases] == [2, 1]
 
@@ -643,7 +643,9 @@ def test_death_between_checkpoint_and_model_is_mended(
     assert weights(tmp_path) == weights(finished)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "tokenizer.json", "bertkit.json"]
+)
 def test_a_damaged_model_of_a_finished_run_is_written_again(
     finished: Path, store: TokenStore, tmp_path: Path, name: str
 ) -> None:

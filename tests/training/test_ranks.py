@@ -456,9 +456,10 @@ def test_a_gpu_is_chosen_before_the_processes_connect(
 def test_launch_divides_by_torchruns_own_parser() -> None:
     words = ["--rdzv-id", "pretrain", "--nproc-per-node=3", "pretrain", "small", "--out", "x"]
     found = parse_words(words)
-    assert found == (words[:3], words[3:], "3")
-    assert threads_each("1") >= threads_each("3") >= 1
-    assert threads_each("auto") == 1
+    assert found == (words[:3], words[3:], 3)
+    for given in ("auto", "cpu"):
+        assert parse_words(["--nproc-per-node", given, "pretrain"]).processes == os.cpu_count()
+    assert threads_each(1) >= threads_each(3) >= 1
     with pytest.raises(BertkitError, match=r"only pretrain runs in several .* not 'finetune'"):
         parse_words(["--nproc-per-node", "2", "finetune", "x"])
     with pytest.raises(BertkitError, match=r"torchrun: .*required"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -46,6 +48,28 @@ def test_mlflow_has_one_run_of_both_processes(
     assert found.data.params == {"seed": "3", "tuning.warmup": "0.1"}
     history = mlflow.MlflowClient().get_metric_history(found.info.run_id, "training/loss")
     assert [(one.step, one.value) for one in history] == [(1, 1.0), (2, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "code"),
+    [("finished", "FINISHED", 0), ("interrupted", "KILLED", 1), ("diverged", "FAILED", 1)],
+)
+def test_the_reason_for_the_end_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, status: str, code: int
+) -> None:
+    """To stand-ins for both libraries, as either may be absent."""
+    for name in ("wandb", "mlflow"):
+        library = MagicMock()
+        library.search_runs.return_value = []
+        monkeypatch.setitem(sys.modules, name, library)
+        tracker = TRACKERS[name](tmp_path, None, None)
+        tracker({**START, "time": 1.0})
+        tracker({**END, "reason": reason, "time": 2.0})
+        tracker.close()
+        if name == "wandb":
+            library.init.return_value.finish.assert_called_once_with(exit_code=code)
+        else:
+            library.end_run.assert_called_once_with(status)
 
 
 def test_weights_and_biases_writes_runs_without_a_network(
