@@ -9,8 +9,6 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -114,11 +112,3 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; known: {', '.join(candidates)}" if candidates else ""
-
-
-def warn_caller(message: str) -> None:
-    """Warn, and name the line of the user's code that called bertkit."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("bertkit."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)

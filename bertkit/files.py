@@ -68,7 +68,6 @@ def disk_errors(path: Path, inside: Path | None = None) -> Iterator[None]:
             errno.EACCES: "permission denied; choose another folder or change its permissions",
             errno.EROFS: "the file system is read-only; choose another folder",
             errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
-            errno.ENFILE: "the system has too many open files; close some programs",
             errno.ENAMETOOLONG: "its name is too long; choose a shorter one",
             errno.ELOOP: "it is a symbolic link, which is not followed here; remove it",
         }
@@ -218,16 +217,6 @@ def escaped(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def require_utf8(path: Path) -> None:
-    """Refuse a path that the C++ libraries that write some formats cannot open.
-
-    Raises:
-        BertkitError: its name is not UTF-8.
-    """
-    if escaped(str(path)) != str(path):
-        raise BertkitError(f"--out {path} is not UTF-8, which this format needs; choose another")
-
-
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically, with undecodable bytes of file names `escaped`."""
     content = text.encode(errors="backslashreplace")
@@ -242,17 +231,6 @@ def write_json(path: Path, value: Any) -> None:
 def write_json_lines(path: Path, rows: Iterable[Any]) -> None:
     """Write JSON lines atomically: a value on each line."""
     write_text(path, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
-
-
-def write_array(path: Path, array: np.ndarray) -> None:
-    """Write a `.npy` file atomically, without adding an extension to `path`."""
-    import numpy as np
-
-    def save(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            np.save(file, array, allow_pickle=False)
-
-    write_atomic(path, save)
 
 
 def map_array(path: Path) -> np.ndarray:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from bertkit import files
+from bertkit.corpus.writers import write_array
 from bertkit.errors import BertkitError, HeldError, nearest
 from bertkit.files import (
     LEFTOVER_SECONDS,
@@ -28,7 +29,6 @@ from bertkit.files import (
     read_json,
     remove_leftovers,
     temporary_name,
-    write_array,
     write_atomic,
     write_json,
     write_text,

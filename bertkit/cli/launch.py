@@ -101,12 +101,7 @@ def parse_words(words: Sequence[str]) -> Launch:
 
 
 def processes_here(options: Namespace) -> int:
-    """Return how many processes torchrun will start on this host.
-
-    Raises:
-        ValueError, AssertionError, RuntimeError, OSError: an option is wrong, which torchrun would
-            only find while it starts.
-    """
+    """Return how many processes torchrun will start on this host, or raise what it would raise."""
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
     from torch.distributed.run import config_from_args
 

@@ -28,7 +28,7 @@ from bertkit.files import (
     new_folder,
     remove_leftovers,
     sha256_file,
-    write_array,
+    write_atomic,
     write_json,
 )
 from bertkit.text.sources import is_remote
@@ -53,6 +53,16 @@ def offsets(lengths: np.ndarray) -> np.ndarray:
     result = np.zeros(len(lengths) + 1, dtype=np.uint32)
     np.cumsum(lengths, out=result[1:])
     return result
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Write a `.npy` file atomically, without adding an extension to `path`."""
+
+    def save(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+
+    write_atomic(path, save)
 
 
 def write_shard(folder: Path, name: str, split: str, parts: Sequence[DocumentArrays]) -> ShardInfo:

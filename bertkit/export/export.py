@@ -51,9 +51,10 @@ from bertkit.export.verify import (
     task_outputs,
     text_sequences,
 )
-from bertkit.files import from_home, new_folder, require_utf8, sha256_file, write_json
+from bertkit.files import from_home, new_folder, sha256_file, write_json
 from bertkit.predict.evaluate import scored_inputs
 from bertkit.predict.files import Given, model_inputs
+from bertkit.predict.tables import require_utf8
 from bertkit.predict.text_vectors import read_lines
 from bertkit.tasks.data import check_labelled
 from bertkit.tasks.spec import SPECS

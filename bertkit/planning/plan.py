@@ -84,7 +84,9 @@ def plan(
 
     if not isinstance(recipe, PretrainRecipe):
         recipe = read_recipe(PretrainRecipe, str(recipe))
-    check_flags(machine, device, seconds, mfu, price, hours)
+    if hours is not None and not 0 < hours <= MAX_HOURS:
+        raise BertkitError(f"--hours must be above 0 and at most {MAX_HOURS:,}, not {hours:g}")
+    check_flags(machine, device, seconds, mfu, price)
     precision = recipe.training.precision
     named = None if machine == HERE else find_machine(machine, precision, mfu)
     where = choose_device(device) if named is None else None
@@ -111,16 +113,9 @@ MAX_HOURS = 1_000_000_000
 
 
 def check_flags(
-    machine: str,
-    device: str,
-    seconds: float,
-    mfu: float | None,
-    price: float | None,
-    hours: float | None,
+    machine: str, device: str, seconds: float, mfu: float | None, price: float | None
 ) -> None:
     """Check that numbers are in range and that the flags can be combined."""
-    if hours is not None and not 0 < hours <= MAX_HOURS:
-        raise BertkitError(f"--hours must be above 0 and at most {MAX_HOURS:,}, not {hours:g}")
     if price is not None and not 0 <= price < math.inf:
         raise BertkitError(f"--price must be 0 or more, not {price}")
     if not 0 < seconds < math.inf:

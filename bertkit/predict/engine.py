@@ -10,7 +10,9 @@ of a file: `bertkit predict` reads files in chunks.
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -187,3 +189,11 @@ def count_bar(console: Console, title: str, unit: str) -> Callable[[int, int], N
             console.close()
 
     return show
+
+
+def warn_caller(message: str) -> None:
+    """Warn, and name the line of the user's code that called bertkit."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("bertkit."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

@@ -160,16 +160,8 @@ def evaluate(
         models = [model] if isinstance(model, str | Path) else list(model)
         models = [resolve_model(Path(one)) for one in models]
         predictor = load_predictor(models, precision=precision, **settings)
-        name, inputs = scored_inputs(
-            predictor.task,
-            predictor.loaded[0].details,
-            file,
-            task,
-            data,
-            split,
-            columns or {},
-            counts,
-        )
+        model_task = predictor.task, predictor.loaded[0].details
+        name, inputs = scored_inputs(*model_task, file, task, data, split, columns or {}, counts)
         labelled = any(given.gold is not None for given in inputs)
         if not labelled and not unlabelled_ok:
             raise BertkitError(

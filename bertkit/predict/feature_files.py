@@ -24,8 +24,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.files import BLOCK_BYTES, disk_errors, escaped, require_utf8, sha256_file, write_atomic
+from bertkit.files import BLOCK_BYTES, disk_errors, escaped, sha256_file, write_atomic
 from bertkit.predict.features import TextFeatures
+from bertkit.predict.tables import require_utf8
 from bertkit.text.documents import optional_library
 from bertkit.text.lines import cut_blocks
 

@@ -30,9 +30,9 @@ from bertkit.datasets.examples import (
 from bertkit.datasets.fields import count_choices, from_json, row_words
 from bertkit.datasets.glue import GLUE
 from bertkit.datasets.records import Records, as_source
-from bertkit.errors import BertkitError, InputTypeError, is_ordered, short_repr, warn_caller
+from bertkit.errors import BertkitError, InputTypeError, is_ordered, short_repr
 from bertkit.model.task_heads import extra_head
-from bertkit.predict.engine import Engine, choose_mode
+from bertkit.predict.engine import Engine, choose_mode, warn_caller
 from bertkit.predict.word_splitter import words_example
 from bertkit.tasks.classification import LabelPrediction, LabelSetPrediction
 from bertkit.tasks.data import describe_cut, with_unknown

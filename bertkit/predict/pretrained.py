@@ -14,18 +14,11 @@ import torch
 
 from bertkit.checkpoints.huggingface import load_pretraining_model
 from bertkit.checkpoints.pretrained import model_folder, pair_objective, read_details
-from bertkit.errors import (
-    BertkitError,
-    InputTypeError,
-    checked_texts,
-    is_ordered,
-    short_repr,
-    warn_caller,
-)
+from bertkit.errors import BertkitError, InputTypeError, checked_texts, is_ordered, short_repr
 from bertkit.model.encoder import ONE_SEGMENT
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
 from bertkit.predict.embeddings import text_chunks
-from bertkit.predict.engine import choose_mode
+from bertkit.predict.engine import choose_mode, warn_caller
 from bertkit.predict.likelihood import SentenceScore, SentenceScorer, choose_method
 from bertkit.pretraining_data.batch import pack
 from bertkit.tasks.task import check_outputs, prediction_tokens, split_parts

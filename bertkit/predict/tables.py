@@ -15,12 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError
-from bertkit.files import disk_errors, jsonable, new_file, require_utf8, temporary_name
+from bertkit.files import disk_errors, escaped, jsonable, new_file, temporary_name
 from bertkit.text.documents import optional_library
 
 Rows = Sequence[dict[str, Any]]
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = ("", ".jsonl")
+
+
+def require_utf8(path: Path) -> None:
+    """Refuse a path that the C++ libraries that write some formats cannot open.
+
+    Raises:
+        BertkitError: its name is not UTF-8.
+    """
+    if escaped(str(path)) != str(path):
+        raise BertkitError(f"--out {path} is not UTF-8, which this format needs; choose another")
 
 
 def check_ending(out: Path) -> None:

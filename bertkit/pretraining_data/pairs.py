@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,8 +48,6 @@ EXAMPLE_DTYPE = np.dtype(
         # the label: 0 = B follows A, 1 = random or swapped (Google's order)
         ("is_random", np.int8),
         ("cut", np.int32),  # tokens that truncation removed from the pair
-        ("a_document", np.int32),  # index of the document within the window
-        ("b_document", np.int32),
     ]
 )
 
@@ -226,13 +224,11 @@ def draw_random_next(window: ShuffleBlock, spans: Spans, rng: np.random.Generato
     return spans._replace(b_start=b_start, b_end=b_end)
 
 
-def search(
-    table: np.ndarray, values: np.ndarray, side: Literal["left", "right"] = "left"
-) -> np.ndarray:
+def search(table: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Do `np.searchsorted` on sorted values, because neighbouring searches share cached memory."""
     order = np.argsort(values)
     found = np.empty(len(values), dtype=np.int64)
-    found[order] = np.searchsorted(table, values[order], side=side)
+    found[order] = np.searchsorted(table, values[order])
     return found
 
 
@@ -271,8 +267,6 @@ def example_rows(
     rows["a_length"], rows["b_length"] = a_length - from_a, b_length - from_b
     rows["cut"] = from_a + from_b
     rows["is_random"] = spans.is_random
-    rows["a_document"] = spans.document
-    rows["b_document"] = search(window.sentences[window.documents], b_start, side="right") - 1
     rows = np.take(rows, rng.permutation(len(rows)))
     rows["epoch"], rows["window"] = epoch, number
     rows["row"] = np.arange(len(rows))

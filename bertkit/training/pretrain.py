@@ -305,9 +305,7 @@ def claim_folder(run: Run, digest: str, held: ExitStack) -> list[str]:
                 "the corpus": run.store.content_hash,
                 "the tokenizer": run.store.tokenizer_hash,
                 "the initial weights": digest,
-                "the run directory, which all hosts have to share": mark_of_first(
-                    run.folder, ranks
-                ),
+                "the run directory, which hosts share": mark_of_first(run.folder, ranks),
                 "the type of device": run.device.type,
                 "the precision (training.precision)": run.precision,
                 "--strategy": run.strategy,

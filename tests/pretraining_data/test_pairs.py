@@ -57,6 +57,13 @@ def plan(
     return plan_block(store, range(len(store.shards)), options, seed, epoch, 0)
 
 
+def documents(window: ShuffleBlock, rows: np.ndarray, side: str) -> np.ndarray:
+    """The document of the window that each A or B is from."""
+    bases = window.token_bases[np.searchsorted(window.shards, rows[f"{side}_shard"])]
+    starts = window.sentences[window.documents]
+    return np.searchsorted(starts, bases + rows[f"{side}_start"], side="right") - 1
+
+
 def spans(store: TokenStore, rows: np.ndarray, side: str) -> tuple[np.ndarray, np.ndarray]:
     """First token of A or B, and the one after the last, in the window's run of tokens."""
     window = open_block(store, range(len(store.shards)))
@@ -112,8 +119,8 @@ def test_a_and_b_are_what_the_labels_say(store: TokenStore) -> None:
     for epoch in range(5):
         rows = plan(store, epoch=epoch)
         is_random = rows["is_random"] == 1
-        assert (rows["a_document"][is_random] != rows["b_document"][is_random]).all()
-        assert (rows["a_document"][~is_random] == rows["b_document"][~is_random]).all()
+        other = documents(window, rows, "a") != documents(window, rows, "b")
+        assert (other == is_random).all()
         followed = rows[~is_random & (rows["cut"] == 0)]
         np.testing.assert_array_equal(
             followed["a_start"] + followed["a_length"], followed["b_start"]
@@ -121,7 +128,7 @@ def test_a_and_b_are_what_the_labels_say(store: TokenStore) -> None:
         for side in ("a", "b"):  # every span lies inside its document
             bases = window.token_bases[np.searchsorted(window.shards, rows[f"{side}_shard"])]
             start = rows[f"{side}_start"] + bases
-            document = rows[f"{side}_document"]
+            document = documents(window, rows, side)
             assert (start >= window.sentences[window.documents[document]]).all()
             end = start + rows[f"{side}_length"]
             assert (end <= window.sentences[window.documents[document + 1]]).all()
@@ -154,7 +161,7 @@ def test_truncation_takes_from_the_longer(a: int, b: int, max_length: int) -> No
 
 
 def equal_pairs(count: int, a: int, b: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of at most 40 tokens from pairs of `a` and `b`, numbered by `a_document`.
+    """Rows of at most 40 tokens from pairs of `a` and `b` tokens.
 
     With them the tokens that each lost from the front of A and of B.
     """
@@ -165,7 +172,7 @@ def equal_pairs(count: int, a: int, b: int) -> tuple[np.ndarray, np.ndarray, np.
     target, is_random = np.full(count, 40), np.zeros(count, dtype=bool)
     spans = Spans(np.arange(count), a_start, middle, middle, end, target, is_random)
     rows = example_rows(window, spans, 40, 0, 0, keyed_rng(0, PAIRS))
-    drawn = rows["a_document"]
+    drawn = rows["a_start"] // (a + b)
     return rows, rows["a_start"] - a_start[drawn], rows["b_start"] - middle[drawn]
 
 
@@ -184,7 +191,7 @@ def test_truncation_takes_from_front_and_back_with_equal_chance(a: int, b: int) 
 
 def test_rows_of_a_window_are_shuffled() -> None:
     rows, _, _ = equal_pairs(4000, 10, 10)
-    drawn, order = rows["a_document"], np.arange(4000)
+    drawn, order = rows["a_start"] // 20, np.arange(4000)
     np.testing.assert_array_equal(np.sort(drawn), order)
     np.testing.assert_array_equal(rows["row"], order)
     assert np.corrcoef(drawn, order)[0, 1] == pytest.approx(0, abs=0.05)
@@ -202,7 +209,9 @@ def test_short_sequences_are_ten_percent_of_documents(tokenizer, tmp_path) -> No
         options = PairOptions(max_length=128, short_probability=probability)
         rows = plan_block(many, range(len(many.shards)), options, 0, 0, 0)
         max_length = np.zeros(many.documents, dtype=int)
-        np.maximum.at(max_length, rows["a_document"], rows["a_length"] + rows["b_length"])
+        window = open_block(many, range(len(many.shards)))
+        lengths = rows["a_length"] + rows["b_length"]
+        np.maximum.at(max_length, documents(window, rows, "a"), lengths)
         return float(np.mean(max_length < 100)), rows
 
     none, _ = share_of_short_documents(0.0)
@@ -252,7 +261,7 @@ def test_every_table_keeps_the_length_and_the_documents(store: TokenStore, pair:
     )
     for side in ("a", "b"):
         start, end = spans(store, rows, side)
-        document = rows[f"{side}_document"]
+        document = documents(window, rows, side)
         assert (start >= window.sentences[window.documents[document]]).all()
         assert (end <= window.sentences[window.documents[document + 1]]).all()
     assert (plan(store, pair=pair) == plan(store, pair=pair)).all()
@@ -265,7 +274,8 @@ def test_order_is_what_the_label_says(store: TokenStore) -> None:
     rows = np.concatenate([plan(store, epoch=n, pair="sop") for n in range(30)])
     (a_start, a_end), (b_start, b_end) = spans(store, rows, "a"), spans(store, rows, "b")
     swapped, whole = rows["is_random"] == 1, rows["cut"] == 0
-    assert (rows["a_document"] == rows["b_document"]).all()
+    window = open_block(store, range(len(store.shards)))
+    assert (documents(window, rows, "a") == documents(window, rows, "b")).all()
     np.testing.assert_array_equal(a_end[~swapped & whole], b_start[~swapped & whole])
     np.testing.assert_array_equal(b_end[swapped & whole], a_start[swapped & whole])
     both = rows["b_length"] > 0
@@ -306,14 +316,13 @@ def test_a_chunk_of_one_sentence_is_cut_inside(tokenizer: Tokenizer, tmp_path: P
 def test_a_sentence_of_one_token_has_no_b(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Even the last of the window, whose empty B would begin behind the last token."""
     own = own_store(tokenizer, tmp_path, "river stone.\nbridge lantern.", "winter")
-    last = own.tokens - 1
+    last, window = own.tokens - 1, open_block(own, range(len(own.shards)))
     for epoch in range(20):
         rows = plan(own, pair="sop", epoch=epoch, short=0.0)
-        single = rows[rows["a_document"] == 1]
+        single = rows[documents(window, rows, "a") == 1]
         assert single["a_start"].tolist() == single["b_start"].tolist() == [last]
         assert (single["a_length"][0], single["b_length"][0]) == (1, 0)
         assert single["is_random"][0] == 0
-        assert single["b_document"][0] == 1
         assert example_lengths(single).tolist() == [3]
         batch = BatchBuilder(own, MaskingOptions(), 20, 0)[rows]
         assert batch.packed.lengths[-1] == 3
@@ -334,7 +343,7 @@ def test_single_uses_every_token_once(store: TokenStore, length: int) -> None:
     used = np.sort(np.concatenate([np.arange(*span) for span in zip(start, end, strict=True)]))
     np.testing.assert_array_equal(used, np.arange(store.tokens))
     window = open_block(store, range(len(store.shards)))
-    stops = window.sentences[window.documents[rows["a_document"] + 1]]
+    stops = window.sentences[window.documents[documents(window, rows, "a") + 1]]
     following = np.searchsorted(window.sentences, end, side="right")
     inside = end < stops
     assert (window.sentences[following[inside]] - start[inside] > length - 2).all(), "no more fits"
