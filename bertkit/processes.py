@@ -82,10 +82,7 @@ def worker_count(processes: int) -> int:
 
 
 def resident_bytes(field: str = "VmRSS") -> float | None:
-    """Return this process's memory in bytes, or None if it is unknown.
-
-    The fields are VmRSS (resident), RssAnon (resident, without mapped files) and VmHWM (peak).
-    """
+    """Return the process's memory in bytes: all, without files (RssAnon), or the peak (VmHWM)."""
     try:
         with open("/proc/self/status", encoding="ascii") as lines:  # noqa: PTH123
             found = [line.split()[1] for line in lines if line.startswith(f"{field}:")]

@@ -73,6 +73,7 @@ def test_results_of_fewer_runs_than_there_are(tmp_path: Path) -> None:
         ("results.json", '{"runs": [{"name": "x"}]}', r"results\.json is damaged"),
         (f"runs/{BEST}/run.json", "{}", r"run\.json is damaged; delete it to repeat the run"),
         ("grid.json", '{"sides": 3}', r"grid\.json is damaged"),
+        ("grid.json", '{"seeds": 1}', r"grid\.json is damaged"),
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, name: str, text: str, message: str) -> None:

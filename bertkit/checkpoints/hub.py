@@ -154,26 +154,21 @@ def cached_folder(name: HubName, download: Callable[..., Path], error: Exception
 
 def refused_by_hub(name: HubName, error: Exception) -> BertkitError:
     """Explain why the hub did not give a model."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import constants, errors
 
     login = "log in with `hf auth login` or set HF_TOKEN"
-    if isinstance(error, GatedRepoError):
+    if isinstance(error, errors.GatedRepoError):
         page = f"{constants.ENDPOINT}/{name.repo}"
         return BertkitError(
             f"{name} is gated: accept its conditions at {page}, then {login}", code="hub-gated"
         )
-    if isinstance(error, RepositoryNotFoundError):
+    if isinstance(error, errors.RepositoryNotFoundError):
         return BertkitError(
             f"{name} is neither a folder here nor a model of the hub; check the name, or {login} "
             "if it is private",
             code="hub-not-found",
         )
-    if isinstance(error, RevisionNotFoundError):
+    if isinstance(error, errors.RevisionNotFoundError):
         return BertkitError(
             f"{name.repo} has no revision '{name.revision}'; name a branch, a tag or a commit",
             code="hub-revision",

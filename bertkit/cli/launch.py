@@ -106,9 +106,7 @@ def processes_here(options: Namespace) -> int:
     from torch.distributed.run import config_from_args
 
     if options.no_python or options.run_path:
-        raise ValueError(
-            "--no-python and --run-path cannot be used, because bertkit is the program to run"
-        )
+        raise ValueError("--no-python and --run-path cannot be used: the program is bertkit")
     threads = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"  # else torch would set it
     logging.disable(logging.WARNING)

@@ -171,12 +171,7 @@ def amount(number: float) -> str:
     return f"{number:,.0f}"
 
 
-TIME_UNITS = (
-    ("years", 365.25 * 86400),
-    ("days", 86400),
-    ("hours", 3600),
-    ("minutes", 60),
-)
+TIME_UNITS = (("years", 365.25 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60))
 
 
 def duration(seconds: float) -> str:

@@ -177,7 +177,7 @@ class ChoiceColumns(ImageColumns):
             return self
         return replace(self, first_choice=self.lowest_key(path, counts))
 
-    def lowest_key(self, path: str | Path | Records, counts: TextCounts) -> int:
+    def lowest_key(self, path: str | Path | Records, counts: TextCounts, optional: str = "") -> int:
         """Return the number from which the keys of a file count, 0 or 1; -1 if no key is a number.
 
         They count from 1 if the file shows it: most of its keys are letters (as in ARC, which mixes
@@ -191,11 +191,11 @@ class ChoiceColumns(ImageColumns):
         keys = letters = zeros = lasts = 0
         numbers_are_names = any(map(str.isdecimal, self.names))
         counted = ""  # location of the first numeric key
-        columns = [*self.inputs, self.label]
+        columns = self.needed(labelled=True)
         for _, place, row in numbered_rows(
-            path, TextCounts(), self.format, header=self.header, columns=columns
+            path, TextCounts(), self.format, header=self.header, columns=columns, optional=optional
         ):
-            key = choice_key(row[self.label], self.names)
+            key = choice_key(row.get(self.label), self.names)
             spread, own = expand_choices(row, self.choices, place)
             keys += bool(key)
             letters += letter_index(key) >= 0
@@ -222,7 +222,8 @@ class ChoiceColumns(ImageColumns):
         image_of = self.image_reader(reading)
         first = self.first_choice
         if first < 0 and reading.labelled:
-            first = self.lowest_key(reading.path, reading.counts)
+            optional = self.label if reading.keep_unlabelled else ""
+            first = self.lowest_key(reading.path, reading.counts, optional)
 
         def example(row: Fields, place: str) -> ChoiceExample | None:
             spread, own = expand_choices(row, self.choices, place)

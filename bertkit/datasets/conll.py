@@ -20,8 +20,8 @@ from pathlib import Path
 from bertkit.datasets.examples import WordsExample
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
-from bertkit.text.lines import TextCounts, text_lines
-from bertkit.text.sources import DAMAGE, Source, one_line, one_source
+from bertkit.text.lines import TextCounts, plain_lines
+from bertkit.text.sources import Source, one_source
 
 CONLL_SITE = "https://www.clips.uantwerpen.be/conll2003/ner/"
 REUTERS = "https://trec.nist.gov/data/reuters/reuters.html"
@@ -35,6 +35,8 @@ NO_WORD = re.compile(r"\d+([-.])\d+")
 REASONS = {"-": "range of words (CoNLL-U), its words kept", ".": "empty node (CoNLL-U)"}
 CONLLU = (True, 10)
 """The line shape of CoNLL-U: ten columns separated by tabs."""
+NUMBERED = {("1", "2"), ("1", "1"), ("1-2", "1")}
+"""The first two fields of a column that numbers the words of sentences."""
 UNREAD = "only the column of the word is read (for running text, give --format text)"
 ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
 """An entity tag; it has no type if all entities are of one type."""
@@ -69,19 +71,19 @@ def conll_lines(source: Source, counts: TextCounts, word_column: int) -> Iterato
     recognized by the first of ten columns. `counts` collects invalid UTF-8 and every line left out.
 
     Raises:
-        BertkitError: the file is CoNLL-U, and `word_column` is its column of word numbers.
+        BertkitError: `word_column` is the column of word numbers of CoNLL-U or CoNLL-U Plus.
     """
-    words, commented = conllu_shape(source)
+    words, commented, numbered = conllu_shape(source)
     if words is None:
-        yield from text_lines(source, counts)
+        yield from plain_lines(source, counts)
         return
-    if words == CONLLU and word_column == 0:
+    if (words == CONLLU or numbered) and word_column == 0:
         raise BertkitError(
             f"{source.path} is CoNLL-U, whose first column has numbers; give --word-column 1 and "
             f"the column of the tags, such as --tag-column 3"
         )
     inside = False
-    for number, line in text_lines(source, counts):
+    for number, line in plain_lines(source, counts):
         may_comment = commented and not inside and line.startswith("#")
         if may_comment and (COMMENT.match(line) or conllu_line_shape(line) != words):
             if NEW_DOCUMENT.match(line):
@@ -97,17 +99,21 @@ def conll_lines(source: Source, counts: TextCounts, word_column: int) -> Iterato
         yield number, line
 
 
-def conllu_shape(source: Source) -> tuple[tuple[bool, int] | None, bool]:
-    """Return the shape of the word lines, or None if not CoNLL-U, and whether there are comments.
+def conllu_shape(source: Source) -> tuple[tuple[bool, int] | None, bool, bool]:
+    """Return the shape of the word lines, or None if not CoNLL-U, and two facts about the file.
 
-    A file is CoNLL-U if its first line is a comment, or has ten columns and the number 1 or 1-2.
+    They are whether it has comments, and whether its first column numbers the words. A file is
+    CoNLL-U if its first line is a comment, or has ten columns and the number 1 or 1-2.
     """
-    lines = (line for _, line in text_lines(source, TextCounts()) if line.strip(" \t"))
+    lines = (line for _, line in plain_lines(source, TextCounts()) if line.strip(" \t"))
     first = next(lines, "")
     if COMMENT.match(first):
-        return conllu_line_shape(next((line for line in lines if line[0] != "#"), "")), True
+        words = (line for line in lines if line[0] != "#")
+        first, second = next(words, ""), next(words, "")
+        numbers = conllu_fields(first)[0], conllu_fields(second)[0]
+        return conllu_line_shape(first), True, numbers in NUMBERED
     numbered = conllu_line_shape(first) == CONLLU and conllu_fields(first)[0] in ("1", "1-2")
-    return (CONLLU if numbered else None), False
+    return (CONLLU if numbered else None), False, numbered
 
 
 def conllu_line_shape(line: str) -> tuple[bool, int]:
@@ -148,24 +154,18 @@ def conll_sentences(
     source = one_source(path)
     found = TextCounts(files=1)
     used = document = 0
-    last, line = -1, 0
-    try:
-        scanned = (text for _, text in conll_lines(source, TextCounts(), word_column))
-        marked = any(DOCUMENT in text and conllu_fields(text)[0] == DOCUMENT for text in scanned)
-        for line, rows in sentence_rows(source, found, word_column, tag_column, untagged_ok):
-            if rows:
-                words = tuple(word for word, _ in rows)
-                tags = tuple(tag for _, tag in rows if tag is not None)
-                last = document if marked else used
-                yield WordsExample(str(used), words, tags or None, last, f"{source.path}:{line}")
-                used += 1
-            else:
-                document += last == document  # a document without sentences has no number
-    except DAMAGE as error:
-        after = f" after line {line}" if line else ""
-        raise BertkitError(
-            f"{path} cannot be read{after} ({one_line(error)}); restore it"
-        ) from error
+    last = -1
+    scanned = (text for _, text in conll_lines(source, TextCounts(), word_column))
+    marked = any(DOCUMENT in text and conllu_fields(text)[0] == DOCUMENT for text in scanned)
+    for line, rows in sentence_rows(source, found, word_column, tag_column, untagged_ok):
+        if rows:
+            words = tuple(word for word, _ in rows)
+            tags = tuple(tag for _, tag in rows if tag is not None)
+            last = document if marked else used
+            yield WordsExample(str(used), words, tags or None, last, f"{source.path}:{line}")
+            used += 1
+        else:
+            document += last == document  # a document without sentences has no number
     if not used:
         raise BertkitError(f"{path} holds no sentence; write one word a line with its tag")
     counts += found
@@ -220,9 +220,10 @@ def word_row(
     wanted = [word_column] if tag_column is None else [word_column, tag_column]
     chosen = {column % count for column in wanted if -count <= column < count}
     if len(chosen) < len(wanted):
+        tag = "" if tag_column is None else f" and another, {tag_column}, for the tag"
         raise BertkitError(
-            f"{place}: {count} column{'s' * (count > 1)}, so there are none for word "
-            f"({word_column}) and tag ({tag_column}); correct the line or name other columns"
+            f"{place}: {count} column{'s' * (count > 1)}, but the options name column "
+            f"{word_column} for the word{tag}; correct the line or name other columns"
         )
     if tag_column is None:
         return fields[word_column], None

@@ -29,11 +29,6 @@ class TextExample(NamedTuple):
         """The label or labels, or None if the file has none."""
         return self.label
 
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """Every text of the example."""
-        return (self.text,) if self.pair is None else (self.text, self.pair)
-
 
 class ChoiceExample(NamedTuple):
     """One context with n choices, of which one is right."""
@@ -51,11 +46,6 @@ class ChoiceExample(NamedTuple):
     def gold(self) -> int | None:
         """The index of the right choice, or None if the file has none."""
         return self.label
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """Every text of the example."""
-        return (self.text, *self.choices)
 
 
 class WordsExample(NamedTuple):
@@ -76,11 +66,6 @@ class WordsExample(NamedTuple):
     def gold(self) -> tuple[str, ...] | None:
         """The tags, or None if the file has none."""
         return self.tags
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """Every text of the example."""
-        return self.words
 
 
 def joined(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
@@ -113,11 +98,6 @@ class QuestionExample(NamedTuple):
     def gold(self) -> tuple[GoldAnswer, ...] | None:
         """The answers, or None if the file has none."""
         return self.answers
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """Every text of the example."""
-        return (self.question, self.context)
 
 
 Example = TextExample | ChoiceExample | WordsExample | QuestionExample

@@ -113,7 +113,7 @@ def expand_choices(row: Fields, choices: Sequence[str], place: str) -> tuple[Fie
     """
     if len(choices) == 1:
         [column] = choices
-        found = [] if is_empty_choice(row[column]) else from_json(row[column], str, place)
+        found = [] if is_empty_choice(row[column]) else from_json(row[column], object, place)
         if isinstance(found, dict) and "text" in found:
             found = found["text"]
         if not isinstance(found, list | tuple):
@@ -140,7 +140,7 @@ def is_empty_choice(value: object) -> bool:
 
 
 def choice_key(value: object, names: Sequence[str]) -> str:
-    """Return the key of a choice: a choice's name, or with "0.0", as pandas writes it, as "0"."""
+    """Return the key in a field; "0.0", as pandas writes 0 beside nulls, is "0" unless a name."""
     key = value_name(value)
     return key if key in names else re.sub(r"^(\d+)\.0$", r"\1", key)
 
@@ -156,7 +156,7 @@ def letter_index(key: str) -> int:
 def row_answers(value: Any, column: str, place: str) -> Gold:
     """Return the answers in a field, without those of empty text."""
     items = flat(from_json(value, str | dict, place))
-    return [gold for item in items for gold in answers_in(item, column, place)]
+    return with_text(gold for item in items for gold in answers_in(item, column, place))
 
 
 def flat(value: Any) -> Iterator[Any]:
@@ -173,7 +173,7 @@ def flat(value: Any) -> Iterator[Any]:
 def answers_in(value: Any, column: str, place: str) -> Gold:
     """Return the answers in a text, or in an object with `text` and `answer_start`."""
     if value is None or isinstance(value, str):
-        return with_text([(value or "", None)])
+        return [(value or "", None)]
     if not isinstance(value, dict):
         raise BertkitError(
             f"{place}: '{column}' is {value!r:.40}, neither text nor a list nor an object with "
@@ -189,12 +189,11 @@ def answers_in(value: Any, column: str, place: str) -> Gold:
             f"{place}: '{column}' has {len(texts)} texts and {len(starts)} starts; give one for "
             f"each"
         )
-    pairs = zip(texts, starts, strict=True)
-    return [gold for pair in pairs for gold in answer_at(*pair, column, place)]
+    return [answer_at(*pair, column, place) for pair in zip(texts, starts, strict=True)]
 
 
-def answer_at(text: Any, start: Any, column: str, place: str) -> Gold:
-    """Check the text and the start of one answer; return [] if the text is empty."""
+def answer_at(text: Any, start: Any, column: str, place: str) -> tuple[str, int | None]:
+    """Return the text and the start of one answer, after checking their types."""
     if isinstance(start, float) and start.is_integer():
         start = int(start)  # integer columns with missing values are read as floats
     if not isinstance(text, str | None) or not (start is None or type(start) is int):
@@ -202,7 +201,7 @@ def answer_at(text: Any, start: Any, column: str, place: str) -> Gold:
             f"{place}: '{column}' holds the text {text!r:.40} with the start {start!r:.40}; they "
             f"must be text and a whole number"
         )
-    return with_text([(text or "", start)])
+    return text or "", start
 
 
 def as_list(value: Any) -> list[Any]:
@@ -213,9 +212,10 @@ def as_list(value: Any) -> list[Any]:
 
 
 def from_json(value: Any, items: Any, place: str) -> Any:
-    """Parse a field that is a JSON list of items of some types, or a JSON object with `text`.
+    """Parse a field that is a JSON list with items of some types, or a JSON object with `text`.
 
-    Any other field is returned unchanged, since a text may begin with a bracket.
+    Any other field is returned unchanged, since a text may begin with a bracket. A list may also
+    have other items, such as null, which the caller refuses.
 
     Raises:
         BertkitError: the field is a list or object in Python's notation.
@@ -227,7 +227,9 @@ def from_json(value: Any, items: Any, place: str) -> Any:
     except (ValueError, RecursionError):
         refuse_python_list(value, place)
         return value
-    listed = isinstance(found, list) and all(isinstance(item, items) for item in found)
+    listed = isinstance(found, list) and (
+        not found or any(isinstance(item, items) for item in found)
+    )
     return found if listed or (isinstance(found, dict) and "text" in found) else value
 
 

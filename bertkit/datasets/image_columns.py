@@ -30,7 +30,7 @@ class ImageColumns(Columns):
     """Columns that may have an image in each row."""
 
     has_image_tasks: ClassVar[bool] = False
-    """Whether `image_task` may be another one than labels."""
+    """Whether `image_task` may be other than labels."""
     image_column: str = ""
     """The column of an image that is read with the text: the path of a PNG or JPEG, relative to the
     data file; the image's features as a list of vectors; or its key in `image_features`."""

@@ -84,6 +84,11 @@ class Columns(ABC):
         """The column of the labels, tags or answers."""
         return str(getattr(self, self.target_option))
 
+    def needed(self, *, labelled: bool) -> list[str]:
+        """Return the columns that are read, each once, in the order of the values of a tuple."""
+        names = (*self.inputs, self.target if labelled else "", self.id)
+        return list(dict.fromkeys(name for name in names if name))
+
     @abstractmethod
     def row_reader(self, reading: Reading) -> RowReader:
         """Return the function that makes an example of a row and counts the rows left out."""
@@ -152,7 +157,6 @@ class Columns(ABC):
         self, reading: Reading, counts: TextCounts, rows: dict[str, Fields] | None
     ) -> Iterator[Any]:
         _, found, labelled, keep_unlabelled, _ = reading
-        names = [name for name in (*self.inputs, self.target if labelled else "", self.id) if name]
         may_lack = labelled and keep_unlabelled and self.target not in self.inputs
         optional = self.target if may_lack else ""
         example = self.row_reader(reading)
@@ -163,7 +167,7 @@ class Columns(ABC):
             found,
             self.format,
             header=self.header,
-            columns=names,
+            columns=self.needed(labelled=labelled),
             optional=optional,
             whole=rows is not None,
         ):

@@ -86,8 +86,11 @@ class Records:
             else:
                 yield number, place, fields
         if self.rows and lacking:
-            known = ", ".join(map(str, self.rows[0])) if isinstance(self.rows[0], Mapping) else ""
-            column = sorted(lacking)[0]
+            first, column = self.rows[0], sorted(lacking)[0]
+            if not isinstance(first, Mapping):
+                said = f"{self.name}[0] has {len(first)} values for ({', '.join(columns)})"
+                raise MissingColumnError(f"{said}, so there is none for '{column}'", column)
+            known = ", ".join(map(str, first))
             raise MissingColumnError(
                 f"{self.name} has no column '{column}' (columns: {known}); name one of these",
                 column,

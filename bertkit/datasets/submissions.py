@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 import zipfile
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from bertkit.datasets.glue import GLUE, GlueTask, glue_task
 from bertkit.errors import BertkitError, nearest
-from bertkit.files import write_atomic, write_text
+from bertkit.files import disk_errors, new_file, write_text
 
 HEADER = "index\tprediction"
 
@@ -117,14 +116,16 @@ def write_glue_zip(files: Mapping[str, Path], out: Path) -> list[str]:
         raise BertkitError(
             f"{out} was not written: {'; '.join(problems)}; predict these test sets anew"
         )
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+    with (
+        new_file(out) as temporary,
+        disk_errors(out),
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
         for name in ZIPPED:
             entry = zipfile.ZipInfo(name)  # its date is always 1980
             entry.compress_type, entry.create_system = zipfile.ZIP_DEFLATED, 3
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, texts[name])
-    write_atomic(out, lambda temporary: temporary.write_bytes(content.getvalue()))
     return remarks
 
 

@@ -27,7 +27,7 @@ from bertkit.text.lines import (
 )
 from bertkit.text.sources import DAMAGE, Source, find_sources, one_line
 
-PYTHON_LIST = re.compile(r"""\[['"].*['"]\]|\{['"](text|answer_start)['"]:.*\}""", re.DOTALL)
+PYTHON_LIST = re.compile(r"""\[['"].*['"](, .*)?\]|\{['"](text|answer_start)['"]:.*\}""", re.DOTALL)
 """A list or object in Python's notation, as pandas writes it to CSV; it cannot be parsed safely."""
 
 Fields = Mapping[str, object]

@@ -47,8 +47,7 @@ class DemoText(NamedTuple):
     """Short sentences from docstrings."""
 
     documents: list[str]
-    """Text to pre-train on, one sentence per line; the first document is about all
-    topics of the reference, and each other one is from one module."""
+    """One sentence per line; the first document is about topics, each other one from a module."""
     apart: list[str]
     """Sentences of the modules that training never sees, none of which is in `documents`."""
 

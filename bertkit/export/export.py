@@ -209,8 +209,8 @@ def labelled_inputs(
     if source.task is None:
         raise BertkitError(f"a model with the head '{source.head}' has no metric; remove --dev")
     folder = str(source.details.get("data")) in OFFICIAL and Path(file).is_dir()
-    file_or_data = (None, "", file) if folder else (file, "", None)
-    _, inputs = scored_inputs(source.task, source.details, *file_or_data, "dev", given, counts)
+    read, data = (None, file) if folder else (file, None)
+    _, inputs = scored_inputs(source.task, source.details, read, "", data, "dev", given, counts)
     check_labelled("dev", inputs)
     return inputs
 

@@ -61,7 +61,7 @@ class Scorer:
                     code="metric",
                 )
         check_known("metric", self.metric, (*known, *self.metrics), code="metric")
-        if self.metric in known and self.metric.endswith(("error", "threshold")):
+        if self.metric in known and self.metric.endswith("error"):
             raise BertkitError(
                 f"runs are compared by a score that is better if higher, and {self.metric} is not; "
                 f"choose {self.task.metric}",

@@ -289,7 +289,7 @@ class FinetuningRun:
         if done:
             self.console.say(f"{len(done)} of {len(runs)} runs were done before")
         if earlier := len(every - done):
-            self.console.say(f"{earlier} earlier runs of {self.out} are compared with them")
+            self.console.say(f"runs of earlier grids in {self.out} that compete: {earlier}")
         for number, run in enumerate(runs, 1):
             if run.name not in done:
                 result = self.make(run, f"run {number} of {len(runs)}")

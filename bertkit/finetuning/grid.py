@@ -211,7 +211,8 @@ def score_text(metric: str, value: float) -> str:
 
 def shown_scores(scores: dict[str, float], main: str = "") -> str:
     """Format the main metric, if there is one, and the first few other scores."""
-    names = sorted((name for name in scores if "/" not in name), key=lambda name: name != main)
+    overall = (name for name in scores if "/" not in name or name == main)
+    names = sorted(overall, key=lambda name: name != main)
     return ", ".join(f"{name} {score_text(name, scores[name])}" for name in names[:SHOWN_SCORES])
 
 

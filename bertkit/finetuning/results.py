@@ -116,7 +116,7 @@ def read_plan(folder: Path, runs: list[RunResult]) -> tuple[int, list[tuple[str,
     first = grid.pop("first", 1)
     try:
         planned |= {run.name for run in Grid(**grid).runs() if run.seed >= first} if grid else set()
-    except TypeError:
+    except (TypeError, ValueError):
         raise BertkitError(f"{path} is damaged; delete it") from None
     return len(planned), in_progress
 

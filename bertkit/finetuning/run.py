@@ -180,7 +180,7 @@ def train_task(
         run: batch size, learning rate, epochs, seed (of the new head, the order and the dropout).
         tuning: the settings that all runs share.
         device: the device to train on.
-        precision: "fp32" or "bf16".
+        precision: "fp32", "bf16" or "bf16-residual".
         keep_head: whether to initialise the head from the checkpoint too.
         build: the function that builds the network; None for the task's `build`.
         evaluation: what is called every `tuning.eval_every` updates and at the end.
@@ -302,7 +302,7 @@ def follow_updates(
             scores, stop = evaluation(network.model, step, last=last)
         network.model.train()
         log.write(
-            {"kind": "evaluation", "step": step, "epoch": step / schedule.each_epoch, **scores}
+            {**scores, "kind": "evaluation", "step": step, "epoch": step / schedule.each_epoch}
         )
         if last or stop:
             break

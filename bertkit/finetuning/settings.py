@@ -138,8 +138,8 @@ FULL_WIDTH, TAGGING = 768, 2
 """For token classification, the factor of the rates of models that are narrower than BERT-base
 (benchmarks/defaults.py)."""
 NARROW_WIDTH, MANY_INPUTS = 384, 3_000
-"""Models narrower than this train on so many inputs at half of the rate, which was better on MRPC
-and on CoLA, where one of two runs at the whole rate learned nothing (benchmarks/defaults.py)."""
+"""Models narrower than `NARROW_WIDTH` get half of the rate from `MANY_INPUTS` inputs on, which was
+better on MRPC and on CoLA: at the whole rate one of two runs of CoLA learned nothing."""
 BATCHES = ((5000, 32), (500, 16), (50, 8), (0, 4))
 """(training inputs, batch size): the default batch size for at least so many inputs."""
 DEFAULT_EPOCHS, MAX_EPOCHS = 3, 20
@@ -271,8 +271,8 @@ class FinetuneSettings:
         Raises:
             BertkitError: no model would be kept.
         """
-        if self.keep < 1:
-            raise BertkitError(f"--keep must be at least 1, got {self.keep}")
+        if not isinstance(self.keep, Integral) or self.keep < 1:
+            raise BertkitError(f"--keep must be at least 1 and a whole number, got {self.keep!r}")
 
 
 SETTINGS = FinetuneSettings()

@@ -401,8 +401,8 @@ def answer(
     cut = max(phase.fit.micro_batches for phase in phases)
     if cut > (least := min(recipe.phases.batch_sizes)):
         raise BertkitError(
-            f"the largest batch has to be cut into {cut} micro-batches, and the smallest has only "
-            f"{least} sequences; make phases.batch_sizes more alike, or choose a larger machine"
+            f"the largest batch needs {cut} micro-batches, but the smallest has only {least} "
+            "sequences; make phases.batch_sizes more alike"
         )
     flags = [f"--training.accumulate {cut}"] if cut > recipe.training.accumulate else []
     if hours is not None:

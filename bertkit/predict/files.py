@@ -61,8 +61,7 @@ def predict_file(
 
     Printed rows have the ID of the input, its text and pair or its question, and the fields of its
     prediction. In a file they have every column of the input instead; a field of the prediction
-    whose name is taken is called `predicted_NAME`, or `predicted_predicted_NAME` if that is taken,
-    too.
+    whose name is taken is called `predicted_NAME` or, if that is taken, `predicted_predicted_NAME`.
 
     Args:
         predictor: a fine-tuned model, or an ensemble.

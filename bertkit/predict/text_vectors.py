@@ -93,8 +93,7 @@ def embed_file(
     """Write one vector for every text of a file, in order.
 
     Args:
-        model: a model directory, also of sentence-transformers, a run directory, or a model of
-            the hub.
+        model: a model directory, also sentence-transformers', a run directory, or a hub name.
         file: the texts; see `read_lines`.
         out: the file to write.
         format: "safetensors", "parquet", "npy", or "auto" for the ending of `out`.

@@ -183,11 +183,8 @@ class FillMask:
         if tokens > self.max_tokens:
             raise too_many(tokens, self.max_tokens)
         if candidates > MAX_CANDIDATES:
-            raise RefusedError(
-                413,
-                f"the request asks for {candidates:,} candidates, but the server returns at most "
-                f"{MAX_CANDIDATES:,}; lower top, or send fewer masks",
-            )
+            said = f"at most {MAX_CANDIDATES:,} candidates are returned, not {candidates:,}"
+            raise RefusedError(413, f"{said}; lower top, or send fewer masks")
 
     def run(self, many: Sequence[list[MaskedText]]) -> list[list[list[list[MaskCandidate]]]]:
         """Return the most probable tokens for each request, text and mask, best first."""

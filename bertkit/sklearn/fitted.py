@@ -11,12 +11,12 @@ from typing import Any, TypeVar, cast
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import check_free
 from bertkit.console import Console
-from bertkit.files import new_folder
+from bertkit.files import from_home, new_folder
 from bertkit.finetuning.evaluation import RunEvaluation, Scorer
 from bertkit.finetuning.heads import reordered_labels, same_task, save_tuned, tuned_details
 from bertkit.finetuning.run import train_task
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
-from bertkit.predict.predictors import warn_caller
+from bertkit.predict.engine import warn_caller
 from bertkit.tasks.data import TaskData, describe_cut, describe_items, encode
 from bertkit.tasks.task import NOTHING_READ, Items, Task, check_segments
 from bertkit.training.device import choose_device, choose_precision
@@ -69,8 +69,9 @@ class FittedModel:
         Raises:
             BertkitError: the directory holds something other than a model, or it cannot be written.
         """
-        check_free(Path(folder))
-        with new_folder(Path(folder)) as target:
+        home = Path(from_home(folder))
+        check_free(home)
+        with new_folder(home) as target:
             self._write(target)
 
     def used_by(self, load: Callable[..., Loaded], *options: str) -> Loaded:

@@ -73,10 +73,10 @@ class LabelSetPrediction(Prediction):
         return probability_bars(self.probabilities, self.labels)
 
 
-def ordered_predictions(
+def in_packed_order(
     values: Sequence[Any], place: np.ndarray, dtype: type[np.number[Any]]
 ) -> Tensor:
-    """Reorder values of parts to the packed sequences; `place` has the packed index of each."""
+    """Return values of parts in the order of their packed sequences; `place` has their indices."""
     return torch.from_numpy(np.array(values, dtype=dtype)[np.argsort(place)])
 
 
@@ -168,8 +168,8 @@ class TextTask(Task):
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
         """See `Task`; the tensors are the targets and weights of the packed sequences."""
-        targets = ordered_predictions([part.target for part in parts], place, self.target_dtype)
-        weights = ordered_predictions([part.weight for part in parts], place, np.float32)
+        targets = in_packed_order([part.target for part in parts], place, self.target_dtype)
+        weights = in_packed_order([part.weight for part in parts], place, np.float32)
         return {"targets": targets, "weights": weights}, leading(parts)
 
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:

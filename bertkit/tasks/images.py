@@ -57,6 +57,8 @@ class ImageTask(Task):
         Raises:
             BertkitError: a size is impossible (code "image-size"), or see `check_network`.
         """
+        if isinstance(self, Classification):
+            Classification.__post_init__(self)
         check_network(self.network, self.co_layers, "labels")
         if self.grid is not None:
             self.grid.check()

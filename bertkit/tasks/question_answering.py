@@ -26,7 +26,7 @@ from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import PAIR_WIDTH, SpanModel
 from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.classification import ordered_predictions
+from bertkit.tasks.classification import in_packed_order
 from bertkit.tasks.metrics import best_threshold, squad_scores
 from bertkit.tasks.spans import FoundAnswer, Span, SpanWindow, align, decode, make_windows
 from bertkit.tasks.task import (
@@ -135,7 +135,7 @@ class QuestionAnswering(Task):
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
         """See `Task`; "spans" (sequences, 2) has start and end in each window, [CLS] being 0."""
-        spans = ordered_predictions([part.target[:2] for part in parts], place, np.int64)
+        spans = in_packed_order([part.target[:2] for part in parts], place, np.int64)
         return {"spans": spans}, {"windows": len(parts)}
 
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
@@ -208,17 +208,12 @@ class QuestionAnswering(Task):
     ) -> dict[str, float]:
         """See `Task`; exact match and F1 by the official rules, for 2.0 also by answerability."""
         texts = {i.id: self.plain(p) for i, p in zip(inputs, predictions, strict=True)}
-        found = squad_scores(inputs, texts)
-        names = {"f1": "f1", "exact": "exact_match", "HasAns_f1": "answerable_f1",
-                 "HasAns_exact": "answerable_exact_match",
-                 "NoAns_exact": "unanswerable_accuracy"}  # fmt: skip
-        return {name: found[key] / 100 for key, name in names.items() if key in found}
+        return named_scores(inputs, texts)
 
     def baseline(self, inputs: Sequence[QuestionExample]) -> dict[str, float]:
         """See `Task`; never an answer in 2.0, the whole context in 1.1."""
         texts = {given.id: "" if self.null else given.context for given in inputs}
-        found = squad_scores(inputs, texts)
-        return {"f1": found["f1"] / 100, "exact_match": found["exact"] / 100}
+        return named_scores(inputs, texts)
 
     def calibrated(
         self, inputs: Sequence[QuestionExample], predictions: Sequence[FoundAnswer]
@@ -267,6 +262,18 @@ class QuestionAnswering(Task):
             "no_answer_probability": prediction.no_answer_probability,
             "null_odds": prediction.null_odds,
         }
+
+
+SCORE_NAMES = {"f1": "f1", "exact": "exact_match", "HasAns_f1": "answerable_f1",
+               "HasAns_exact": "answerable_exact_match",
+               "NoAns_exact": "unanswerable_accuracy"}  # fmt: skip
+"""Score of the official programs -> its name here."""
+
+
+def named_scores(inputs: Sequence[QuestionExample], texts: Mapping[str, str]) -> dict[str, float]:
+    """Return the official scores of answers by id, as fractions, under our names."""
+    found = squad_scores(inputs, texts)
+    return {name: found[key] / 100 for key, name in SCORE_NAMES.items() if key in found}
 
 
 def end_scores(outputs: np.ndarray) -> np.ndarray:

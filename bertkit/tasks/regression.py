@@ -28,10 +28,9 @@ from bertkit.tasks.task import TaskInputs
 
 MIN_SPREAD = 1e-5
 """The smallest standard deviation of the numbers as a share of their mean: 84 steps of fp32."""
-UNSCALED = 0.1, 10.0
-"""Numbers whose root mean square lies between these are learned as they are,"""
-FAR = 4.0
-"""unless their mean is more than this number of standard deviations from 0."""
+UNSCALED, FAR = (0.1, 10.0), 4.0
+"""Numbers are learned as they are if their root mean square lies between the first two, and their
+mean is at most `FAR` standard deviations from 0."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -117,7 +116,7 @@ class Regression(TextTask):
         self, inputs: Sequence[TextExample], predictions: Sequence[ValuePrediction]
     ) -> dict[str, float]:
         """See `Task`."""
-        gold = [float(str(given.label)) for given in inputs]
+        gold = [self.target_of(given) for given in inputs]
         return correlations(gold, [prediction.value for prediction in predictions])
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
@@ -136,7 +135,7 @@ class Regression(TextTask):
     ) -> str:
         """See `Task`; a degenerate run gives every input nearly the same number."""
         spread = float(np.std([prediction.value for prediction in predictions]))
-        wanted = float(np.std([float(str(given.label)) for given in inputs]))
+        wanted = float(np.std([self.target_of(given) for given in inputs]))
         if spread >= 0.02 * wanted:
             return ""
         return f"answers nearly one number to every input (spread {spread:.1g} of {wanted:.1g})"

@@ -124,9 +124,7 @@ class Items:
     windowed: int
     """The number of inputs that need more than one window."""
     cut: dict[str, int]
-    """What was lost -> number of inputs: the ends of questions of more than 64 tokens, answers
-    that no window contains whole, the ends of words longer than a window, texts without any
-    token."""
+    """What was lost -> number of inputs; every task names what it loses."""
     unknown: Unknown = NOTHING_UNKNOWN
     """The counts of `data.with_unknown`."""
 
@@ -173,7 +171,7 @@ class TaskInputs(NamedTuple):
     max_length: int
     """The maximum tokens of a window."""
     counts: TextCounts
-    """Collects labels that occur once."""
+    """Collects what is odd about the labels and the inputs."""
 
 
 class PredictedSplit(NamedTuple):
@@ -416,7 +414,7 @@ def run_model(
         model: the network on the device; it is put into evaluation mode and left in it.
         items: the sequences.
         device: the device of the model.
-        precision: "fp32" or "bf16".
+        precision: "fp32", "bf16" or "bf16-residual".
         progress: called with the number of parts done.
         tokens: the maximum tokens of a batch, or 0 for the device's default; a longer part is a
             batch by itself.

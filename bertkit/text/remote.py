@@ -11,9 +11,8 @@ from typing import Any, BinaryIO, cast
 import fsspec
 
 from bertkit.errors import BertkitError
-from bertkit.text.sources import SILENT_SECONDS, one_line
+from bertkit.text.sources import HEAD_BYTES, SILENT_SECONDS, one_line
 
-BUFFER_BYTES = 1 << 16
 GLOB_SIGN = re.compile(r"[*?\[]")
 """The first character of a path that makes it a glob."""
 
@@ -87,7 +86,7 @@ def open_url(url: str) -> Iterator[BinaryIO]:
     except ImportError as error:
         raise missing_package(url, error) from error
     with opened as file:
-        yield cast("BinaryIO", io.BufferedReader(RemoteStream(file), BUFFER_BYTES))
+        yield cast("BinaryIO", io.BufferedReader(RemoteStream(file), HEAD_BYTES))
 
 
 class RemoteStream(io.RawIOBase):

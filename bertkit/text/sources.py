@@ -207,11 +207,8 @@ def uncompressed_name(path: str) -> PurePosixPath:
 
 
 def file_name(path: str) -> PurePosixPath:
-    """Return the path of a file, and that of a web address without a query behind the name.
-
-    Of a chained address (`zip://inside.txt::a.zip`), the first part that has a path names the file.
-    """
-    path = next((link for link in path.split("::") if "://" in link), path)
+    """Return the path of a file, and that of a web address without a query behind the name."""
+    path = next((link for link in path.split("::") if "://" in link), path)  # zip://NAME::a.zip
     if path.startswith(("http://", "https://")):
         name = PurePosixPath(path.partition("?")[0])
         if name.suffix and name.suffix.lower() in {*EXTENSIONS, *DECOMPRESSORS}:

@@ -81,8 +81,7 @@ class Phases:
     max_predictions: tuple[int, ...] = (20, 77)
     """Maximum number of masked tokens per sequence in each phase."""
     copy_positions: bool = False
-    """Whether positions that a phase is the first to use begin as copies of the earlier ones; with
-    --init-from they begin as those of the model."""
+    """Whether a phase's new positions begin as copies of earlier ones (not with --init-from)."""
 
     def __post_init__(self) -> None:
         lists = (self.lengths, self.steps, self.batch_sizes, self.max_predictions)

@@ -33,7 +33,7 @@ class Tracker(Protocol):
 
 
 NOT_FINISHED = {"interrupted": "KILLED", "diverged": "FAILED"}
-"""The reason in a record "end" -> MLflow's status; every other reason is FINISHED."""
+"""Reason of an "end" -> MLflow's status, which is else FINISHED."""
 NOT_LOGGED = {"kind", "step", "time", "phase", "epoch"}
 
 

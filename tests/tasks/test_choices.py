@@ -11,6 +11,7 @@ import pytest
 
 from bertkit.datasets.columns import NO_ZERO, ChoiceColumns
 from bertkit.datasets.examples import ChoiceExample
+from bertkit.datasets.records import Records
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 
@@ -158,6 +159,22 @@ def test_a_first_key_that_is_given_is_kept_to(write: Write) -> None:
     header = write("b.csv", "w,1,2,2\nw,1,2,1\n")
     assert lowest_key(header, choices=["1", "2"], label="3", header=False) == 1
     assert lowest_key(write("c.txt", "a\tb\tk\nx\ty\t2\n"), choices="ab", label="k", format="tsv")
+
+
+def test_letters_of_keys_are_read_beside_ids_and_unlabelled_files(
+    write: Write, tmp_path: Path
+) -> None:
+    options = ("one", "two", "three")
+    rows = [("river", *options, "A", "id1"), ("stone", *options, "B", "id2")]
+    columns = made(choices=["a", "b", "c"], id="id")
+    found = list(columns.read(Records(rows, "train"), TextCounts()))
+    assert [(given.id, given.label) for given in found] == [("id1", 0), ("id2", 1)]
+    (tmp_path / "test").mkdir()
+    write("test/a.csv", "q,a,b,c,label\nw,one,two,three,B\n")
+    write("test/b.csv", "q,a,b,c\nw,one,two,three\n")
+    inputs, counts = choices(tmp_path / "test", keep_unlabelled=True)
+    assert [given.label for given in inputs] == [1, None]
+    assert counts.skipped == {"row without label, kept": 1}
 
 
 def test_keys_that_are_column_names(write: Write) -> None:

@@ -51,6 +51,20 @@ def test_comments_ranges_and_empty_nodes(write: Write) -> None:
     assert counts.examples["empty node (CoNLL-U)"] == f"{path}:10"
 
 
+@pytest.mark.parametrize(
+    "rows", ["1 Mara PROPN\n2 runs VERB\n", "1\tMara\tB-PER\t-\tann\n2\truns\tO\t-\tann\n"]
+)
+def test_numbers_of_words_are_no_words_in_any_number_of_columns(write: Write, rows: str) -> None:
+    """In CoNLL-U Plus, and in the files of Universal NER."""
+    path = write("c.conllup", f"# global.columns = ID FORM UPOS\n{rows}\n{rows}")
+    with pytest.raises(BertkitError, match="--word-column 1"):
+        read(path, 0, 2)
+    inputs, _ = read(path, 1, 2)
+    assert [given.words for given in inputs] == [("Mara", "runs")] * 2
+    words = write("d.conllu", "# text = 1 Mara\n1 NUM\nMara PROPN\n")
+    assert [given.words for given in read(words, 0, 1)[0]] == [("1", "Mara")]
+
+
 def test_without_comments_the_ten_columns_say_what_it_is(write: Write) -> None:
     inputs, counts = read(write("c.conllu", SENTENCES.replace("# a b c d e f g h i\n", "")
                                 .replace("# sent_id = 2\n# text = # 1-2\n", "")), 1, 3)  # fmt: skip

@@ -18,6 +18,7 @@ from bertkit.datasets.examples import QuestionExample, TextExample
 from bertkit.datasets.glue import GLUE
 from bertkit.errors import BertkitError
 from bertkit.finetuning.evaluation import RunEvaluation
+from bertkit.finetuning.grid import shown_scores
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.predict.evaluate import official_scores
 from bertkit.predict.features import Extraction, extract
@@ -31,6 +32,7 @@ from bertkit.tasks.classification import (
 from bertkit.tasks.data import labelled_part
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.regression import Regression
+from bertkit.tasks.saved import saved_task
 from bertkit.tasks.spans import FoundAnswer
 from bertkit.tasks.task import TaskInputs
 from bertkit.tasks.windows import WindowLengths
@@ -79,6 +81,32 @@ def test_questions_that_a_model_cannot_get_right_are_counted() -> None:
     assert QuestionAnswering(null=True).remarks(inputs, choosing=True) == []
     assert QuestionAnswering(null=False).remarks(inputs[:1]) == []
     assert Classification(("a", "b")).remarks([]) == []
+
+
+def test_the_baseline_of_questions_names_every_score() -> None:
+    """A score that is shown can be chosen, and its name is taken."""
+    inputs = [question(0, Gold("Paris", 0)), question(1)]
+    task = QuestionAnswering(null=True)
+    answerable = {"answerable_f1": 0.0, "answerable_exact_match": 0.0}
+    assert task.baseline(inputs) == {
+        "f1": 0.5,
+        "exact_match": 0.5,
+        "unanswerable_accuracy": 1.0,
+        **answerable,
+    }
+
+
+def test_the_score_that_chooses_is_shown_first_also_if_it_is_of_one_type() -> None:
+    scores = {"f1": 0.5, "precision": 0.5, "recall": 0.5, "f1/LOC": 0.1, "f1/PER": 0.9}
+    assert shown_scores(scores, "f1/PER").startswith("f1/PER 90.0%, f1 50.0%, precision")
+    assert "/" not in shown_scores(scores, "recall")
+
+
+def test_settings_of_a_model_of_images_are_checked_too() -> None:
+    details = {"task": "classification", "labels": ["a", "b"]}
+    for more in ({}, {"image_width": 4}):
+        with pytest.raises(BertkitError, match="metrics are accuracy, f1"):
+            saved_task({**details, "settings": {"metrics": ["foo"], **more}}, Path("model"))
 
 
 def test_a_threshold_is_chosen_only_where_questions_have_no_answer() -> None:

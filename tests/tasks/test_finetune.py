@@ -572,7 +572,7 @@ def test_a_smaller_grid_in_the_same_folder_keeps_the_best_of_all(
     assert found["best"] == best == "b8-lr0.005-e8-s1"
     assert len(found["runs"]) == 2
     assert (weights / "model.safetensors").read_bytes() == before
-    assert f"1 earlier runs of {out} are compared with them" in capsys.readouterr().err
+    assert f"runs of earlier grids in {out} that compete: 1" in capsys.readouterr().err
     assert f"best: {best}" not in fails(capsys, *command, "--learning-rate", "0")
     (out / "runs" / best / "run.json").write_text("{}")
     assert "is damaged; delete it to repeat the run" in fails(capsys, *command)

@@ -258,6 +258,17 @@ def test_early_stopping_keeps_the_best(pretrained: Path, tmp_path: Path) -> None
     assert kept.read_bytes() == (tmp_path / "stopped" / "model" / "model.safetensors").read_bytes()
 
 
+def test_a_metric_may_have_the_name_of_a_field_of_the_journal(
+    pretrained: Path, tmp_path: Path
+) -> None:
+    metrics = {"step": lambda *_: 0.5}
+    with pytest.raises(StoppedError):
+        tune(pretrained, tmp_path, metrics=metrics, on_record=stop_at("checkpoint", 8))
+    tune(pretrained, tmp_path, metrics=metrics)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["scores"]["dev"]["step"] == 0.5
+
+
 def test_a_metric_that_is_no_function(pretrained: Path, tmp_path: Path) -> None:
     with pytest.raises(BertkitError) as raised:
         tune(pretrained, tmp_path, metrics={"mine": 5}, epochs=1)  # type: ignore[dict-item]
@@ -295,6 +306,7 @@ def test_runs_are_compared_by_the_chosen_metric(pretrained: Path, tmp_path: Path
         ({"class_weights": [("wet", 2.0)]}, "class-weights"),
         ({"class_weights": {"wet": -1}}, "class-weights"),
         ({"early_stopping": -1}, "error"),
+        ({"keep": 1.5}, "error"),
         ({"track": ("tensorbord",)}, "error"),
     ],
 )

@@ -271,6 +271,9 @@ def test_rows_without_tags(write: Write) -> None:
         (None, "O", "0 words in 'tokens' and 1 tags"),
         (["a", 1895], ["O", "O"], r"a\.jsonl:1: word 2 in 'tokens' is 1895, not text"),
         (["a", None], ["O", "O"], "word 2 in 'tokens' is None"),
+        ('["a", 1895]', ["O", "O"], "word 2 in 'tokens' is 1895, not text"),  # as in CSV
+        ('["a", null]', ["O", "O"], "word 2 in 'tokens' is None"),
+        ("['a', None]", ["O", "O"], "is a list or object in Python's notation"),
         ({"a": 1}, ["O"], "'tokens' is {'a': 1}, neither a list nor text"),
         (["a", "b"], ["O", None], "tag 2 in 'ner_tags' is None, not a tag such as O"),
         (["a", "b"], [0, -100], "tag 2 in 'ner_tags' is -100, which marks a token without a tag"),

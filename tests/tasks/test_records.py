@@ -221,6 +221,11 @@ def test_choices_in_tuples(choices: tuple[str, ...], row: tuple[Any, ...]) -> No
     assert (found.text, found.choices, found.label) == ("c", ("x", "y"), 1)
 
 
+def test_a_tuple_that_is_too_short_is_told_from_a_missing_column() -> None:
+    with pytest.raises(BertkitError, match=r"has 2 values for \(text, p, label\), so .* 'label'"):
+        read(TextColumns(pair="p"), as_source([("river", "x")] * 2, "train"))
+
+
 def test_a_series_is_a_list_and_no_table() -> None:
     pandas = pytest.importorskip("pandas")
     with pytest.raises(BertkitError, match="neither a dict nor a tuple"):

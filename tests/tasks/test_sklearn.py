@@ -118,9 +118,10 @@ def tagged(predictor: Any) -> list[Any]:
 
 
 def test_the_fitted_model_is_a_model_directory(
-    fitted: BertClassifier, pretrained: Path, tmp_path: Path
+    fitted: BertClassifier, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fitted.model_.save(tmp_path / "model")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    fitted.model_.save("~/model")
     found = bertkit.load(tmp_path / "model", precision="fp32")(NEW)
     assert [one.label for one in found] == fitted.predict(NEW).tolist()
     (tmp_path / "other").mkdir()
