@@ -82,7 +82,7 @@ def worker_count(processes: int) -> int:
 
 
 def resident_bytes(field: str = "VmRSS") -> float | None:
-    """Return the process's memory in bytes: all, without files (RssAnon), or the peak (VmHWM)."""
+    """Return this process's memory in bytes (VmRSS, RssAnon or, at its peak, VmHWM), or None."""
     try:
         with open("/proc/self/status", encoding="ascii") as lines:  # noqa: PTH123
             found = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
