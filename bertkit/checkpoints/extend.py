@@ -25,7 +25,7 @@ from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, mode
 from bertkit.checkpoints.save import check_free, model_details
 from bertkit.checkpoints.weights import write_tensors
 from bertkit.errors import BertkitError, check_known
-from bertkit.files import new_folder, read_json, read_object, write_json
+from bertkit.files import new_folder, read_object, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import HEAD_FILE
 from bertkit.model.heads import PretrainingModel
@@ -277,8 +277,7 @@ def extended_card(start: PretrainedWeights, source: Path, extension: Extension) 
 
 def copy_modules(source: Path, folder: Path) -> None:
     """Copy sentence-transformers' files about modules of any kind, prompts and lengths."""
-    read_modules(source, encoder_alone=True)  # checks the folders, of which it returns one a class
-    folders = dict.fromkeys(str(one["path"]) for one in read_json(source / "modules.json"))
+    folders = dict.fromkeys(place for _, place in read_modules(source, encoder_alone=True))
     named = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
     for name in (*named, *folders):
         if (source / name).is_file():
@@ -302,5 +301,4 @@ def foreign_config(start: PretrainedWeights, source: Path) -> dict[str, Any]:
         return config | changed  # all weights are written in fp32
     with torch.device("meta"):
         network = PretrainingModel if DECODER_BIAS in start.tensors else Encoder
-        config = model_details(network(start.config), start.config, {})
-    return config | {"pad_token_id": start.tokenizer.pad_id}
+        return model_details(network(start.config), start.config, {}, start.tokenizer.pad_id)

@@ -74,7 +74,7 @@ def save_model(
     check_vocabulary(config, tokenizer.size)
     check_free(directory)
     with new_folder(directory) as folder:
-        described = model_details(model, config, details) | {"pad_token_id": tokenizer.pad_id}
+        described = model_details(model, config, details, tokenizer.pad_id)
         write_json(folder / "config.json", described)
         family, (architecture,) = described["model_type"], described["architectures"]
         wanted = pooler and has_pooler(family, architecture)
@@ -100,7 +100,7 @@ def check_free(directory: Path) -> None:
 
 
 def model_details(
-    model: nn.Module, config: ModelConfig, details: Mapping[str, Any]
+    model: nn.Module, config: ModelConfig, details: Mapping[str, Any], pad_id: int
 ) -> dict[str, Any]:
     """Return the content of `config.json` for a model and its `bertkit.json` details."""
     fields = dataclasses.asdict(config)
@@ -129,7 +129,7 @@ def model_details(
     if hasattr(model, "image") or unread:  # transformers would leave the images or the pooler out
         family = architecture = "bertkit"
     fields |= family_fields(config, family)
-    return {"architectures": [architecture], "model_type": family, "pad_token_id": 0, **fields}
+    return {"architectures": [architecture], "model_type": family, "pad_token_id": pad_id, **fields}
 
 
 def foreign_tensors(

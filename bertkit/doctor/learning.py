@@ -32,7 +32,6 @@ from bertkit.doctor.records import (
     third_of,
 )
 from bertkit.errors import BertkitError
-from bertkit.pretraining_data.pairs import SPECIALS
 
 CONTEXT_MARGIN = 0.03
 """A loss this far below the copying loss uses context, as a share of the unigram entropy."""
@@ -86,8 +85,7 @@ def blind_losses(run: RunRecords) -> tuple[float, float] | None:
         return None
     if run.loss_prefix == "lm":  # all tokens but one are targets, also [CLS] and [SEP]: easy ones
         targets = sum(finite_number(record, "targets") or 0 for record in run.steps)
-        specials = SPECIALS - 1 - (run.pair_objective == "single-segment")
-        easy = min(0.5, specials * run.sequences / max(1, targets))
+        easy = min(0.5, (run.specials - 1) * run.sequences / max(1, targets))
         return entropy, (1 - easy) * entropy
     mask, random = run.setting("masking", "mask_share"), run.setting("masking", "random_share")
     if mask is None or random is None:

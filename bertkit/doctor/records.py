@@ -135,6 +135,11 @@ class RunRecords:
         return wanted if wanted in PAIR_OBJECTIVES else "nsp"
 
     @property
+    def specials(self) -> int:
+        """The number of special tokens of an example."""
+        return SPECIALS - (self.pair_objective == "single-segment")
+
+    @property
     def store_names(self) -> list[str]:
         """The recorded folders of the corpus: one folder, or every folder of a mixture."""
         names = self.claims.get("stores")
@@ -150,8 +155,7 @@ class RunRecords:
     def epochs(self) -> float | None:
         """How often the corpus was read, by tokens; random next sentences count as text read."""
         total = finite_number(self.start, "tokens_total")
-        specials = SPECIALS - (self.pair_objective == "single-segment")
-        read = float(values(self.steps, "tokens").sum()) - specials * self.sequences
+        read = float(values(self.steps, "tokens").sum()) - self.specials * self.sequences
         return read / total if total else None
 
     def last_judgeable_phase(self) -> list[Record]:

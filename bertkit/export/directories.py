@@ -57,8 +57,8 @@ def write_hugging_face(source: ExportSource, folder: Path) -> Opened:
         BertkitError: the library has no class for the network or its head.
     """
     check_plain(source)
-    details = dict(source.details)
-    architecture = model_details(source.model, source.config, details)["architectures"][0]
+    details, pad_id = dict(source.details), source.tokenizer.pad_id
+    [architecture] = model_details(source.model, source.config, details, pad_id)["architectures"]
     if architecture == "bertkit":
         raise BertkitError(
             f"transformers has no class for this network with the head '{source.head}' "

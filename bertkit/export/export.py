@@ -267,8 +267,9 @@ def write_export(source: ExportSource, to: str, out: Path, check: Check = CHECK)
         by, run = WRITERS[to](source, folder)
         if to.startswith("onnx"):
             source.tokenizer.save(folder, source.max_length)
-            config = model_details(source.model, source.config, source.details)
-            write_json(folder / "config.json", config | {"pad_token_id": source.tokenizer.pad_id})
+            pad_id = source.tokenizer.pad_id
+            config = model_details(source.model, source.config, source.details, pad_id)
+            write_json(folder / "config.json", config)
         manifest = export_facts(source, to, folder, by)
         found = compare_outputs(source, run, check, exact=to != "onnx-int8")
         manifest["check"] = {"by": by[0], **found}

@@ -163,7 +163,7 @@ def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling
         if not isinstance(saved, dict) or {n: type(v) for n, v in saved.items()} != types:
             raise BertkitError(f"{folder / 'bertkit.json'}: embedding is not valid; save it again")
         return folder, TextPooling(**saved | ({} if pooling == "auto" else {"pooling": pooling}))
-    modules = read_modules(folder, encoder_alone=pooling != "auto")
+    modules = dict(read_modules(folder, encoder_alone=pooling != "auto"))
     weights = folder / modules.get("Transformer", "")
     transformer = read_optional(weights / "sentence_bert_config.json")
     described = read_optional(folder / "config_sentence_transformers.json")
@@ -198,8 +198,8 @@ def configured_pooling(path: Path, weights: Path, prompt: str) -> str:
     return pooling_name(pooling_mode(settings, path), load_config(weights), path)
 
 
-def read_modules(folder: Path, *, encoder_alone: bool = False) -> dict[str, str]:
-    """Return the folder of each module in `modules.json`, keyed by the module's class name.
+def read_modules(folder: Path, *, encoder_alone: bool = False) -> list[tuple[str, str]]:
+    """Return the class name and the folder of each module in `modules.json`.
 
     With `encoder_alone`, the modules after the encoder need not be supported.
 
@@ -209,14 +209,14 @@ def read_modules(folder: Path, *, encoder_alone: bool = False) -> dict[str, str]
     path = folder / "modules.json"
     check_file_size(path, MOST_OBJECT_BYTES)
     try:
-        found = {str(one["type"]).rpartition(".")[2]: str(one["path"]) for one in read_json(path)}
+        found = [(str(one["type"]).rpartition(".")[2], str(one["path"])) for one in read_json(path)]
     except (TypeError, KeyError):
         raise BertkitError(f"{path} is not a list of modules; copy it again") from None
-    for place in found.values():
+    for _, place in found:
         if Path(place).is_absolute() or ".." in Path(place).parts:
             raise BertkitError(f"{path}: the module {place} is not inside the directory")
-    known = {"Transformer", "Pooling", "Normalize"}
-    wrong = sorted({*found} - known) or sorted({"Transformer", "Pooling"} - {*found})
+    known, named = {"Transformer", "Pooling", "Normalize"}, {name for name, _ in found}
+    wrong = sorted(named - known) or sorted({"Transformer", "Pooling"} - named)
     if wrong and not encoder_alone:
         raise BertkitError(
             f"{path}: {wrong[0]} is missing or not supported; known: {', '.join(sorted(known))}; "

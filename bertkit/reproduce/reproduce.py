@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -159,13 +160,11 @@ def make_text(work: Reproduction, steps: list[ReproductionStep], console: Consol
     corpus = TextOptions(
         text=work.sources.text, vocabulary_size=scale.vocabulary_size, cased=scale.cased
     )
-    waiting = False
-    while True:
+    for attempt in count():
         try:
             store_from_text(corpus, folder, console=console)
             return
         except HeldError:
-            if not waiting:
+            if attempt == 0:
                 console.say("another process is preparing the text; waiting for it")
-            waiting = True
             time.sleep(POLL_SECONDS)

@@ -311,6 +311,11 @@ def test_every_module_is_kept_also_of_one_class(tmp_path: Path, small: Tokenizer
     assert read_json(tmp_path / "new" / "modules.json") == modules
     for name in ("2_Dense", "3_Dense"):
         assert read_json(tmp_path / "new" / name / "config.json") == {"name": name}
+    (tmp_path / "secret").mkdir()
+    modules[-2]["path"] = "../secret"  # the last of its class is inside
+    write_json(start.path / "modules.json", modules)
+    with pytest.raises(BertkitError, match="is not inside the directory"):
+        extend(start, tmp_path / "newer", "coenzyme")
 
 
 def test_words_are_chosen_by_the_pieces_they_save(small: Tokenizer) -> None:
