@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from bertkit.corpus.from_text import TextOptions as TextOptions
     from bertkit.corpus.from_text import store_from_text as store_from_text
     from bertkit.corpus.store import TokenStore as TokenStore
-    from bertkit.datasets.benchmarks import DataFiles as DataFiles
-    from bertkit.datasets.columns import ChoiceColumns as ChoiceColumns
-    from bertkit.datasets.columns import LabelSetColumns as LabelSetColumns
-    from bertkit.datasets.columns import NumberColumns as NumberColumns
-    from bertkit.datasets.columns import QuestionColumns as QuestionColumns
-    from bertkit.datasets.columns import TextColumns as TextColumns
-    from bertkit.datasets.columns import WordColumns as WordColumns
     from bertkit.doctor.run import diagnose as diagnose
     from bertkit.errors import BertkitError as BertkitError
     from bertkit.explain.trace import trace_example as trace_example
@@ -49,22 +42,18 @@ if TYPE_CHECKING:
     from bertkit.predict.embeddings import nearest_texts as nearest_texts
     from bertkit.predict.evaluate import evaluate as evaluate
     from bertkit.predict.features import Extraction as Extraction
+    from bertkit.predict.features import embed_file as embed_file
+    from bertkit.predict.features import extract_file as extract_file
     from bertkit.predict.files import predict_file as predict_file
     from bertkit.predict.load import load as load
     from bertkit.predict.load import model_info as model_info
-    from bertkit.predict.minimal_pairs import evaluate_minimal_pairs as evaluate_minimal_pairs
-    from bertkit.predict.retrieval import evaluate_retrieval as evaluate_retrieval
-    from bertkit.predict.text_vectors import embed_file as embed_file
-    from bertkit.predict.text_vectors import extract_file as extract_file
     from bertkit.pretraining_data.batch import Packed as Packed
     from bertkit.pretraining_data.batch import pack as pack
     from bertkit.report.pretraining import write_report as write_report
-    from bertkit.reproduce.reproduce import reproduce_tables as reproduce_tables
     from bertkit.serve.app import serving_app as serving_app
-    from bertkit.tasks.predictions import to_frame as to_frame
-    from bertkit.tasks.windows import QuestionWindows as QuestionWindows
+    from bertkit.tasks.data import DataFiles as DataFiles
+    from bertkit.tasks.types import TASKS as TASKS
     from bertkit.tasks.windows import WindowLengths as WindowLengths
-    from bertkit.tasks.windows import WordWindows as WordWindows
     from bertkit.tokenizer.learn import LearnOptions as LearnOptions
     from bertkit.tokenizer.learn import learn_tokenizer as learn_tokenizer
     from bertkit.tokenizer.train import learn_vocabulary as learn_vocabulary
@@ -80,15 +69,6 @@ _NAMES = {
     "corpus.clean": ("CleanOptions", "clean"),
     "corpus.from_text": ("TextOptions", "store_from_text"),
     "corpus.store": ("TokenStore",),
-    "datasets.benchmarks": ("DataFiles",),
-    "datasets.columns": (
-        "ChoiceColumns",
-        "LabelSetColumns",
-        "NumberColumns",
-        "QuestionColumns",
-        "TextColumns",
-        "WordColumns",
-    ),
     "doctor.run": ("diagnose",),
     "errors": ("BertkitError",),
     "explain.trace": ("trace_example",),
@@ -100,18 +80,15 @@ _NAMES = {
     "planning.plan": ("CorpusSize", "plan"),
     "predict.embeddings": ("load_embedder", "nearest_texts"),
     "predict.evaluate": ("evaluate",),
-    "predict.features": ("Extraction",),
+    "predict.features": ("Extraction", "embed_file", "extract_file"),
     "predict.files": ("predict_file",),
     "predict.load": ("load", "model_info"),
-    "predict.minimal_pairs": ("evaluate_minimal_pairs",),
-    "predict.retrieval": ("evaluate_retrieval",),
-    "predict.text_vectors": ("embed_file", "extract_file"),
     "pretraining_data.batch": ("Packed", "pack"),
     "report.pretraining": ("write_report",),
-    "reproduce.reproduce": ("reproduce_tables",),
     "serve.app": ("serving_app",),
-    "tasks.predictions": ("to_frame",),
-    "tasks.windows": ("QuestionWindows", "WindowLengths", "WordWindows"),
+    "tasks.data": ("DataFiles",),
+    "tasks.types": ("TASKS",),
+    "tasks.windows": ("WindowLengths",),
     "tokenizer.learn": ("LearnOptions", "learn_tokenizer"),
     "tokenizer.train": ("learn_vocabulary", "measure_vocabulary"),
     "tokenizer.wordpiece": ("Tokenizer",),

@@ -63,9 +63,7 @@ COMMAND_GROUPS = {
     },
     "Tasks": {
         "finetune": "Fine-tune a model on labelled data: one run, or a grid of settings and seeds.",
-        "evaluate": "Score models on a data set, or pre-trained ones on minimal pairs.",
-        "submit": "Collect GLUE predictions into the zip file of its server.",
-        "features": "Write a model's hidden states for the texts of a file.",
+        "evaluate": "Score a fine-tuned model on a data set.",
     },
     "Use": {
         "info": "Show what a model is: its task, labels, network, vocabulary and size.",
@@ -75,12 +73,10 @@ COMMAND_GROUPS = {
         "push": "Publish a model on the Hugging Face hub.",
         "explain": "Follow one example through a model, from characters to losses.",
     },
-    "The paper": {"reproduce": "Reproduce the paper's tables and figure at a chosen scale."},
 }
 COMMANDS = {name: text for group in COMMAND_GROUPS.values() for name, text in group.items()}
 SUBCOMMANDS = {
-    "evaluate": ("minimal-pairs", "retrieval"),
-    "predict": ("embed", "fill-mask", "next-sentence", "similar"),
+    "predict": ("embed", "features", "fill-mask", "next-sentence", "similar"),
     "vocab": ("extend", "measure"),
 }
 """Commands with subcommands."""

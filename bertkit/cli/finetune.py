@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import bertkit
-from bertkit.cli.options import NO_COLUMNS, NO_WINDOWS, ColumnFlags, WindowFlags, given
-from bertkit.config import FLATTEN, flag_group
+from bertkit.cli.options import Device
+from bertkit.cli.task_flags import NO_COLUMNS, NO_WINDOWS, ColumnFlags, WindowFlags, set_flags
+from bertkit.config import flag_group
 from bertkit.console import Console
-from bertkit.datasets.benchmarks import FILES, OFFICIAL, DataFiles, check_sources
-from bertkit.finetuning.settings import SETTINGS, FinetuneSettings
-from bertkit.outputs import FOLDER
+from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.settings import ONE_RUN, USUAL, FinetuneSettings, Grid, TrainingSettings
+from bertkit.outputs import DATA, FOLDER, TEXT
+from bertkit.report.finetuning import write_finetuning_report
+from bertkit.tasks.data import DataFiles
+from bertkit.tasks.official import OFFICIAL
+from bertkit.tasks.types import make_options, task_class
 
 
 def finetune_command(
@@ -19,10 +23,19 @@ def finetune_command(
     *,
     model: Path,
     out: Annotated[Path, FOLDER],
-    files: Annotated[DataFiles, flag_group("Data")] = FILES,
+    data: Annotated[Path | None, DATA] = None,
+    train: Annotated[str, TEXT] = "",
+    dev: Annotated[str, TEXT] = "",
+    test: Annotated[str, TEXT] = "",
+    dev_share: float = 0.1,
+    metric: str = "",
+    new_head: bool = False,
+    device: Device = "auto",
+    track: tuple[str, ...] = ("tensorboard",),
     columns: Annotated[ColumnFlags, flag_group("Columns of your data")] = NO_COLUMNS,
     windows: Annotated[WindowFlags, flag_group("Lengths")] = NO_WINDOWS,
-    settings: Annotated[FinetuneSettings, FLATTEN] = SETTINGS,
+    grid: Annotated[Grid, flag_group("Grid of runs")] = ONE_RUN,
+    training: Annotated[TrainingSettings, flag_group("Training")] = USUAL,
 ) -> None:
     """Fine-tune a model on labelled data: one run, or a grid of settings and seeds.
 
@@ -31,8 +44,8 @@ def finetune_command(
     --train FILE: classification, multi-label-classification, regression, multiple-choice,
     token-classification, question-answering.
 
-    Several values for --batch-size, --learning-rate or --epochs, and --seeds N, make a grid. If you
-    repeat the command, it trains only the missing runs. Examples for the task types, each after
+    Several values for --batch-size, --learning-rate or --epochs, and --seeds N, make a grid. A
+    command that was stopped resumes when it is repeated. Examples for the task types, each after
     `bertkit finetune --model MODEL --out OUT`:
 
     ```
@@ -53,21 +66,45 @@ def finetune_command(
         The model to initialise from: a model directory, a run, a model of the hub, or a Google
         checkpoint.
     out
-        The folder for runs, the best model and its results.
+        The folder for the model and its results.
+    data
+        The folder of an official data set.
+    train
+        Your training data; it also replaces an official file of SQuAD, SWAG or CoNLL.
+    dev
+        Labelled data for choosing the best run; without it, a share of the training data is held
+        out.
+    test
+        Data to predict at the end, with or without labels.
+    dev_share
+        The share of the training data that is held out if there is no --dev.
+    metric
+        The dev score by which runs are compared and stopped early, such as macro_f1; by default the
+        task's first.
+    new_head
+        Initialise the head randomly even if the model has one for the same task and labels.
+    track
+        Trackers that receive the records of each run: tensorboard (if it is installed), wandb,
+        mlflow.
     """
-    from bertkit.tasks.spec import spec_for
-
-    spec, named = spec_for(task), given(columns)
-    check_sources(task.lower(), files, named)
+    kind, options = task_class(task), set_flags(columns)
+    own = make_options(kind, kind.columns, options)
     with Console() as console:
-        bertkit.finetune(
+        finetune(
             task,
             model,
             out,
-            files=files,
-            columns=None if task.lower() in OFFICIAL else spec.make_columns(named),
-            windows=spec.make_windows(given(windows)),
-            settings=settings,
+            files=DataFiles(data=data, train=train, dev=dev, test=test, dev_share=dev_share),
+            columns=None if task.lower() in OFFICIAL and not options else own,
+            windows=make_options(kind, kind.windows, set_flags(windows)),
+            settings=FinetuneSettings(
+                grid=grid,
+                training=training,
+                metric=metric,
+                new_head=new_head,
+                device=device,
+                track=track,
+            ),
             console=console,
         )
-        console.say(f"report: {bertkit.write_report(out)}")
+        console.say(f"report: {write_finetuning_report(out)}")

@@ -24,14 +24,13 @@ import torch
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import foreign_tensors
 from bertkit.console import Console
-from bertkit.datasets.examples import ChoiceExample
 from bertkit.errors import BertkitError
-from bertkit.finetuning.run import train_task
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
+from bertkit.finetuning.train import TaskTraining
 from bertkit.model.heads import PretrainingModel
 from bertkit.pretraining_data.rng import DATA_SPLIT, keyed_rng
-from bertkit.tasks.multiple_choice import MultipleChoice
-from bertkit.tasks.task import run_model
+from bertkit.tasks.inference import run_task
+from bertkit.tasks.multiple_choice import ChoiceExample, MultipleChoice
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 TEXT_LIBRARIES = (
@@ -214,16 +213,18 @@ def tune_and_test(
     start = PretrainedWeights(Path("memory"), model.config, weights, tokenizer, {})
     kind = MultipleChoice(max_length=model.config.max_position_embeddings)
     train, test = (kind.items(side, tokenizer) for side in task)
-    tuned = train_task(
-        *(start, kind, train),
+    run, cpu = (
         RunSettings(batch_size=32, learning_rate=1e-3, epochs=2, seed=seed),
-        TrainingSettings(),
-        device=torch.device("cpu"),
-        precision="fp32",
-        keep_head=False,
+        torch.device("cpu"),
     )
-    predictions = kind.decode(task.test, test, run_model(tuned, test, torch.device("cpu")))
-    return kind.score(task.test, predictions)["accuracy"]
+    with TaskTraining(
+        start, kind, train, run, TrainingSettings(), device=cpu, precision="fp32", keep_head=False
+    ) as loop:
+        for _ in loop.updates():
+            pass
+        tuned = loop.finish()
+    results = kind.decode(task.test, test, run_task(tuned, test, cpu))
+    return kind.score(task.test, results)["accuracy"]
 
 
 def score_word_counts(task: LabelledTask) -> float:

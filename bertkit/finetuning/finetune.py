@@ -1,60 +1,58 @@
-"""Fine-tuning: trains every run of a grid on labelled data and keeps the best model.
+"""Fine-tuning: trains one run, or each run of a grid, and keeps the best model (section A.3).
 
-The procedure is that of paper section A.3.
+A single run leaves `model/`, `results.json`, `journal.jsonl` and `predictions/` in its folder. The
+runs of a grid have a folder each, `runs/NAME/`, with a journal and a `run.json`; `model/` is that
+of the best run. A run that was stopped resumes from its last evaluation, and finished runs are not
+repeated.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
-from bertkit.checkpoints.save import known_elsewhere
-from bertkit.config import SIGNS, as_json, claim_settings
+import torch
+
+from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
+from bertkit.checkpoints.save import save_model
+from bertkit.config import as_json, claim_settings
 from bertkit.console import Console, console_or_new
-from bertkit.datasets.benchmarks import FILES, DataFiles
-from bertkit.datasets.readers import Columns
-from bertkit.errors import DivergedError, InputTypeError, short_repr
-from bertkit.files import exclusive_lock, from_home, read_optional, write_json
-from bertkit.finetuning.best import LatestRun, is_complete, write_best
-from bertkit.finetuning.card import TunedCards
-from bertkit.finetuning.evaluation import Metric, RunEvaluation, Scorer, Scores
-from bertkit.finetuning.grid import (
+from bertkit.errors import BertkitError, DivergedError, check_known, short_repr
+from bertkit.files import exclusive_lock, from_home, new_folder, write_json
+from bertkit.finetuning.card import tuned_card
+from bertkit.finetuning.results import (
+    FinetuneResult,
     RunResult,
-    all_results,
+    Scores,
     best_run,
-    keep_models,
-    model_digest,
-    model_problem,
-    ranked,
+    grid_summary,
+    read_results,
+    read_run,
+    run_text,
     scores_text,
-    shown_scores,
+    setting_text,
 )
-from bertkit.finetuning.heads import (
-    build_with,
-    reordered_labels,
-    same_task,
-    save_tuned,
-    tuned_details,
-)
-from bertkit.finetuning.run import class_weights, train_task
-from bertkit.finetuning.settings import SETTINGS, USUAL, FinetuneSettings, RunSettings
-from bertkit.model.task_heads import TaskModel
+from bertkit.finetuning.settings import SETTINGS, FinetuneSettings, RunSettings
+from bertkit.finetuning.train import TaskTraining
 from bertkit.processes import busy_note
+from bertkit.tasks.columns import Columns
 from bertkit.tasks.data import (
+    DataFiles,
     TaskData,
     check_labelled,
-    describe_items,
     digest_inputs,
-    encode,
+    labelled_part,
     load_dataset,
+    write_results,
 )
-from bertkit.tasks.task import Task, check_segments
+from bertkit.tasks.inference import run_task
+from bertkit.tasks.saved import label_order, load_task_model, tuned_details
+from bertkit.tasks.task import Items, Task, encode
 from bertkit.tasks.windows import WindowLengths
 from bertkit.text.lines import describe_skipped
 from bertkit.training.device import (
@@ -62,10 +60,18 @@ from bertkit.training.device import (
     choose_precision,
     device_notes,
     environment,
-    keep_environment,
 )
-from bertkit.training.journal import JOURNAL, Journal, OnRecord, RunLog
-from bertkit.training.trackers import check_trackers
+from bertkit.training.journal import JOURNAL, Journal, RunLog
+from bertkit.training.step import MetricWindow
+
+LOG_EVERY = 20
+"""The number of updates between two lines of the journal."""
+SETTINGS_FILE = "finetune.json"
+
+Metric = Callable[[list[Any], list[Any]], float]
+"""(gold labels, predictions) of a whole split -> a score; higher is better. Both are plain values:
+labels, tuples of labels (sorted) or of tags (entity tags in IOB2), numbers, indices of choices, or
+for question answering the tuple of accepted answers and the text of the predicted one."""
 
 
 def finetune(
@@ -76,310 +82,400 @@ def finetune(
     train: Any = None,
     dev: Any = None,
     test: Any = None,
-    files: DataFiles = FILES,
+    files: DataFiles | None = None,
     columns: Columns | None = None,
     windows: WindowLengths | None = None,
     settings: FinetuneSettings = SETTINGS,
     console: Console | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    on_record: OnRecord | None = None,
-) -> RunResult:
+) -> FinetuneResult:
     """Fine-tune a model on a data set.
 
     Args:
         task: the name of an official set or a task type (see `load_dataset`), or a data set.
-        model: the weights to initialise from: a model directory, a run, or a Google checkpoint.
-        out: the output folder; runs that it already contains are not repeated.
+        model: the weights to initialise from: a model directory, a run, the name of a model on the
+            hub, or a Google checkpoint.
+        out: the output folder; the same call resumes what was stopped.
         train: labelled data: a path, a pandas or polars DataFrame, a `datasets.Dataset`, or a list
             of dicts or tuples.
-        dev: labelled data to choose the best run by; without it a share of `train` is set apart.
+        dev: labelled data to choose the best run by; without it a share of `train` is held out.
         test: data to predict at the end, with or without labels.
         files: the files of the data set, if they are not given by `train`, `dev` and `test`.
         columns: the column names of the user's data; see `load_dataset`.
         windows: the window lengths; see `load_dataset`.
         settings: the grid of runs and their settings.
         console: the console for progress; None for a new one.
-        metrics: your own metrics by name, which are added to the scores of dev and test. Each is
-            called with the gold labels and the predictions of a whole split, as two lists of plain
-            values, and returns a number, higher if better; `settings.metric` may name one. Runs
-            that are done are not scored again with another function of the same name.
-        on_record: a function that receives each new record of the runs' journals as a dict, with
-            the name of the run as "run". An exception that it raises ends the call; the same call
-            resumes the run.
+        metrics: your own metrics by name, which are added to the scores of dev and test; the name
+            may be `settings.metric`.
 
     Returns:
-        The best run; its model is in `out`/model.
+        The best run, all runs, and the content of `results.json`.
 
     Raises:
-        InputTypeError: the settings are of another type.
         BertkitError: the data or the model is missing or damaged, the folder has other settings,
-            every run diverged, a metric is not a finite number, a tracker is not installed, or the
-            disk is full.
+            each run diverged, a metric is not a finite number, or the disk is full.
     """
-    if not isinstance(settings, FinetuneSettings):
-        raise InputTypeError(f"settings must be FinetuneSettings, not {short_repr(settings)}")
     start = model if isinstance(model, PretrainedWeights) else read_pretrained(Path(model))
-    given = {"train": train, "dev": dev, "test": test}
-    files = dataclasses.replace(files, **{k: v for k, v in given.items() if v is not None})
+    splits = {"train": train, "dev": dev, "test": test}
+    files = replace(files or DataFiles(), **{k: v for k, v in splits.items() if v is not None})
     if isinstance(task, str):
         positions = start.config.max_position_embeddings
         task = load_dataset(task, files, columns, windows, positions)
-    check_trackers(settings.track)
+    out = Path(from_home(out))
     with console_or_new(console) as shown:
-        return FinetuningRun(
-            task, start, Path(from_home(out)), settings, shown, metrics or {}, on_record
-        ).run()
+        setup = prepare(task, start, settings, metrics or {}, shown)
+        with exclusive_lock(out):
+            shared = setup.described()
+            ignored = ["files", "start"]  # paths may change as long as the digests do not
+            claim_settings(out / SETTINGS_FILE, shared, "a fine-tuning", ignored=ignored)
+            if (out / "results.json").is_file() and (out / "model").is_dir():
+                result = read_results(out)
+                shown.say(f"{out} is finished; best: {run_text(result.best, setup.metric)}")
+                return result
+            return train_all(setup, out)
 
 
-@dataclass
-class FinetuningRun:
-    """All fine-tuning runs of one output folder; see `finetune` for the arguments.
-
-    Raises:
-        BertkitError: an input has no label or an unknown one, the head does not fit the task, or
-            there is no such metric.
-    """
+@dataclass(frozen=True)
+class Setup:
+    """What all runs of a folder share: the encoded data, the start, the device, the settings."""
 
     data: TaskData
+    task: Task
+    """The task of the data, with labels in the order of the network's outputs."""
     start: PretrainedWeights
-    out: Path
     settings: FinetuneSettings
     console: Console
     metrics: Mapping[str, Metric]
-    on_record: OnRecord | None
+    metric: str
+    """The score by which runs are compared, on the first dev split."""
+    device: torch.device
+    precision: str
+    keep_head: bool
+    items: Mapping[str, Items]
+    """Split -> sequences, of train, dev and test."""
+    baselines: Scores
+    """Dev split -> the best scores of an answer that ignores the input."""
 
-    def __post_init__(self) -> None:
-        settings = self.settings
-        if settings.training.dropout is not None:
-            self.start = self.start.with_dropout(settings.training.dropout)
-        fit = self.start.config.hidden_size, len(self.data.train), self.data.task.task_type
-        self.console.say(*settings.grid.reasons(*fit))
-        self.settings = dataclasses.replace(settings, grid=settings.grid.chosen(*fit))
-        self.task: Task = reordered_labels(self.start, self.data).initialised_from(self.start)
-        self.device = choose_device(settings.device)
-        self.precision = choose_precision(settings.training.precision, self.device)
-        self.build = build_with(settings.head, self.task, self.start)
-        plain = self.build is None and not settings.head.new_head
-        self.keep_head = plain and same_task(self.start, self.task)
-        self.latest: LatestRun = ("", {})
-        self._encode()
-        self.cards = TunedCards(
-            start=self.start,
-            scorer=self.scorer,
-            train=self.train,
-            training=settings.training,
-            head=settings.head,
-        )
-
-    def shared(self) -> dict[str, Any]:
-        """Return what all runs in the folder share, the content of `finetune.json`."""
-        data, head = self.data, self.settings.head
-        own = {"beside_digest": read_pretrained(Path(head.beside)).digest} if head.beside else {}
-        # the resolved precision, not "auto"
-        training = dataclasses.replace(self.settings.training, precision=self.precision)
-        return own | {
+    def described(self) -> dict[str, Any]:
+        """Return what must be the same when a run is resumed."""
+        data, settings = self.data, self.settings
+        return {
             "data": data.name,
             "files": dict(data.files),
-            "inputs": {"train": len(data.train), **{name: len(dev) for name, dev in data.dev}},
-            "inputs_digest": digest_inputs([data.train, *(dev for _, dev in data.dev)]),
+            "inputs_digest": digest_inputs(
+                [data.train, *(dev for _, dev in (*data.dev, *data.test))]
+            ),
             "start": self.start.origin,
             "start_digest": self.start.digest,
             "task_type": self.task.task_type,
             "labels": list(self.task.labels),
             "task": self.task.settings(),
-            "metric": self.scorer.metric,
+            "metric": self.metric,
             "metrics": sorted(self.metrics),
-            "tuning": as_json(training),
-            "head": as_json(dataclasses.replace(head, beside="")),
-            "beside": head.beside,
+            "grid": as_json(settings.grid),
+            "training": as_json(replace(settings.training, precision=self.precision)),
+            "new_head": settings.new_head,
         }
 
-    def _encode(self) -> None:
-        """Tokenise every split once, and print a description of it."""
-        self.console.say(*describe_skipped(self.data.counts.skipped, self.data.counts.examples))
-        for name, inputs in (("train", self.data.train), *self.data.dev):
-            check_labelled(name, inputs)
-        tokenizer = self.start.tokenizer
-        self.train = encode(self.task, self.data.train, tokenizer, "train")
-        check_segments(self.train, self.start.config)
-        splits = [*self.data.dev, *self.data.test]
-        encoded = {
-            name: encode(self.task, inputs, tokenizer, name) for name, inputs in splits if inputs
-        }
-        for name, items in (("train", self.train), *encoded.items()):
-            self.console.say(describe_items(name, items))
-        for number, (name, inputs) in enumerate((*self.data.dev, *self.data.test)):
-            for line in self.task.remarks(inputs, choosing=not number):
-                self.console.say(f"{name}: {line}")
-        self.scorer = Scorer(
-            self.data,
-            self.task,
-            encoded,
-            metrics=self.metrics,
-            metric=self.settings.metric,
-            device=self.device,
+    def predict(self, model: Any, split: str, inputs: Sequence[Any], *, show: bool) -> list[Any]:
+        """Return the results for a split; `show` is whether to show a progress bar."""
+        items = self.items[split]
+        if show:
+            total = sum(len(item.parts) for item in items.items)
+            self.console.start(total, title=split, unit="windows")
+        outputs = run_task(
+            model,
+            items,
+            self.device,
             precision=self.precision,
-            console=self.console,
+            progress=lambda done: self.console.update({"done": done}) if show else None,
         )
-        for name, found in self.scorer.baselines.items():
-            self.console.say(
-                f"{name}, input-independent baseline: {shown_scores(found, self.scorer.metric)}"
-            )
-        weights = class_weights(self.task, self.train, self.settings.training.class_weights)
-        if weights is not None:
-            pairs = zip(self.task.labels, weights.tolist(), strict=True)
-            named = ", ".join(f"{label} {weight:.3g}" for label, weight in pairs)
-            self.console.say(f"class weights: {named}")
-        self.console.say(
-            "reusing the checkpoint's task head" if self.keep_head else "the task head is new"
-        )
-        if "bert.pooler.dense.weight" not in self.start.tensors:
-            self.console.say("the checkpoint has no pooler: it is new")
-        known = known_elsewhere(self.start.config, self.task.task_type)
-        if self.build is None and (self.task.reads_images or not known):
-            self.console.say("transformers has no class for this network with this head")
-        if not (self.start.config.hidden_dropout_prob or self.settings.head.frozen):
-            self.console.say(
-                "there is no dropout, as in the checkpoint; BERT has 0.1 (--dropout 0.1)"
-            )
-        notes = device_notes(self.device, self.precision, self.start.config)
-        self.console.say(*notes, *busy_note())
-
-    def run(self) -> RunResult:
-        """Train all missing runs, then write the model and results of the best one.
-
-        Raises:
-            BertkitError: the folder has other settings or is in use by another process, every run
-                diverged, or the disk is full.
-        """
-        with exclusive_lock(self.out):
-            # Paths may change as long as the digests do not.
-            ignored = ["files", "start", "beside"]
-            if not self.settings.training.early_stopping:
-                ignored.append("tuning.eval_every")  # which changes only what is printed
-            claim_settings(
-                *(self.out / "finetune.json", self.shared(), "a fine-tuning"),
-                ignored=ignored,
-                foreign=("recipe.json", *SIGNS),
-                defaults={"tuning": as_json(USUAL)},
-            )
-            for line in keep_environment(self.out):
-                self.console.say(f"different from when this folder was created: {line}")
-            write_json(self.out / "grid.json", as_json(self.settings.grid))
-            self.make_missing(self.settings.grid.runs())
-            results = self.with_models()
-            best = best_run(results)
-            if is_complete(self.out, self.scorer, best, results):
-                found = scores_text(best, self.scorer.metric)
-                self.console.say(f"{self.out} is finished; nothing to do. Best: {found}")
-            else:
-                write_best(self.out, self.scorer, self.cards, results, self.latest)
-        if best.degenerate:
-            rate = best.settings["learning_rate"]
-            self.console.say(
-                f"even the best run learned nothing: it {best.degenerate}. Try a learning rate of "
-                f"{3 * rate:g} or {rate / 3:g}, more epochs, or more seeds"
-            )
-        return best
-
-    def make_missing(self, runs: Sequence[RunSettings]) -> None:
-        """Train the runs of the grid that are not done."""
-        every = {result.name for result in all_results(self.out)}
-        done = every & {run.name for run in runs}
-        if done:
-            self.console.say(f"{len(done)} of {len(runs)} runs were done before")
-        if earlier := len(every - done):
-            self.console.say(f"runs of earlier grids in {self.out} that compete: {earlier}")
-        for number, run in enumerate(runs, 1):
-            if run.name not in done:
-                result = self.make(run, f"run {number} of {len(runs)}")
-                keep_models(self.out, all_results(self.out), self.settings.keep)
-                self.console.say(
-                    f"run {number} of {len(runs)}, {scores_text(result, self.scorer.metric)}"
-                )
-
-    def with_models(self) -> list[RunResult]:
-        """Return all results, once the best `keep` runs have the models that they saved.
-
-        A run whose model is gone or damaged is repeated. On another machine this may change its
-        scores and the ranking.
-        """
-        while True:
-            results = all_results(self.out)
-            for result in ranked(results)[: self.settings.keep]:
-                if problem := model_problem(self.out / "runs" / result.name / "model", result):
-                    self.console.say(f"{result.name} {problem}: it is made again")
-                    again = self.make(RunSettings(**result.settings), "again")
-                    self.console.say(f"again, {scores_text(again, self.scorer.metric)}")
-                    break
-            else:
-                # also those of a run stopped meanwhile
-                keep_models(self.out, results, self.settings.keep)
-                return results
-
-    def make(self, run: RunSettings, title: str) -> RunResult:
-        """Train one run, or the rest of it, keep its model and write `run.json` last."""
-        folder = self.out / "runs" / run.name
-        write_json(folder / "environment.json", environment())
-
-        training = self.settings.training
-
-        def keep(model: TaskModel, task: Task, scores: Scores) -> None:
-            details = tuned_details(self.data, task, run, training, self.precision, scores)
-            card = self.cards.card(run, scores)
-            save_tuned(folder / "model", model, self.start.tokenizer, details, card)
-
-        named = f"{title}, {run.name}"
-        evaluation = RunEvaluation(self.scorer, training.early_stopping, named, keep)
-        diverged = ""
-        try:
-            train_task(
-                self.start,
-                self.task,
-                self.train,
-                run,
-                training,
-                device=self.device,
-                precision=self.precision,
-                keep_head=self.keep_head,
-                build=self.build,
-                evaluation=evaluation,
-                checkpoints=folder / "checkpoints",
-                open_log=partial(self.open_log, run, folder),
-                title=named,
-            )
-        except DivergedError as error:
-            diverged = f"diverged: {error}"
-        finally:
+        if show:
             self.console.close()
-        scores: Scores = {} if diverged else evaluation.state["scores"]
-        earlier = scores and not evaluation.predictions  # another process kept the model
-        if earlier and read_optional(folder / "model" / "bertkit.json").get("scores") != scores:
-            # it was stopped when it had kept a better one, and this process resumed before that
-            shutil.rmtree(folder / "checkpoints")
-            return self.make(run, title)
-        if scores:
-            self.latest = run.name, evaluation.predictions
-        result = RunResult(
-            run.name,
-            dataclasses.asdict(run),
-            scores,
-            next(iter(scores.values()), {}).get(self.scorer.metric, float("-inf")),
-            diverged or evaluation.state["degenerate"],
-            round(evaluation.seconds, 1),
-            "" if diverged else model_digest(folder / "model"),
+        return self.task.decode(inputs, items, outputs)
+
+    def score(self, task: Task, inputs: Sequence[Any], results: Sequence[Any]) -> dict[str, float]:
+        """Return the scores of labelled inputs, with those of the user's metrics."""
+        scores = task.score(inputs, results)
+        gold = [task.gold_value(example) for example in inputs]
+        answers = [task.answer_value(result) for result in results]
+        for name, function in self.metrics.items():
+            value = function(list(gold), list(answers))
+            try:
+                scores[name] = float(value)
+            except (TypeError, ValueError):  # such as None or a text
+                scores[name] = math.nan
+            if not math.isfinite(scores[name]):
+                raise BertkitError(
+                    f"the metric '{name}' returned {short_repr(value)}; it must return a finite "
+                    "number"
+                )
+        return scores
+
+
+def prepare(
+    data: TaskData,
+    start: PretrainedWeights,
+    settings: FinetuneSettings,
+    metrics: Mapping[str, Metric],
+    console: Console,
+) -> Setup:
+    """Check and encode the data once for all runs, and say what is worth knowing about it."""
+    console.say(*describe_skipped(data.counts.skipped, data.counts.examples))
+    for name, inputs in (("train", data.train), *data.dev):
+        check_labelled(name, inputs)
+    if settings.training.dropout is not None:
+        start = start.with_dropout(settings.training.dropout)
+    task, same_task = label_order(data, start)
+    size = start.config.hidden_size, len(data.train), task.task_type
+    console.say(*settings.grid.reasons(*size))
+    settings = replace(settings, grid=settings.grid.chosen(*size))
+    baselines = {name: task.baseline(inputs) for name, inputs in data.dev}
+    metric = settings.metric or task.metric
+    known = baselines[data.dev[0][0]]
+    if twice := sorted(known.keys() & metrics.keys()):
+        raise BertkitError(f"{task.task_type} has a metric '{twice[0]}'; rename your own")
+    check_known("metric", metric, (*known, *metrics), code="metric")
+    if metric in known and metric.endswith("error"):
+        raise BertkitError(
+            f"runs are compared by a score that is better if higher, and {metric} is not; choose "
+            f"{task.metric}",
+            code="metric",
         )
-        write_json(folder / "run.json", result.as_json())
-        return result
+    splits = (("train", data.train), *data.dev, *data.test)
+    items = {
+        name: encode(task, inputs, start.tokenizer, start.config)
+        for name, inputs in splits
+        if inputs
+    }
+    for name, encoded in items.items():
+        mean = encoded.tokens / max(1, encoded.inputs)
+        console.say(
+            f"{name}: {encoded.inputs:,} inputs, {mean:.1f} tokens each, {encoded.described()}"
+        )
+    for number, (name, inputs) in enumerate((*data.dev, *data.test)):
+        console.say(*(f"{name}: {line}" for line in task.remarks(inputs, choosing=not number)))
+    for name, scores in baselines.items():
+        console.say(f"{name}, input-independent baseline: {scores_text(scores, metric)}")
+    device = choose_device(settings.device)
+    precision = choose_precision(settings.training.precision, device)
+    keep_head = same_task and not settings.new_head
+    if keep_head:
+        console.say("reusing the checkpoint's task head")
+    console.say(*device_notes(device, precision, start.config), *busy_note())
+    return Setup(
+        data, task, start, settings, console, metrics, metric, device, precision, keep_head, items,
+        baselines,
+    )  # fmt: skip
 
-    def open_log(self, run: RunSettings, folder: Path, done: int) -> RunLog:
-        """Open the journal of a run that has made `done` updates."""
 
-        def tell(record: dict[str, Any]) -> None:
-            if self.on_record is not None:
-                self.on_record({"run": run.name, **record})
+def train_all(setup: Setup, out: Path) -> FinetuneResult:
+    """Train the runs that are missing, then write the best model and `results.json`."""
+    runs, console = setup.settings.grid.runs(), setup.console
+    single = len(runs) == 1
+    results: list[RunResult] = []
+    kept: tuple[str, dict[str, list[Any]]] = ("", {})
+    for number, run in enumerate(runs, 1):
+        folder = out if single else out / "runs" / run.name
+        if not single and (folder / "run.json").is_file():
+            results.append(read_run(folder / "run.json"))
+            continue
+        title = run.name if single else f"run {number} of {len(runs)}, {run.name}"
+        result, predictions = train_run(setup, run, folder, title)
+        results.append(result)
+        if not single:
+            write_json(folder / "run.json", result.as_json())
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            keep_best_model(out, results)
+            console.say(f"run {number} of {len(runs)}, {run_text(result, setup.metric)}")
+        if best_run_name(results) == run.name:
+            kept = run.name, predictions
+    best = best_run(results)
+    rows = grid_summary(results)
+    if not single:
+        source = out / "runs" / best.name / "model"
+        if not source.is_dir():
+            raise BertkitError(f"{source} is gone; delete {source.parent} to train the run again")
+        with new_folder(out / "model") as folder:
+            shutil.copytree(source, folder, dirs_exist_ok=True)
+    predicted = predict_splits(setup, out, kept[1] if kept[0] == best.name else {})
+    scores = {name: values["scores"] for name, values in predicted.items() if values["scores"]}
+    values = {
+        **setup.described(),
+        "best": best.name,
+        "scores": scores,
+        "predicted": predicted,
+        "baseline": setup.baselines,
+        "windowed": {name: items.windowed for name, items in setup.items.items()},
+        "cut": {name: items.cut for name, items in setup.items.items()},
+        "unknown_tokens": {name: items.unknown_tokens for name, items in setup.items.items()},
+        "settings": rows,
+        "runs": [result.as_json() for result in results],
+        "environment": environment(),
+    }
+    write_json(out / "results.json", values)
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    shutil.rmtree(out / "runs" / best.name / "model", ignore_errors=True)
+    if not single:
+        console.say(*(setting_text(row, setup.metric) for row in rows))
+    console.say(f"best: {run_text(best, setup.metric)}; the model is in {out / 'model'}")
+    if best.degenerate:
+        rate = best.settings["learning_rate"]
+        console.say(
+            f"even the best run learned nothing: it {best.degenerate}. Try a learning rate of "
+            f"{3 * rate:g} or {rate / 3:g}, more epochs, or more seeds"
+        )
+    return FinetuneResult(out, best, tuple(results), values)
 
-        if not done:
-            (folder / JOURNAL).unlink(missing_ok=True)  # of a run that is made again
-        track = self.settings.track
-        return RunLog(Journal(folder, resume_step=done, track=track, on_record=tell), self.console)
+
+def best_run_name(results: Sequence[RunResult]) -> str:
+    """Return the name of the best run so far; "" if all diverged."""
+    return best_run(results).name if any(r.metric is not None for r in results) else ""
+
+
+def keep_best_model(out: Path, results: Sequence[RunResult]) -> None:
+    """Delete the models of all runs of a grid but the best."""
+    best = best_run_name(results)
+    for result in results:
+        if result.name != best:
+            shutil.rmtree(out / "runs" / result.name / "model", ignore_errors=True)
+
+
+def train_run(
+    setup: Setup, run: RunSettings, folder: Path, title: str
+) -> tuple[RunResult, dict[str, list[Any]]]:
+    """Train a run, or the rest of it, and keep the model after the last update in `folder`/model.
+
+    With early stopping it is the model of the best evaluation, the first of equals.
+
+    Returns:
+        The result, and split -> the results of the kept model, as far as this process made them.
+    """
+    training = setup.settings.training
+    began, diverged = time.perf_counter(), ""
+    with TaskTraining(
+        setup.start,
+        setup.task,
+        setup.items["train"],
+        run,
+        training,
+        device=setup.device,
+        precision=setup.precision,
+        keep_head=setup.keep_head,
+        checkpoints=folder / "checkpoints",
+    ) as loop:
+        state: dict[str, Any] = {"values": [], "scores": {}, "degenerate": "", "seconds": 0.0}
+        state |= loop.progress.get("evaluation", {})
+        if not loop.step:
+            (folder / JOURNAL).unlink(missing_ok=True)
+        journal = Journal(folder, resume_step=loop.step, track=setup.settings.track)
+        predictions: dict[str, list[Any]] = {}
+        with RunLog(journal, setup.console) as log:
+            log.console.say(*loop.notes)
+            log.write(
+                {"kind": "start", "step": loop.step, **asdict(run), "steps_total": loop.total}
+            )
+            log.console.start(loop.total, loop.step, title=title)
+            window, reason = MetricWindow(), "finished"
+            every = training.eval_every or loop.updates_per_epoch
+            try:
+                for update in loop.updates():
+                    window.add(update)
+                    last = loop.step == loop.total
+                    evaluating = last or loop.step % every == 0
+                    if evaluating or loop.step % LOG_EVERY == 0:
+                        log.write(window.close(), show=True)
+                    if not evaluating:
+                        continue
+                    with loop.whole_model() as model:
+                        made = evaluate_run(setup, run, model, state, folder, last=last)
+                    predictions = made or predictions
+                    first = setup.data.dev[0][0]
+                    log.write({"kind": "evaluation", "step": loop.step, "split": first,
+                               setup.metric: state["values"][-1]})  # fmt: skip
+                    values = state["values"]
+                    worse = len(values) - 1 - values.index(max(values))
+                    if 0 < training.early_stopping <= worse:
+                        reason = f"stopped early, {worse} evaluations after the best"
+                        break
+                    if not last:
+                        state["seconds"] += time.perf_counter() - began
+                        began = time.perf_counter()
+                        if saved := loop.save({"evaluation": state}):
+                            log.write(saved)
+                        window.restart()
+            except DivergedError as error:
+                diverged = reason = f"diverged: {error}"
+            log.write({"kind": "end", "step": loop.step, "reason": reason})
+    seconds = round(state["seconds"] + time.perf_counter() - began, 1)
+    scores: Scores = {} if diverged else state["scores"]
+    metric = None if diverged else scores[setup.data.dev[0][0]][setup.metric]
+    degenerate = diverged or state["degenerate"]
+    return RunResult(run.name, asdict(run), scores, metric, degenerate, seconds), predictions
+
+
+def evaluate_run(
+    setup: Setup, run: RunSettings, model: Any, state: dict[str, Any], folder: Path, *, last: bool
+) -> dict[str, list[Any]]:
+    """Score a model on dev, and save it if it is the one to keep.
+
+    `state` gets the main score, and the scores of the kept model; a checkpoint keeps it.
+
+    Returns:
+        Split -> the results of a model that is kept; {} if it is not.
+    """
+    (first, inputs), *others = setup.data.dev
+    results = setup.predict(model, first, inputs, show=last)
+    task = setup.task.calibrated(inputs, results)
+    results = task.decided(results)
+    scores = {first: setup.score(task, inputs, results)}
+    value = scores[first][setup.metric]
+    better = value > max(state["values"], default=-math.inf)
+    state["values"].append(value)
+    if not (better if setup.settings.training.early_stopping else last):
+        return {}
+    predictions = {first: results}
+    for name, examples in others:
+        predictions[name] = task.decided(setup.predict(model, name, examples, show=last))
+        scores[name] = setup.score(task, examples, predictions[name])
+    state["scores"] = scores
+    state["degenerate"] = task.degenerate(inputs, results)
+    details = tuned_details(setup.data, task) | {
+        "run": asdict(run),
+        "training": as_json(setup.settings.training),
+        "precision": setup.precision,
+        "scores": scores,
+    }
+    card = tuned_card(setup.data, task, setup.start, run, scores, model_folder(setup.start.path))
+    save_model(folder / "model", model, setup.start.tokenizer, details, card=card)
+    return predictions
+
+
+def predict_splits(
+    setup: Setup, out: Path, made: Mapping[str, list[Any]]
+) -> dict[str, dict[str, Any]]:
+    """Write the results of the best model; return split -> its scores and files."""
+    loaded = load_task_model(out / "model", setup.device)
+    predicted = {}
+    for name, inputs in (*setup.data.dev, *setup.data.test):
+        if not inputs:
+            continue
+        results = made.get(name)
+        if results is None:
+            results = loaded.task.decided(setup.predict(loaded.model, name, inputs, show=True))
+        folder = out / "predictions"
+        files = write_results(loaded.task, setup.data.name, name, folder, inputs, results)
+        known, scored, note = labelled_part(inputs, results)
+        scores = setup.score(loaded.task, known, scored) if known else {}
+        if known:
+            setup.console.say(
+                f"{name}: {scores_text(scores, setup.metric)}", *([note] if note else [])
+            )
+        paths = [path.relative_to(folder).as_posix() for path in files]
+        predicted[name] = {
+            "scores": scores,
+            "inputs": len(inputs),
+            "scored": len(known),
+            "files": paths,
+        }
+    return predicted

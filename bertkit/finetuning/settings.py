@@ -7,11 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Annotated
 
-from bertkit.config import flag_group
 from bertkit.errors import BertkitError
-from bertkit.outputs import OWN
 
 BALANCED = "balanced"
 ClassWeights = tuple[str, ...] | str | Mapping[str, float]
@@ -64,11 +61,7 @@ class TrainingSettings:
     have 1."""
 
     def __post_init__(self) -> None:
-        """Check every value.
-
-        Raises:
-            BertkitError: a value is out of range; the message names the field.
-        """
+        """Check each value."""
         if not 0 <= self.warmup < 1:
             raise BertkitError(f"warmup is a share from 0 to below 1, not {self.warmup}")
         if not 0 <= (self.dropout or 0) < 1:
@@ -85,11 +78,7 @@ class TrainingSettings:
 
 
 def weight_settings(given: ClassWeights) -> tuple[str, ...]:
-    """Return class weights as they are recorded: "balanced", or LABEL=WEIGHT for each label.
-
-    Raises:
-        BertkitError: a weight is not a finite number above 0.
-    """
+    """Return class weights as they are recorded: "balanced", or LABEL=WEIGHT for each label."""
     if isinstance(given, Mapping):
         given = tuple(f"{label}={weight}" for label, weight in given.items())
     elif isinstance(given, str) or not isinstance(given, Iterable):
@@ -108,28 +97,6 @@ def weight_settings(given: ClassWeights) -> tuple[str, ...]:
                 code="class-weights",
             )
     return listed
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadSettings:
-    """The options of the head on the encoder, by default the task's linear layer."""
-
-    frozen: bool = False
-    """Freeze the encoder and train only the head (paper section 5.3)."""
-    layers: str = "last"
-    """The frozen layers that the head reads; `bertkit features --help` lists the choices."""
-    beside: Annotated[str, OWN] = ""
-    """A second frozen model, whose hidden states are appended: a left-to-right model with a
-    right-to-left one makes an ELMo (paper section 5.1)."""
-    new_head: bool = False
-    """Initialise the head randomly even if the model has one for the same task and labels."""
-    head: str = "linear"
-    """linear; bilstm: two BiLSTM layers, on a frozen encoder (paper section 5.3) or on a fine-tuned
-    one (section 5.1); or conditional: in question answering, the end of an answer is scored given
-    its start."""
-    units: int = 0
-    """The units of the BiLSTM in each direction; 0 for the paper's 768 on a frozen encoder, and
-    otherwise for the encoder's width."""
 
 
 RATES = ((1024, 2e-5), (768, 5e-5), (384, 1e-4), (256, 4e-4), (0, 5e-4))
@@ -167,11 +134,7 @@ class Grid:
     """The number of runs of each setting, with seeds 1, 2, ..."""
 
     def __post_init__(self) -> None:
-        """Check every value.
-
-        Raises:
-            BertkitError: a value is not valid; the message names the field.
-        """
+        """Check each value."""
         for name in ("batch_size", "learning_rate", "epochs"):
             values = getattr(self, name)
             if getattr(values, "ndim", 0) == 1:  # an array of NumPy
@@ -225,13 +188,7 @@ class Grid:
         return [f"chosen: {', '.join(said)}"] if said else []
 
     def runs(self) -> list[RunSettings]:
-        """Return all runs: those of seed 1 for every setting, then those of seed 2, and so on.
-
-        Raises:
-            ValueError: a field has no values; see `chosen`.
-        """
-        if not (self.batch_size and self.learning_rate and self.epochs):
-            raise ValueError("the grid lacks values; fill them in by `chosen`")
+        """Return all runs of a `chosen` grid: first each setting with seed 1, then with seed 2."""
         settings = itertools.product(
             range(1, self.seeds + 1), self.batch_size, self.learning_rate, self.epochs
         )
@@ -241,38 +198,27 @@ class Grid:
         ]
 
 
-ONE_RUN, USUAL, OWN_HEAD = Grid(), TrainingSettings(), HeadSettings()
+ONE_RUN, USUAL = Grid(), TrainingSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneSettings:
     """The runs to train and their settings."""
 
-    grid: Annotated[Grid, flag_group("Grid of runs")] = ONE_RUN
+    grid: Grid = ONE_RUN
     """The grid of runs; a single run by default."""
-    training: Annotated[TrainingSettings, flag_group("Training")] = USUAL
+    training: TrainingSettings = USUAL
     """The settings that all runs share."""
-    head: Annotated[HeadSettings, flag_group("Head on the encoder")] = OWN_HEAD
-    """The head on the encoder."""
+    new_head: bool = False
+    """Initialise the head randomly even if the model has one for the same task and labels."""
     metric: str = ""
     """The dev score by which runs are compared and stopped early, such as macro_f1; by default the
     task's first."""
-    keep: int = 1
-    """The number of best runs that keep their model in `runs/NAME/model`, for ensembles."""
     device: str = "auto"
     """auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps."""
     track: tuple[str, ...] = ("tensorboard",)
     """Trackers that receive the records of every run: tensorboard (if it is installed), wandb,
     mlflow."""
-
-    def __post_init__(self) -> None:
-        """Check the number of models.
-
-        Raises:
-            BertkitError: no model would be kept.
-        """
-        if not isinstance(self.keep, Integral) or self.keep < 1:
-            raise BertkitError(f"--keep must be at least 1 and a whole number, got {self.keep!r}")
 
 
 SETTINGS = FinetuneSettings()

@@ -7,8 +7,7 @@ which truncates longer ones. bertkit reads these through overlapping windows, un
 requested, and the vector of a text is
 
 - for mean pooling, the mean over all of its tokens, each taken from the window where it has the
-  most context, and [CLS] and [SEP] averaged over the windows, as by `bertkit features --pooling
-  mean`;
+  most context, and [CLS] and [SEP] averaged over the windows;
 - for cls and pooler, the mean of the windows' vectors, weighted by the number of tokens that each
   window contributes.
 
@@ -19,13 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bertkit.checkpoints.huggingface import LoadResult, load_model
 from bertkit.checkpoints.pretrained import model_folder, resolve_model
@@ -39,20 +38,11 @@ from bertkit.model.pooling import (
     summary_vectors,
     weighted_vectors,
 )
-from bertkit.predict.engine import batch_map, choose_mode, prepare_for
-from bertkit.tasks.task import (
-    HostCopy,
-    ItemPart,
-    check_outputs,
-    make_batch,
-    one_ahead,
-    prediction_tokens,
-    split_parts,
-)
-from bertkit.tasks.windows import context_windows, surround
+from bertkit.tasks.inference import choose_mode, prepare_network, run_model
+from bertkit.tasks.task import ItemPart, TaskBatch
+from bertkit.tasks.windows import plan_windows, surround
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
-from bertkit.training.memory import in_halves
 
 CHUNK_TEXTS = 2048
 """The number of texts that are tokenised and run together."""
@@ -77,9 +67,6 @@ class Embedder:
     """A model that computes text embeddings; it can no longer be trained.
 
     The encoder, in fp32, is changed and moved to the device; the mode is a result of `choose_mode`.
-
-    Raises:
-        BertkitError: the pooling or the length does not fit the model.
     """
 
     def __init__(
@@ -89,6 +76,8 @@ class Embedder:
         settings: TextPooling,
         device: torch.device,
         mode: str,
+        *,
+        source: tuple[Any, ...] = (),
     ) -> None:
         config = encoder.config
         check_vocabulary(config, tokenizer.size)
@@ -102,8 +91,11 @@ class Embedder:
                 f"windows of {self.settings.max_length} tokens are too short; give at least 3"
             )
         self.encoder = encoder.to(device).eval()
-        self.tokenizer, self.device, self.mode = tokenizer, device, mode
-        self.threads = prepare_for(device, self.encoder, mode)
+        self.tokenizer, self.device, self.mode, self.source = tokenizer, device, mode, source
+        self.threads = prepare_network(device, self.encoder, mode)
+
+    def __reduce__(self) -> Any:
+        return load_again, self.source
 
     @property
     def width(self) -> int:
@@ -133,23 +125,23 @@ class Embedder:
 
     def tokenize(self, texts: Sequence[str], *, windows: bool = True) -> list[EncodedText]:
         """Tokenize texts, and split them into windows or truncate them; see `encode`."""
-        special = self.tokenizer.compat == "hf"
-        ids = self.tokenizer.encode_batch(self.settings.whole_texts(texts, special=special))
-        return [self.split_ids(np.array(one, dtype=np.int32), windows) for one in ids]
+        whole = self.settings.whole_texts(texts, special=True)
+        ids = self.tokenizer.encode_batch(whole)
+        return [self.split_ids(np.array(row, dtype=np.int32), windows) for row in ids]
 
     def split_ids(self, ids: np.ndarray, windows: bool) -> EncodedText:
         """Return the windows of one text's ids, and their weights in the text's vector."""
         room, over_tokens = self.max_length - 2, self.settings.pooling in OVER_TOKENS
         kept = ids if windows else ids[:room]
-        found = context_windows(np.ones_like(kept), room)
+        planned = plan_windows(np.ones_like(kept), room)
         parts = []
-        for first, end, answered in found:
+        for first, end, owned in planned:
             window = surround(kept[first:end], None, self.tokenizer)
-            share: np.ndarray | float = len(answered) / len(kept) if len(kept) else 1.0
+            share: np.ndarray | float = len(owned) / len(kept) if len(kept) else 1.0
             if over_tokens:
                 share = np.zeros(len(window.ids), dtype=np.float32)
-                share[1 + answered - first] = 1.0
-                share[[0, -1]] = 1 / len(found)
+                share[1 + owned - first] = 1.0
+                share[[0, -1]] = 1 / len(planned)
                 share /= len(kept) + 2
             parts.append(ItemPart((window,), share))
         return EncodedText(parts, len(ids) - len(kept))
@@ -163,42 +155,39 @@ class Embedder:
         """
         owners = [number for number, text in enumerate(texts) for _ in text.parts]
         parts = [part for text in texts for part in text.parts]
-        order = sorted(range(len(parts)), key=lambda i: -parts[i].tokens)
+        over_tokens = self.settings.pooling in OVER_TOKENS
+        rows = run_model(
+            self.forward,
+            parts,
+            self.device,
+            per_token=False,
+            threads=self.threads,
+            targets=token_weights if over_tokens else None,
+            progress=progress,
+        )
         vectors = np.zeros((len(texts), self.width), dtype=np.float32)
-        done = 0
-        with batch_map(sum(part.tokens for part in parts), self.threads) as (each, tokens):
-            groups = split_parts(
-                [parts[i] for i in order], tokens or prediction_tokens(self.device)
-            )
-            launched = chain.from_iterable(each(partial(in_halves, self._launch), groups))
-            for copy, places, weights in one_ahead(launched, self.device):
-                rows = copy.numpy()[places] * weights
-                np.add.at(vectors, [owners[i] for i in order[done : done + len(rows)]], rows)
-                done += len(rows)
-                progress(done)
-        check_outputs(vectors)
-        if self.settings.normalize:
-            normalize_rows(vectors)
-        return vectors
+        if rows:
+            stacked = np.concatenate(rows)
+            if not over_tokens:
+                stacked *= np.array([part.target for part in parts], dtype=np.float32)[:, None]
+            np.add.at(vectors, owners, stacked)
+        return normalize_rows(vectors) if self.settings.normalize else vectors
 
-    @torch.inference_mode()
-    def _launch(self, parts: list[ItemPart]) -> tuple[HostCopy, np.ndarray, np.ndarray | float]:
-        """Compute the vectors of windows.
-
-        Returns:
-            The (windows, width) vectors in the order of the batch, (windows,) the place of each
-            window among them, and the weights with which the vectors have yet to be multiplied.
-        """
-        batch = make_batch(parts).to(self.device)
+    def forward(self, batch: TaskBatch) -> Tensor:
+        """Return the vector of each sequence of a batch, (sequences, width)."""
         pooling = self.settings.pooling
         if pooling in OVER_TOKENS:
-            shares = [parts[i].target for i in np.argsort(batch.place)]
-            weights = torch.from_numpy(np.concatenate(shares)).to(self.device)
-            rows = weighted_vectors(self.encoder, batch.packed, pooling, weights)
-            return HostCopy(rows), batch.place, 1.0
-        rows = summary_vectors(self.encoder, batch.packed, pooling).float()
-        whole = np.array([part.target for part in parts], dtype=np.float32)
-        return HostCopy(rows), batch.place, whole[:, None]
+            weights = batch.tensors["weights"]
+            return weighted_vectors(self.encoder, batch.packed, pooling, weights)
+        return summary_vectors(self.encoder, batch.packed, pooling)
+
+
+def token_weights(
+    parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return the weight of each packed token in its text's vector, (tokens,)."""
+    weights = np.concatenate([parts[i].target for i in np.argsort(packed_index)])
+    return {"weights": torch.from_numpy(weights)}, {}
 
 
 def load_embedder(
@@ -227,9 +216,19 @@ def load_embedder(
             one, or its directory names a module or a pooling that is not supported.
     """
     loaded, tokenizer, settings = read_embedder(Path(path), pooling=pooling, normalize=normalize)
-    encoder = loaded.model
     where = choose_device(device)
-    return Embedder(encoder, tokenizer, settings, where, choose_mode(precision, where))
+    mode = choose_mode(precision, where)
+    source = (path, device, precision, pooling, normalize)
+    return Embedder(loaded.model, tokenizer, settings, where, mode, source=source)
+
+
+def load_again(
+    path: Path | str, device: str, precision: str, pooling: str, normalize: bool | None
+) -> Embedder:
+    """Load an embedder that was pickled."""
+    return load_embedder(
+        path, device=device, precision=precision, pooling=pooling, normalize=normalize
+    )
 
 
 def read_embedder(
@@ -252,27 +251,25 @@ def read_embedder(
 
 
 def nearest_texts(
-    embedder: Embedder, query: str, texts: Iterable[str], top: int = 5
-) -> list[tuple[float, int, str]]:
-    """Return the texts most similar to a query: (cosine, index, text), most similar first.
+    vectors: np.ndarray, queries: np.ndarray, top: int = 5
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the most similar vectors for each query, most similar first.
 
-    Cosines that differ by rounding count as equal; texts with equal cosines keep their order.
-    Every text is compared with the query; memory depends on `top`, not on the number of texts.
+    Cosines that differ by rounding count as equal; vectors with equal cosines keep their order.
 
-    Raises:
-        BertkitError: `top` is not above 0.
+    Args:
+        vectors: (texts, width), of any length.
+        queries: (queries, width), of any length.
+        top: the number of vectors for each query.
+
+    Returns:
+        The cosines and the indices, both (queries, top).
     """
     if top < 1:
         raise BertkitError(f"top must be above 0, got {top}")
-    wanted = normalize_rows(embedder.encode([query]))[0]
-    best: list[tuple[float, int, str]] = []
-    seen = 0
-    for chunk in text_chunks(texts):
-        cosines = normalize_rows(embedder.encode(chunk)) @ wanted
-        found = zip(cosines.tolist(), range(seen, seen + len(chunk)), chunk, strict=True)
-        best = sorted([*best, *found], key=lambda one: (-round(one[0], 6), one[1]))[:top]
-        seen += len(chunk)
-    return best
+    cosines = normalize_rows(queries.copy()) @ normalize_rows(vectors.copy()).T
+    order = np.argsort(-np.round(cosines, 6), axis=1, kind="stable")[:, :top]
+    return np.take_along_axis(cosines, order, axis=1), order
 
 
 def text_chunks(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -1,100 +1,86 @@
-"""Features of texts: the hidden states of a model (paper section 5.3).
+"""Files of vectors: hidden states of texts (paper section 5.3), or their embeddings.
 
 A text that is longer than the model's maximum length is read through overlapping windows. The
 vector of a token comes from the window where it has the most context; those of [CLS] and [SEP],
 which are in every window, are averaged over the windows.
+
+| format  | content                                                                          |
+|---------|----------------------------------------------------------------------------------|
+| npy     | one array (texts, width), of pooled vectors                                      |
+| parquet | a row per token: text, position, token, start, end, vector; pooled: text, vector |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from bertkit.errors import NOT_FINITE, BertkitError, nearest
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.console import Console
+from bertkit.errors import BertkitError, check_known
+from bertkit.files import disk_errors, from_home, new_file
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import check_layers, encoder_features
-from bertkit.tasks.data import with_unknown
-from bertkit.tasks.task import (
-    NOTHING_UNKNOWN,
-    Item,
-    ItemPart,
-    Items,
-    Unknown,
-    check_outputs,
-    make_batch,
-    prediction_tokens,
-    split_outputs,
-    split_parts,
-)
-from bertkit.tasks.windows import check_stride, check_window_lengths, context_windows, surround
+from bertkit.outputs import refuse_overwriting
+from bertkit.predict.embeddings import load_embedder, text_chunks
+from bertkit.predict.files import library
+from bertkit.tasks.inference import run_model
+from bertkit.tasks.rows import read_rows, require_all
+from bertkit.tasks.task import ItemPart, split_parts
+from bertkit.tasks.windows import WindowLengths, plan_windows, surround
+from bertkit.text.documents import read_documents
+from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
+from bertkit.text.sources import find_sources
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import autocast
-from bertkit.training.memory import in_halves
+from bertkit.training.device import choose_device, choose_precision
 
 POOLING = ("tokens", "cls", "mean")
-FEATURE_DTYPES = ("float32", "float16")
+ENDINGS = (".npy", ".parquet")
+GROUP_TOKENS = 65_536
+"""The number of tokens whose states are in memory at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extraction:
+class Extraction(WindowLengths):
     """Settings that determine the features of each text."""
 
     layers: str = "last"
-    """embeddings, second-to-last, last, sum, sum-last-four, concat-last-four, or, for a model that
-    was fine-tuned with them, weighted-sum or weighted-sum-last-four."""
+    """embeddings, second-to-last, last, sum, sum-last-four, or concat-last-four."""
     pooling: str = "tokens"
     """tokens: a vector for each token, including [CLS] and [SEP]; cls: the vector of [CLS]; mean:
     the mean over all tokens."""
-    dtype: str = "float32"
-    """float32, or float16 for files of half the size."""
-    max_length: int = 0
-    """Tokens per window, including [CLS] and [SEP]; 0 for the model's maximum."""
-    stride: int = 0
-    """Tokens from the start of one window to the next; 0 for 3/4 of the tokens that fit."""
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            BertkitError: a setting is unknown or out of range; the message names it.
-        """
-        for field, known in (("pooling", POOLING), ("dtype", FEATURE_DTYPES)):
-            value = getattr(self, field)
-            if value not in known:
-                raise BertkitError(f"--{field} cannot be '{value}'{nearest(value, known)}")
-        check_window_lengths(self.max_length, self.stride)
+        """Check the pooling and the lengths."""
+        super().__post_init__()
+        check_known("pooling", self.pooling, POOLING)
 
 
 class TextFeatures(NamedTuple):
     """The vectors of a text."""
 
     vectors: np.ndarray
-    """(rows, width) float32 or float16: one row per token, or a single row if pooled."""
+    """(rows, width) float32: one row per token, or a single row if pooled."""
     tokens: list[str]
     """The tokens: "[CLS]", ..., "[SEP]"; empty if pooled."""
     offsets: list[tuple[int, int]]
     """Each token's half-open character span in the text; (0, 0) for [CLS] and [SEP]."""
     windows: int
-    unknown: Unknown = NOTHING_UNKNOWN
-    """Counts of tokens that are not in the vocabulary."""
 
 
 class WindowedText(NamedTuple):
     """A text split into windows that fit the model."""
 
-    pieces: list[str]
+    names: list[str]
     """The tokens of the text, with [CLS] and [SEP]."""
     offsets: list[tuple[int, int]]
     parts: list[ItemPart]
-    """The windows; the target of each: indices of the tokens taken from it, and its first token."""
-    unknown: Unknown
-    """Counts of tokens that are not in the vocabulary."""
+    """The windows; the target of each: the tokens that it owns, and its first token."""
 
     @property
     def tokens(self) -> int:
@@ -111,7 +97,6 @@ def extract(
     texts: Iterable[str],
     extraction: Extraction = WHOLE,
     *,
-    mix: Tensor | None = None,
     device: torch.device | str = "cpu",
     precision: str = "fp32",
 ) -> Iterator[TextFeatures]:
@@ -122,45 +107,41 @@ def extract(
         tokenizer: the encoder's tokenizer.
         texts: the texts, which may have any length or be empty.
         extraction: the layers, the pooling and the window lengths.
-        mix: the weights of a weighted sum; see `combine`.
         device: the device to compute on.
         precision: "fp32" or "bf16".
 
     Raises:
-        BertkitError: the layers are unknown, the model lacks them or their weights are missing, or
-            the pooling or windows do not fit the model.
+        BertkitError: the layers are unknown or the model lacks them, or the pooling or windows do
+            not fit the model.
     """
     device = torch.device(device)
-    layers, positions = extraction.layers, encoder.config.max_position_embeddings
-    check_layers(layers, encoder.config)
+    check_layers(extraction.layers, encoder.config)
     if extraction.pooling == "cls" and encoder.config.direction == "left_to_right":
         raise BertkitError(
             "in a left-to-right model [CLS] attends to no other token; choose --pooling mean"
         )
-    max_length = extraction.max_length or positions
-    if not 3 <= max_length <= positions:
-        raise BertkitError(
-            f"windows of {max_length} tokens do not fit the model's {positions} positions; choose "
-            f"3 to {positions}"
-        )
-    check_stride(extraction.stride, max_length)
+    max_length = extraction.length(encoder.config.max_position_embeddings)
+    if max_length < 3:
+        raise BertkitError(f"windows of {max_length} tokens have no room for text; give 3 or more")
     encoder.eval()
-
-    @torch.inference_mode()
-    def states(parts: Sequence[ItemPart]) -> list[np.ndarray]:
-        batch = make_batch(parts).to(device)
-        with autocast(device, precision):
-            vectors = encoder_features(encoder, batch.packed, layers, mix)
-        rows = vectors.float().cpu().numpy()
-        return list(split_outputs(rows, batch, parts, pooled=False))
-
-    def states_that_fit(parts: Sequence[ItemPart]) -> list[np.ndarray]:
-        groups = split_parts(parts, prediction_tokens(device))
-        return [rows for group in groups for piece in in_halves(states, group) for rows in piece]
-
     windowed = (split_text(text, tokenizer, max_length, extraction.stride) for text in texts)
-    groups = split_parts(windowed, prediction_tokens(device))
-    return chain.from_iterable(compute(group, states_that_fit, extraction) for group in groups)
+    for group in split_parts(windowed, GROUP_TOKENS):
+        states = iter(
+            run_model(
+                lambda batch: encoder_features(encoder, batch.packed, extraction.layers),
+                [part for text in group for part in text.parts],
+                device,
+                per_token=True,
+                precision=precision,
+            )
+        )
+        for text in group:
+            vectors = join_windows(text, [next(states) for _ in text.parts])
+            if extraction.pooling == "tokens":
+                yield TextFeatures(vectors, text.names, text.offsets, len(text.parts))
+            else:
+                pooled = vectors[0] if extraction.pooling == "cls" else vectors.mean(axis=0)
+                yield TextFeatures(pooled[None], [], [], len(text.parts))
 
 
 def split_text(text: str, tokenizer: Tokenizer, max_length: int, stride: int) -> WindowedText:
@@ -168,56 +149,221 @@ def split_text(text: str, tokenizer: Tokenizer, max_length: int, stride: int) ->
     encoding = tokenizer.encode(text)
     ids = np.array(encoding.ids, dtype=np.int32)
     parts = []
-    for first, end, answered in context_windows(np.ones_like(ids), max_length - 2, stride):
+    for first, end, owned in plan_windows(np.ones_like(ids), max_length - 2, stride):
         window = surround(ids[first:end], None, tokenizer)
-        parts.append(ItemPart((window,), (answered, first)))
+        parts.append(ItemPart((window,), (owned, first)))
     vocabulary = tokenizer.vocabulary
     tokens = [vocabulary[tokenizer.cls_id], *encoding.tokens, vocabulary[tokenizer.sep_id]]
-    unknown = unknown_of_text(parts, tokenizer.unk_id)
-    return WindowedText(tokens, [(0, 0), *encoding.offsets, (0, 0)], parts, unknown)
-
-
-def unknown_of_text(parts: list[ItemPart], unknown: int) -> Unknown:
-    """Count the tokens with the id `unknown` in the windows of one text."""
-    return with_unknown(Items([Item(0, parts)], 1, 0, {}), unknown).unknown
-
-
-def compute(
-    texts: Sequence[WindowedText],
-    states: Callable[[Sequence[ItemPart]], list[np.ndarray]],
-    extraction: Extraction,
-) -> Iterator[TextFeatures]:
-    """Yield the features of a group of texts, in order."""
-    parts = [part for text in texts for part in text.parts]
-    outputs = iter(states(parts))
-    for text in texts:
-        vectors = join_windows(text, [next(outputs) for _ in text.parts])
-        if extraction.pooling == "tokens":
-            tokens, offsets = text.pieces, text.offsets
-        else:
-            tokens, offsets = [], []
-            pooled = vectors[0] if extraction.pooling == "cls" else vectors.mean(axis=0)
-            vectors = pooled[None]
-        check_outputs(vectors)
-        with np.errstate(over="ignore"):
-            rows = vectors.astype(extraction.dtype)
-        if not np.isfinite(rows).all():
-            raise BertkitError(
-                f"a hidden state is larger than {np.finfo(rows.dtype).max:,.0f}, which "
-                f"{extraction.dtype} cannot hold; choose --dtype float32",
-                code=NOT_FINITE,
-            )
-        yield TextFeatures(rows, tokens, offsets, len(text.parts), text.unknown)
+    return WindowedText(tokens, [(0, 0), *encoding.offsets, (0, 0)], parts)
 
 
 def join_windows(text: WindowedText, outputs: Sequence[np.ndarray]) -> np.ndarray:
     """Combine the outputs of a text's windows into one array, (tokens, width)."""
     if len(outputs) == 1:
         return outputs[0]
-    vectors = np.empty((len(text.pieces), outputs[0].shape[1]), dtype=np.float32)
+    vectors = np.empty((len(text.names), outputs[0].shape[1]), dtype=np.float32)
     for part, rows in zip(text.parts, outputs, strict=True):
-        answered, first = part.target
-        vectors[1 + answered] = rows[1 + answered - first]
+        owned, first = part.target
+        vectors[1 + owned] = rows[1 + owned - first]
     vectors[0] = np.mean([rows[0] for rows in outputs], axis=0)
     vectors[-1] = np.mean([rows[-1] for rows in outputs], axis=0)
     return vectors
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def extract_file(
+    model: Path | str,
+    file: Path | str,
+    out: Path | str,
+    extraction: Extraction = WHOLE,
+    *,
+    column: str = "text",
+    precision: str = "fp32",
+    device: str = "auto",
+) -> None:
+    """Write a model's hidden states for the texts of a file, in order.
+
+    Args:
+        model: a model directory, a run directory, a model of the hub or a Google checkpoint.
+        file: the texts; see `read_lines`.
+        out: the file to write, .npy or .parquet.
+        extraction: the layers to read and how to pool them.
+        column: the column of the text, in formats that have columns.
+        precision: "fp32", "bf16" or "auto".
+        device: "auto", "cpu", "cuda", ...
+
+    Raises:
+        BertkitError: the model, the file or a setting cannot be used; the message says why.
+    """
+    out = check_out(out, file, pooled=extraction.pooling != "tokens")
+    start, where = read_pretrained(Path(model)), choose_device(device)
+    encoder = start.build(Encoder, keep_head=False).model.to(where)
+    counts = TextCounts()
+    texts = read_lines(file, column, counts)
+    mode = choose_precision(precision, where)
+    features = extract(encoder, start.tokenizer, texts, extraction, device=where, precision=mode)
+    with Console() as console:
+        write_features(out, features, console, "features")
+        console.say(*describe_skipped(counts.skipped, counts.examples))
+
+
+def embed_file(
+    model: Path | str,
+    file: Path | str,
+    out: Path | str,
+    *,
+    column: str = "text",
+    pooling: str = "auto",
+    normalize: bool | None = None,
+    cut: bool = False,
+    precision: str = "auto",
+    device: str = "auto",
+) -> None:
+    """Write one vector for each text of a file, in order.
+
+    Args:
+        model: a model directory, also sentence-transformers', a run directory, or a hub name.
+        file: the texts; see `read_lines`.
+        out: the file to write, .npy or .parquet.
+        column: the column of the text, in formats that have columns.
+        pooling: see `load_embedder`.
+        normalize: see `load_embedder`.
+        cut: whether text beyond the model's length is dropped, and counted, instead of being read
+            through windows.
+        precision: see `load_embedder`.
+        device: see `load_embedder`.
+
+    Raises:
+        BertkitError: the model, the file or a setting cannot be used; the message says why.
+    """
+    out = check_out(out, file, pooled=True)
+    embedder = load_embedder(
+        model, device=device, precision=precision, pooling=pooling, normalize=normalize
+    )
+    counts, lost = TextCounts(), 0
+
+    def features() -> Iterator[TextFeatures]:
+        nonlocal lost
+        for chunk in text_chunks(read_lines(file, column, counts)):
+            encoded = embedder.tokenize(chunk, windows=not cut)
+            lost += sum(text.cut > 0 for text in encoded)
+            for text, vector in zip(encoded, embedder.vectors(encoded), strict=True):
+                yield TextFeatures(vector[None], [], [], len(text.parts))
+
+    with Console() as console:
+        write_features(out, features(), console, "embedding")
+        console.say(*describe_skipped(counts.skipped, counts.examples))
+        console.say(*([f"texts cut to the model's length: {lost:,}"] if lost else []))
+
+
+def check_out(out: Path | str, file: Path | str, *, pooled: bool) -> Path:
+    """Return the path of a file of vectors, whose ending must be that of a fitting format."""
+    path = Path(from_home(out))
+    if path.suffix not in ENDINGS or (path.suffix == ".npy" and not pooled):
+        raise BertkitError(
+            f"{path}: vectors of texts are written as .npy or .parquet, those of tokens as .parquet"
+        )
+    refuse_overwriting(path, [file])
+    return path
+
+
+def write_features(
+    out: Path, features: Iterable[TextFeatures], console: Console, title: str
+) -> None:
+    """Write vectors one text at a time, as they are computed."""
+    console.start(None, title=title, unit="texts")
+    texts = rows = windowed = width = 0
+
+    def counted() -> Iterator[TextFeatures]:
+        nonlocal texts, rows, windowed, width
+        for text in features:
+            yield text
+            texts, rows = texts + 1, rows + len(text.vectors)
+            windowed, width = windowed + (text.windows > 1), text.vectors.shape[1]
+            console.update({"done": texts, "vectors": rows})
+
+    with new_file(out) as temporary, disk_errors(out):
+        if out.suffix == ".npy":
+            write_array(temporary, counted())
+        else:
+            write_parquet(temporary, counted())
+    console.close()
+    console.say(
+        f"{out}: {texts:,} texts, {rows:,} vectors of {width:,} numbers, {windowed:,} texts in "
+        "several windows"
+    )
+
+
+def write_array(path: Path, features: Iterable[TextFeatures]) -> None:
+    """Write one array; its header, which has the number of rows, is written last."""
+    header = 128
+    with path.open("wb") as file:
+        file.write(bytes(header))
+        count, width = 0, 0
+        for text in features:
+            vectors = np.ascontiguousarray(text.vectors, dtype=np.float32)
+            count, width = count + len(vectors), vectors.shape[1]
+            file.write(vectors.data)
+        shape = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({count}, {width}), }}"
+        file.seek(0)
+        magic = b"\x93NUMPY\x01\x00" + (header - 10).to_bytes(2, "little")
+        file.write(magic + shape.ljust(header - 11).encode() + b"\n")
+
+
+def write_parquet(path: Path, features: Iterable[TextFeatures]) -> None:
+    """Write a row per vector."""
+    arrow = library("pyarrow", "Parquet files")
+    parquet = library("pyarrow.parquet", "Parquet files")
+    writer: Any = None
+    try:
+        for number, text in enumerate(features):
+            vectors = arrow.FixedSizeListArray.from_arrays(
+                text.vectors.astype(np.float32).reshape(-1), text.vectors.shape[1]
+            )
+            count = len(text.vectors)
+            columns: dict[str, Any] = {"text": arrow.array([number] * count)}
+            if text.tokens:
+                columns |= {
+                    "position": arrow.array(range(count)),
+                    "token": arrow.array(text.tokens),
+                    "start": arrow.array([start for start, _ in text.offsets]),
+                    "end": arrow.array([end for _, end in text.offsets]),
+                }
+            table = arrow.table({**columns, "vector": vectors})
+            writer = writer or parquet.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def read_lines(file: Path | str, column: str, counts: TextCounts) -> Iterator[str]:
+    """Yield each text of a file: lines of plain text, or one column of any tabular format.
+
+    The source is a file, folder, glob, URL or `hf:NAME`. Empty texts are yielded too, so that there
+    is one vector per row; `counts` collects them and files of unknown type.
+    """
+    for source in find_sources([file]):
+        if source.format == "wikiextractor":
+            yield from read_documents(source, counts)
+        elif source.format == "text":
+            for number, line in plain_lines(source, counts):
+                if not line.strip():
+                    counts.note("empty text, kept", f"{source.path}:{number}")
+                yield line
+        elif source.format == "unknown":
+            counts.note("file of unknown type", source.path)
+        else:
+            read = TextCounts()
+            for _, location, row in read_rows(source.path, read, source.format, columns=[column]):
+                value = row[column]
+                if not isinstance(value, str | int | float | None):
+                    raise BertkitError(f"{location}: '{column}' holds {str(value)[:40]!r}, no text")
+                text = "" if value is None else str(value)
+                if not text.strip():
+                    read.note("empty text, kept", location)
+                yield text
+            require_all(read, "correct it, so that the vectors stay those of the rows")
+            counts += read

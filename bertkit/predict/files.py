@@ -1,390 +1,252 @@
 """Prediction for files: reading any file that a fine-tuned model takes, and writing a table.
 
-The order of inputs is kept: a chunk of inputs (`bertkit.predict.predictors.input_chunks`) is read,
-run and written before the next one is read completely. So at most two chunks are in memory, the
-one just written and the one being read, and a file may be larger than memory.
+The order of inputs is kept: a chunk of inputs is read, run and written before the next one is read
+completely, so a file may be larger than memory. An output file is created whole or not at all.
 """
 
 from __future__ import annotations
 
-import os
+import csv
+import importlib
+import json
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from operator import length_hint
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from bertkit.console import Console, console_or_new
-from bertkit.datasets.benchmarks import glue_columns
-from bertkit.datasets.columns import ChoiceColumns, TextColumns, WordColumns
-from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
-from bertkit.datasets.glue import GLUE
-from bertkit.datasets.readers import Columns
-from bertkit.datasets.records import Records
-from bertkit.datasets.swag import SWAG_COLUMNS, read_swag
-from bertkit.datasets.tabular import Fields, has_columns, parquet_types
-from bertkit.errors import BertkitError, InputTypeError, flag, short_repr
-from bertkit.files import BLOCK_BYTES, from_home
+from bertkit.errors import BertkitError
+from bertkit.files import disk_errors, from_home, jsonable, new_file
 from bertkit.outputs import refuse_overwriting
-from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, input_chunks
-from bertkit.predict.tables import check_ending, is_flat, is_parquet, new_rows
-from bertkit.predict.word_splitter import words_example
-from bertkit.tasks.data import describe_losses
-from bertkit.tasks.predictions import flat_row
-from bertkit.tasks.spec import SPECS, TaskSpec
-from bertkit.tasks.task import NOTHING_UNKNOWN
-from bertkit.tasks.token_classification import are_all_unique
-from bertkit.text.documents import optional_library
-from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
-from bertkit.text.sources import DECOMPRESSORS, extension, one_source, source_format
+from bertkit.predict.predictor import TaskPredictor, is_swag, text_columns_of
+from bertkit.tasks.columns import is_plain
+from bertkit.tasks.official import read_swag
+from bertkit.tasks.rows import Fields, column_names
+from bertkit.tasks.task import Items
+from bertkit.tasks.texts import TextColumns
+from bertkit.text.lines import TextCounts, describe_skipped
 
-Given = Mapping[str, Any]
-"""The column options that a caller gave; the others are those saved with the model."""
-LONE_SENTENCES = (
-    "every sentence is alone in its document, and the model was fine-tuned with the context of "
-    "documents; mark those by a column (--document), in CoNLL's files by -DOCSTART- lines, and in "
-    "plain text by blank lines between documents only"
-)
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+ENDINGS = (".jsonl", *SEPARATORS, ".parquet")
+
+Rows = Sequence[Mapping[str, Any]]
 
 
 def predict_file(
     predictor: TaskPredictor,
     file: Path | str,
     *,
-    columns: Given | None = None,
+    columns: Mapping[str, Any] | None = None,
     out: Path | str | None = None,
     console: Console | None = None,
 ) -> None:
-    """Predict for every input of a file and write one row for each, in order.
+    """Predict for each input of a file and write one row for each, in order.
 
-    Printed rows have the ID of the input, its text and pair or its question, and the fields of its
-    prediction. In a file they have every column of the input instead; a field of the prediction
-    whose name is taken is called `predicted_NAME` or, if that is taken, `predicted_predicted_NAME`.
+    A row has the ID of the input, the columns of the input and the fields of the result. A column
+    of the input that has the name of a field of the result is called `input_NAME`. Where columns
+    are flat (.csv, .tsv, .parquet), each label's probability is a column `probability_LABEL`.
 
     Args:
         predictor: a fine-tuned model, or an ensemble.
-        file: the file of inputs; see `model_inputs`.
+        file: the file of inputs: rows with columns, a format of the task type such as SQuAD-JSON or
+            CoNLL's, or plain text with one input per line.
         columns: the column options of the task type, by name; the others are those that the model
             was fine-tuned with.
-        out: the file for the predictions (.jsonl, .csv, .tsv or .parquet), which is created once
-            all are made; None prints JSON lines.
+        out: the file for the predictions (.jsonl, .csv, .tsv or .parquet); None prints JSON lines.
         console: the console for progress and what was skipped; None for a new one.
 
     Raises:
-        InputTypeError: the predictor is something else, such as the path of a model.
-        BertkitError: the file is missing, damaged or lacks a column, a later input has a column
-            that the predictions have taken, or `out` is the file itself or cannot be written.
+        BertkitError: the file is missing, damaged or lacks a column, or `out` is the file itself or
+            cannot be written.
     """
-    if not isinstance(predictor, TaskPredictor):
-        raise InputTypeError(f"give what load(MODEL) returns, not {short_repr(predictor)}")
-    file, out = from_home(os.fspath(file)), None if out is None else Path(from_home(out))
-    rows: dict[str, Fields] | None = None
+    file, out = from_home(str(file)), None if out is None else Path(from_home(out))
     if out is not None:
         refuse_overwriting(out, [file])
         check_ending(out)
-        rows = {}
-    with console_or_new(console) as shown:
-        counts = TextCounts()
-        named, inputs = model_inputs(
-            SPECS[predictor.task.task_type],
-            predictor.loaded[0].details,
-            file,
-            columns or {},
-            counts,
-            rows,
-        )
-        types = parquet_types(file, named.format) if is_parquet(out) else {}
-        with new_rows(out, types) as write:
-            visible = out is not None or not sys.stdout.isatty()  # lines would break the bar
-            progress = FileProgress(shown, *file_length(file, named, inputs), visible=visible)
-            alone, names = predictor.reads_documents, dict[str, str]()
-            windowed, cut, unknown = 0, Counter[str](), NOTHING_UNKNOWN
-            for chunk in input_chunks(inputs, whole=predictor.reads_documents):
-                progress.begin(chunk)
-                alone = alone and are_all_unique(chunk)
-                predictions, items = predictor.run(chunk, progress)
-                parts = [
-                    row_parts(predictor, given, found, rows)
-                    for given, found in zip(chunk, predictions, strict=True)
-                ]
-                write(predicted_rows(parts, names, flat=is_flat(out)))
-                windowed += items.windowed
-                cut.update(items.cut)
-                unknown = unknown.plus(items.unknown)
-            progress.finish()
+    counts, rows = TextCounts(), dict[str, Fields]()
+    total = Items([], 0, 0, {})
+    with console_or_new(console) as shown, new_rows(out) as write:
+        visible = out is not None or not sys.stdout.isatty()  # lines would break the bar
+        flat = out is not None and out.suffix.lower() != ".jsonl"
+        examples = file_examples(predictor, file, dict(columns or {}), counts, rows)
+        if visible:
+            shown.start(None, title="predicting", unit="inputs")
+        for chunk in predictor.chunks(examples):
+            results, items = predictor.run(chunk)
+            pairs = zip(chunk, results, strict=True)
+            write([result_row(example, rows, result, flat=flat) for example, result in pairs])
+            total = total.plus(items)
+            if visible:
+                shown.update({"done": total.inputs})
+        shown.close()
         shown.say(*describe_skipped(counts.skipped, counts.examples))
-        if alone and progress.inputs > 1:
-            shown.say(f"{file}: {LONE_SENTENCES}")
-        shown.say(f"{progress.inputs:,} inputs, {describe_losses(windowed, cut, unknown)}")
+        shown.say(f"{total.inputs:,} inputs, {total.described()}")
 
 
-def predict_texts(
-    predictor: TaskPredictor, texts: Sequence[str], *, out: Path | None = None
-) -> None:
-    """Predict for the texts of one input and write its row; see `predict_file`.
+def file_examples(
+    predictor: TaskPredictor,
+    file: str,
+    options: dict[str, Any],
+    counts: TextCounts,
+    rows: dict[str, Fields],
+) -> Iterator[Any]:
+    """Return the examples of a file; `rows` gets all fields of each one's row, by its location."""
+    columns = predictor.columns_with(options)
+    if is_plain(file, columns):
+        return columns.read_lines(file, counts)
+    if columns.in_rows(file):
+        names = column_names(file, columns.format, header=columns.header)
+        if is_swag(predictor, names):
+            return iter(read_swag(file, "test", counts, scoring=True))
+        if isinstance(columns, TextColumns) and not options.keys() & {"text", "pair"}:
+            usual = text_columns_of(columns, names, predictor.pairs)
+            columns = usual if {*usual.inputs} <= {*names} else columns
+    return columns.read(file, counts, labelled=False, scoring=True, rows=rows)
 
-    Raises:
-        BertkitError: the texts are too few or too many for the task type.
-    """
-    kind = SPECS[predictor.task.task_type].example
-    if kind is WordsExample and len(texts) > 1:
+
+def result_row(example: Any, rows: dict[str, Fields], result: Any, *, flat: bool) -> dict[str, Any]:
+    """Return a result with the columns of its input, which are removed from `rows`."""
+    values = result.to_dict()
+    if flat and isinstance(values.get("probabilities"), dict):
+        shares = values.pop("probabilities")
+        values |= {f"probability_{label}": share for label, share in shares.items()}
+    fields = rows.pop(example.location, None)
+    if fields is None:  # not a table
+        named = ("text", "pair", "question")
+        fields = {n: getattr(example, n) for n in named if getattr(example, n, None) is not None}
+    inputs = {(f"input_{name}" if name in values else name): v for name, v in fields.items()}
+    return {"id": example.id, **inputs, **values}
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def check_ending(out: Path) -> None:
+    """Raise unless the ending of a file's name is that of a format which can be written."""
+    if out.suffix.lower() not in ENDINGS:
         raise BertkitError(
-            f"a tagger takes one text, and there are {len(texts)}; put the text in quotes, or give "
-            "a file",
-            code="texts",
+            f"{out}: predictions are written as {', '.join(ENDINGS)}; choose one of these",
+            code="format",
         )
-    choices = kind is ChoiceExample
-    given = (texts[0], texts[1:]) if choices else texts
-    example = predictor.example(given if len(given) > 1 else given[0], "input", "0")
-    [found] = predictor.many([example])
-    with new_rows(out) as write:
-        parts = [row_parts(predictor, example, found, None)]
-        write(predicted_rows(parts, {}, flat=is_flat(out)))
 
 
-def row_parts(
-    predictor: TaskPredictor, given: Any, found: Any, rows: dict[str, Fields] | None
-) -> tuple[Fields, Fields]:
-    """Return what the row of a prediction has of its input, and the fields of the prediction.
+@contextmanager
+def new_rows(out: Path | None) -> Iterator[Callable[[Rows], None]]:
+    """Yield a function that writes a chunk of rows to a file, created if the block succeeds.
 
-    `rows` maps the place of an input to all fields of its row, which is removed; an input that is
-    not from a table has none.
+    Without a file, rows are written to the standard output as JSON lines and flushed at once.
     """
-    row = predictor.task.row(given, found)
-    kept = {"id": row.pop("id")}
-    if rows is not None and (fields := rows.pop(given.place, None)) is not None:
-        if isinstance(given, WordsExample):
-            row.pop("words")  # the input's row has them, under the column's name
-        return {**kept, **fields}, row
-    if isinstance(given, TextExample):
-        pair = {} if given.pair is None else {"pair": given.pair}
-        return {**kept, "text": given.text, **pair}, row
-    if isinstance(given, QuestionExample):
-        return {**kept, "question": given.question}, row
-    return kept, row
+    if out is None:
+        stream = sys.stdout  # kept: while a bar is up, sys.stdout prints above it instead
+
+        def write_now(rows: Rows) -> None:
+            stream.writelines(json_text(row) + "\n" for row in rows)
+            stream.flush()
+
+        yield write_now
+    elif out.suffix.lower() == ".parquet":
+        with new_file(out) as temporary, disk_errors(out):
+            table = ParquetRows(out, temporary)
+            try:
+                yield table.write
+            finally:
+                table.close()
+    else:
+        with new_file(out) as temporary, disk_errors(out):
+            # half of a surrogate pair, which UTF-8 lacks, is written escaped, as JSON does
+            how: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
+            with temporary.open("w", **how) as file:
+                if separator := SEPARATORS.get(out.suffix.lower()):
+                    yield SeparatedRows(out, file, separator).write
+                else:
+                    yield lambda rows: file.writelines(json_text(row) + "\n" for row in rows)
 
 
-def predicted_rows(
-    parts: Sequence[tuple[Fields, Fields]], names: dict[str, str], *, flat: bool
-) -> list[dict[str, Any]]:
-    """Return the rows of a chunk of predictions.
+def json_text(value: Any) -> str:
+    """Return a value of any column as JSON: NaN is null, and what JSON lacks is written as text."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        return json.dumps(jsonable(value), ensure_ascii=False)
 
-    Args:
-        parts: for each row what it has of its input, and the fields of its prediction.
-        names: field of predictions -> its column, which the first chunk fills. A column has a
-            prediction in all rows or in none, also if only some inputs have one of its name.
-        flat: whether each label's probability gets a column.
 
-    Raises:
-        BertkitError: an input has a column that the predictions of earlier chunks have.
-    """
-    taken = {name for kept, _ in parts for name in kept}
-    if late := sorted(taken.intersection(names.values())):
-        place = next(kept["id"] for kept, _ in parts if late[0] in kept)
+class SeparatedRows:
+    """A CSV or TSV file; fields with the separator, quotes or line breaks are quoted in both."""
+
+    def __init__(self, out: Path, file: Any, separator: str) -> None:
+        self.out, self.names = out, list[str]()
+        self.writer = csv.writer(file, delimiter=separator, lineterminator="\n")
+
+    def write(self, rows: Rows) -> None:
+        """Write a chunk; the first begins with the column names."""
+        if not self.names:
+            self.names = list(dict.fromkeys(name for row in rows for name in row))
+            self.writer.writerow(self.names)
+        check_names(self.out, rows, self.names)
+        for row in rows:
+            self.writer.writerow([cell(row.get(name)) for name in self.names])
+
+
+def cell(value: Any) -> str:
+    """Return a value as the text of a field; lists and objects as JSON, null and NaN as ""."""
+    value = jsonable(value)
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, str | bool) else json.dumps(value, ensure_ascii=False)
+
+
+def check_names(out: Path, rows: Rows, names: Iterable[str]) -> None:
+    """Raise if a row has a column that the first rows of the file did not have."""
+    known = set(names)
+    if more := {name for row in rows for name in row} - known:
         raise BertkitError(
-            f"input {place} has the column '{late[0]}', which the first {CHUNK_INPUTS:,} inputs "
-            "lack and the predictions have taken; rename it, or give it to the first input, too",
+            f"{out}: a later row has the column '{min(more)}', which the first rows lack; write "
+            ".jsonl",
             code="column",
         )
 
-    def free(name: str) -> str:
-        return free(f"predicted_{name}") if name in taken else name
 
-    def column(name: str) -> str:
-        return names.setdefault(name, free(name))
+class ParquetRows:
+    """A Parquet file; the first chunk decides the types of the columns, null becomes text."""
 
-    return [
-        {**kept, **{column(name): one for name, one in (flat_row(row) if flat else row).items()}}
-        for kept, row in parts
-    ]
+    def __init__(self, out: Path, temporary: Path) -> None:
+        self.out, self.temporary = out, temporary
+        self.arrow = library("pyarrow", "Parquet files")
+        self.parquet = library("pyarrow.parquet", "Parquet files")
+        self.file: Any = None
 
-
-# Inputs ------------------------------------------------------------------------------------------
-
-
-def model_inputs(
-    spec: TaskSpec,
-    details: Mapping[str, Any],
-    file: str,
-    given: Given,
-    counts: TextCounts,
-    rows: dict[str, Fields] | None = None,
-) -> tuple[Columns, Iterator[Any]]:
-    """Return the columns of a file for a model, and an iterator over its inputs.
-
-    The file has rows with columns, a format of the task type, or plain text with one input per
-    line, or it is an official file of the model's data set. `details` is the content of the model's
-    `bertkit.json`, and `given` has the column options that the caller gave. If `rows` is given, it
-    gets all fields of the row of every input, by the place of the input.
-
-    Raises:
-        BertkitError: the file is missing, damaged or lacks a column; or its columns are neither
-            those of the model's data set nor the default ones.
-    """
-    named = spec.merged_columns(given, details)
-    plain = is_plain(file, named)
-    if plain or not named.in_rows(file):
-        used = {"format"} if plain else {"format", "word_column", "tag_column"}
-        if unused := given.keys() - used:
-            flags = ", ".join(map(flag, sorted(unused)))
-            raise BertkitError(f"{file} has no named columns; leave out {flags}", code="column")
-    if plain:
-        return named, plain_inputs(spec, file, named, counts)
-    if is_swag(details, file, named):
-        if own := given.keys() & {"text", "choices"}:
-            flags = " and ".join(map(flag, sorted(own)))
-            raise BertkitError(
-                f"{file} has SWAG's columns, which the model knows; leave out {flags}"
-            )
-        return named, iter(read_swag(file, counts, labelled=False, format=named.format, rows=rows))
-    named = usual_columns(details, given, named, file)
-    return named, named.read(
-        file, counts, labelled=False, keep_unlabelled=True, scoring=True, rows=rows
-    )
-
-
-def usual_columns(
-    details: Mapping[str, Any], given: Given, columns: Columns, source: str | Records
-) -> Columns:
-    """Return the columns; for texts that the caller did not name, those of the model's GLUE task.
-
-    A column `pair` of the first usable row is read if nothing tells whether the model was
-    fine-tuned on pairs of texts.
-    """
-    data = str(details.get("data"))
-    if not isinstance(columns, TextColumns) or given.keys() & {"text", "pair"}:
-        return columns
-    if data in GLUE:
-        return glue_columns(data, source, columns)
-    told = details.get("pairs") is not None or columns.inputs != type(columns)().inputs
-    if told or not columns.header or not has_columns(source, ["pair"], columns.format, rows=1):
-        return columns
-    return replace(columns, pair="pair")
-
-
-def is_swag(details: Mapping[str, Any], file: str, columns: Columns) -> bool:
-    """Return whether the model was fine-tuned on SWAG and the file has SWAG's columns."""
-    if details.get("data") != "swag" or not isinstance(columns, ChoiceColumns):
-        return False
-    return has_columns(file, SWAG_COLUMNS, columns.format)
-
-
-def is_plain(file: str, columns: Columns) -> bool:
-    """Return whether a file is read as plain text; a .txt of tagged words is not."""
-    if columns.format != "auto":
-        return columns.format == "text"
-    return extension(file) == ".txt" and not isinstance(columns, WordColumns)
-
-
-def plain_inputs(spec: TaskSpec, file: str, columns: Columns, counts: TextCounts) -> Iterator[Any]:
-    """Yield an input for each line that is not blank.
-
-    Raises:
-        BertkitError: the inputs of the task type have several parts, or there is no text.
-    """
-    if spec.example not in (TextExample, WordsExample):
-        raise BertkitError(f"{file}: a model for {spec.name} needs columns, not plain text")
-    if isinstance(columns, TextColumns) and columns.pair:
-        raise BertkitError(f"{file}: plain text has no columns; give CSV or JSONL for pairs")
-    source = one_source(file)
-    used = document = 0
-    for number, line in plain_lines(source, counts):
-        place = f"{source.path}:{number}"
-        if not line.strip():
-            counts.note("blank line", place)
-            document += 1  # as in a corpus, a blank line ends a document
-            continue
-        if spec.example is WordsExample:
-            yield words_example(str(used), line, document, place)
-        else:
-            yield TextExample(str(used), line.strip(), None, None, place)
-        used += 1
-    if not used:
-        raise BertkitError(f"{file} holds no text; give one input per line")
-
-
-def file_length(file: str, columns: Columns, inputs: Iterator[Any]) -> tuple[int | None, str]:
-    """Return the length of a file, or None if counting is slow, and the unit of the length."""
-    held = length_hint(inputs)  # the number of inputs, if they had to be read at once
-    last = None if held else end_position(file, columns)
-    return (held or None, "inputs") if last is None else (last, "lines")
-
-
-def end_position(path: str, columns: Columns) -> int | None:
-    """Return the number of lines of a local, uncompressed file, or of rows of a Parquet file.
-
-    This is the maximum of the locations ("file:line") of inputs. Returns None if counting lines is
-    slow (compressed files, URLs) or locations are not lines.
-    """
-    path = from_home(path)
-    if "://" in path or path.startswith("hf:") or not Path(path).is_file():
-        return None
-    if Path(path).suffix.lower() in DECOMPRESSORS:
-        return None
-    if source_format(path, columns.format) == "parquet":
-        parquet = optional_library("pyarrow.parquet", "Parquet files")
+    def write(self, rows: Rows) -> None:
+        """Write a chunk."""
+        if self.file is not None:
+            check_names(self.out, rows, self.file.schema.names)
         try:
-            return int(parquet.read_metadata(path).num_rows)
-        except (OSError, ValueError):  # damaged: reading the file will report it
-            return None
-    with Path(path).open("rb") as file:
-        last, lines = b"", 0
-        while block := file.read(BLOCK_BYTES):
-            lines += block.count(b"\n")
-            last = block[-1:]
-    return lines + (last != b"\n")
+            schema = self.file.schema if self.file else None
+            table = self.arrow.Table.from_pylist(list(rows), schema=schema)
+        except (self.arrow.ArrowException, OverflowError, UnicodeEncodeError) as error:
+            raise BertkitError(
+                f"{self.out}: a column's values are not of one type that Parquet has "
+                f"({str(error).splitlines()[0]}); write .jsonl",
+                code="format",
+            ) from error
+        if self.file is None:
+            text, null = self.arrow.string(), self.arrow.null()
+            fields = [f.with_type(text) if f.type == null else f for f in table.schema]
+            table = table.cast(self.arrow.schema(fields))
+            self.file = self.parquet.ParquetWriter(self.temporary, table.schema)
+        self.file.write_table(table)
+
+    def close(self) -> None:
+        """Finish the file."""
+        if self.file is not None:
+            self.file.close()
 
 
-# Progress ----------------------------------------------------------------------------------------
-
-
-class FileProgress:
-    """The progress bar of a file, used as the `progress` of `TaskPredictor.run` for each chunk.
-
-    The share of inputs done in a chunk is estimated by that of its windows.
-
-    Args:
-        console: the console that shows the bar; its owner closes it.
-        total: the number of units, or None if unknown.
-        unit: "inputs", or "lines" if progress is measured by the line numbers of inputs.
-        visible: whether to show a bar.
-    """
-
-    def __init__(self, console: Console, total: int | None, unit: str, *, visible: bool) -> None:
-        self.console, self.whole, self.by_lines = console, total, unit == "lines"
-        self.visible = visible
-        self.inputs = 0
-        """The number of inputs so far, including the current chunk."""
-        self.size = self.before = self.after = 0
-        if visible:
-            console.start(total, title="predicting", unit=unit)
-
-    def begin(self, chunk: list[Any]) -> None:
-        """Start the next chunk."""
-        self.inputs += len(chunk)
-        self.size, self.before = len(chunk), self.after
-        line = chunk[-1].place.rpartition(":")[2]
-        self.after = int(line) if self.by_lines else self.inputs
-        if self.whole is not None:
-            self.after = min(self.after, self.whole)
-
-    def finish(self) -> None:
-        """Show that all inputs are done, and close the bar."""
-        self.size, self.after = 0, self.inputs if self.whole is None else self.whole
-        self._show(1.0)
-        self.console.close()
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` windows of the current chunk are done."""
-        if done:
-            self._show(done / total)
-
-    def _show(self, share: float) -> None:
-        if not self.visible:
-            return
-        record = {"done": self.before + int(share * (self.after - self.before))}
-        if self.by_lines:
-            record["inputs"] = self.inputs - self.size + int(share * self.size)
-        self.console.update(record)
+def library(name: str, purpose: str) -> Any:
+    """Import a library of the extra "data"."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise BertkitError(
+            f"{purpose} need {name}; install bertkit with the extra 'data'"
+        ) from error

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bertkit.checkpoints.families import heads_of_class
-from bertkit.checkpoints.pretrained import (
-    model_folder,
-    read_details,
-    read_pretrained,
-    resolve_model,
-)
-from bertkit.checkpoints.save import SAVED_HEADS
-from bertkit.checkpoints.weights import recorded_recipe
+from bertkit.checkpoints.pretrained import model_folder, read_pretrained, resolve_model
 from bertkit.errors import BertkitError
 from bertkit.files import read_optional
-from bertkit.model.pooling import is_embedder, read_pooling
-from bertkit.predict.predictors import PREDICTORS, TaskPredictor
-from bertkit.tasks.saved import load_task_model, task_details
-from bertkit.tasks.spec import SPECS
-from bertkit.training.device import choose_device
-
-if TYPE_CHECKING:
-    from bertkit.predict.embeddings import Embedder
-    from bertkit.predict.pretrained import Predictor
+from bertkit.model.pooling import is_embedder
+from bertkit.predict.embeddings import Embedder, load_embedder
+from bertkit.predict.predictor import TaskPredictor
+from bertkit.predict.pretrained import Predictor, load_pretrained
+from bertkit.tasks.saved import is_tuned, task_details
 
 
 def load(
@@ -50,59 +37,32 @@ def load(
             model; a model fine-tuned with transformers has none and answers every question.
 
     Returns:
-        By the model's task a `TextPredictor`, `ChoicePredictor`, `TagPredictor` or
-        `AnswerPredictor`; an `Embedder` for a model of sentence-transformers; a `Predictor` for any
-        other pre-trained model.
+        A `TaskPredictor` for a fine-tuned model; an `Embedder` for a model of
+        sentence-transformers; a `Predictor` for any other pre-trained model.
 
     Raises:
         BertkitError: there is no model, it is damaged, or the models cannot form an ensemble.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
-    if len(paths) == 1:
-        folder = resolve_model(Path(paths[0]))
-        embeds = is_embedder(folder)
-        if embeds or not is_tuned(model_folder(folder)):
-            if null_threshold is not None:
-                raise BertkitError(f"{folder} was not fine-tuned for a task; it has no threshold")
-            if embeds:
-                from bertkit.predict.embeddings import load_embedder
-
-                return load_embedder(folder, device=device, precision=precision)
-            from bertkit.predict.pretrained import load_pretrained
-
-            return load_pretrained(folder, device=device, precision=precision)
-        paths = [folder]
-    return load_predictor(paths, device=device, precision=precision, null_threshold=null_threshold)
-
-
-def load_predictor(
-    paths: Sequence[Path | str],
-    *,
-    device: str = "auto",
-    precision: str = "auto",
-    null_threshold: float | None = None,
-) -> TaskPredictor:
-    """Load one fine-tuned model, or several for an ensemble; see `load`.
-
-    Raises:
-        BertkitError: see `load`; or a model was not fine-tuned for a task.
-    """
     if not paths:
         raise BertkitError("there is no model to load; name at least one")
-    where = choose_device(device)
-    if null_threshold is not None and math.isnan(null_threshold):
-        raise BertkitError("null_threshold must be a number, not NaN")
-    loaded = [load_task_model(Path(one), where, null_threshold) for one in paths]
-    return PREDICTORS[SPECS[loaded[0].task.task_type].example](loaded, where, precision)
+    folders = [resolve_model(Path(one)) for one in paths]
+    first = folders[0]
+    if len(folders) == 1 and (is_embedder(first) or not is_tuned(model_folder(first))):
+        if null_threshold is not None:
+            raise BertkitError(f"{first} was not fine-tuned for a task; it has no threshold")
+        if is_embedder(first):
+            return load_embedder(first, device=device, precision=precision)
+        return load_pretrained(first, device=device, precision=precision)
+    return TaskPredictor(folders, device=device, precision=precision, null_threshold=null_threshold)
 
 
-def is_tuned(folder: Path) -> bool:
-    """Return whether a model directory contains a fine-tuned model."""
-    if str(read_details(folder).get("task")) in SPECS:
-        return True
-    named = read_optional(folder / "config.json").get("architectures")
-    tuned = {head for head, _ in SAVED_HEADS.values()}
-    return isinstance(named, list) and any(tuned & heads_of_class(str(name)) for name in named)
+def load_predictor(path: Path | str | Sequence[Path | str], **options: Any) -> TaskPredictor:
+    """Load one fine-tuned model, or several for an ensemble; any other model is an error."""
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    if not paths:
+        raise BertkitError("there is no model to load; name at least one")
+    return TaskPredictor([resolve_model(Path(one)) for one in paths], **options)
 
 
 def model_info(model: Path | str) -> dict[str, Any]:
@@ -113,8 +73,8 @@ def model_info(model: Path | str) -> dict[str, Any]:
 
     Returns:
         JSON values by name: `task` ("pre-training", "encoder", "embedding" or a task type),
-        `labels`, `network` (its sizes), `vocabulary`, `parameters`, `bytes`, `dtypes`, and the
-        data, columns and settings with which bertkit trained the model.
+        `labels`, `network` (its sizes), `vocabulary`, `parameters`, `bytes`, and the data, columns
+        and settings with which bertkit trained the model.
 
     Raises:
         BertkitError: there is no model, or a file is missing or damaged.
@@ -128,9 +88,8 @@ def model_info(model: Path | str) -> dict[str, Any]:
         details = task_details(folder)
         task = str(details["task"])
     elif is_embedder(start.path):
-        details, task = {"settings": vars(read_pooling(start.path)[1])}, "embedding"
+        task = "embedding"
     family = read_optional(folder / "config.json") if folder.is_dir() else {}
-    dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in start.tensors.values()})
     return {
         "model": start.origin,
         "task": task,
@@ -138,7 +97,6 @@ def model_info(model: Path | str) -> dict[str, Any]:
         "data": details.get("data", ""),
         "columns": details.get("columns") or {},
         "settings": details.get("settings") or {},
-        "objectives": recorded_recipe(details, "objectives"),
         "type": family.get("model_type", "bert"),
         "network": {
             "layers": config.num_hidden_layers,
@@ -153,7 +111,6 @@ def model_info(model: Path | str) -> dict[str, Any]:
             "tokens": start.tokenizer.size,
             "case": "lowercased" if start.tokenizer.lowercase else "cased",
         },
-        "parameters": sum(one.numel() for one in start.tensors.values()),
-        "bytes": sum(one.numel() * one.element_size() for one in start.tensors.values()),
-        "dtypes": dtypes,
+        "parameters": sum(tensor.numel() for tensor in start.tensors.values()),
+        "bytes": sum(tensor.numel() * tensor.element_size() for tensor in start.tensors.values()),
     }

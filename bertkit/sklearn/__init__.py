@@ -11,7 +11,6 @@ files of its model, so that a pickle of it needs no other file. Texts of any len
 windows (see `bertkit.tasks.windows`), and a blank text is a row like any other.
 """
 
-from bertkit.sklearn.embedder import BertEmbedder
-from bertkit.sklearn.estimators import BertClassifier, BertRegressor, BertTagger
+from bertkit.sklearn.estimators import BertClassifier, BertEmbedder, BertRegressor, BertTagger
 
 __all__ = ["BertClassifier", "BertEmbedder", "BertRegressor", "BertTagger"]

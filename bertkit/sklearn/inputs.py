@@ -1,4 +1,4 @@
-"""What an estimator is given: texts, pairs of texts, words, and their labels."""
+"""The inputs of estimators: texts, pairs of texts, words, and their labels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from sklearn.utils import check_array, check_consistent_length
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import column_or_1d, validate_data
 
-from bertkit.datasets.examples import TextExample, WordsExample
-from bertkit.datasets.tabular import label_name
 from bertkit.errors import BertkitError, InputTypeError
+from bertkit.tasks.entities import WordsExample
+from bertkit.tasks.texts import TextExample
+from bertkit.text.lines import value_name
 
 
 class InputValueError(BertkitError, ValueError):
@@ -38,10 +39,6 @@ def read_texts(
         y: the labels, which are only counted.
         reset: whether to keep the columns, in a fit, rather than to check them.
         maximum: the maximum number of columns.
-
-    Raises:
-        ValueError: a text or y is missing, the shape is wrong, or the lengths differ.
-        TypeError: a value is not a text, or the data is sparse.
     """
     name = type(estimator).__name__
     if isinstance(given, str):
@@ -92,12 +89,7 @@ def examples_of_texts(table: np.ndarray, labels: Sequence[Any] | None = None) ->
 
 
 def read_rows_of_words(given: Any, name: str) -> list[tuple[str, ...]]:
-    """Return rows of words ("X"), or of tags ("y"), of a list, an array or a Series of lists.
-
-    Raises:
-        ValueError: there is no row.
-        TypeError: the argument, or a row of it, is not a list of strings.
-    """
+    """Return rows of words ("X"), or of tags ("y"), of a list, an array or a Series of lists."""
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise InputTypeError(f"{name} must be a list of lists of words, not {given!r:.40}")
     rows = []
@@ -117,15 +109,10 @@ def read_rows_of_words(given: Any, name: str) -> list[tuple[str, ...]]:
 
 
 def tagged_examples(words: Any, tags: Any = UNLABELLED) -> list[WordsExample]:
-    """Return the examples of rows of words, and their tags if there are any.
-
-    Raises:
-        ValueError: the numbers of rows, or of a row's words and tags, differ.
-        TypeError: an argument is not a list of lists of strings.
-    """
+    """Return the examples of rows of words, and their tags if there are any."""
     rows = read_rows_of_words(words, "X")
     if isinstance(tags, str) and tags == UNLABELLED:
-        return [WordsExample("", row, None, i, f"X[{i}]") for i, row in enumerate(rows)]
+        return [WordsExample("", row, None, f"X[{i}]", f"X[{i}]") for i, row in enumerate(rows)]
     golds = read_rows_of_words(tags, "y")
     check_consistent_length(rows, golds)
     examples = []
@@ -134,7 +121,7 @@ def tagged_examples(words: Any, tags: Any = UNLABELLED) -> list[WordsExample]:
             raise InputValueError(
                 f"X[{i}] has {len(row)} words and y[{i}] has {len(gold)} tags; give each word a tag"
             )
-        examples.append(WordsExample("", row, gold, i, f"X[{i}]"))
+        examples.append(WordsExample("", row, gold, f"X[{i}]", f"X[{i}]"))
     return examples
 
 
@@ -149,9 +136,6 @@ def read_labels(given: Any, name: str) -> tuple[Any, list[str], list[Any]]:
         The classes as `classes_` has them, which for an indicator matrix is [0, 1] for each column;
         the name of each class or column; and for each row its name, or the names of its columns
         that are 1.
-
-    Raises:
-        ValueError: the labels are of another kind, missing, or all the same.
     """
     rows = given.toarray() if issparse(given) else np.asarray(given, dtype=object)
     if missing := [place for place, value in np.ndenumerate(rows) if is_missing(value)]:
@@ -178,13 +162,8 @@ def read_labels(given: Any, name: str) -> tuple[Any, list[str], list[Any]]:
 
 
 def names_of_classes(classes: Sequence[Any]) -> list[str]:
-    """Return the names of classes in the model, which are those of `bertkit.finetune`.
-
-    Raises:
-        ValueError: two classes have the same name.
-        BertkitError: a class holds half of a surrogate pair.
-    """
-    names = [label_name(one, "y") for one in classes]
+    """Return the names of classes in the model, which are those of `bertkit.finetune`."""
+    names = [value_name(one) for one in classes]
     if len(set(names)) < len(names):
         [(twice, _)] = Counter(names).most_common(1)
         raise InputValueError(f"several labels of y have the name {twice!r}; make them one")

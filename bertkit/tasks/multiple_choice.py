@@ -2,58 +2,179 @@
 
 Each choice is a separate sequence, [CLS] context [SEP] choice [SEP]; one vector scores each, and
 the softmax is over the choices of an input. Inputs may have different numbers of choices. If a
-context is too long, window i of every choice makes one comparison.
+context is too long, window i of each choice makes one comparison.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertkit.datasets.examples import ChoiceExample
-from bertkit.datasets.swag import write_swag_predictions
+from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.classification import leading, refuse_image, softmax
-from bertkit.tasks.predictions import Prediction, probability_bars
+from bertkit.tasks.columns import Columns, from_json, require_texts, row_texts
+from bertkit.tasks.rows import Fields
 from bertkit.tasks.task import (
     NOTHING_READ,
     Item,
     ItemPart,
     Items,
-    PredictedSplit,
+    Result,
     Task,
     TaskBatch,
-    TaskInputs,
+    TrainingData,
 )
-from bertkit.tasks.windows import at, text_windows
+from bertkit.tasks.texts import count_examples, softmax
+from bertkit.tasks.windows import WindowLengths, aligned, text_windows
+from bertkit.text.lines import TextCounts, value_name
 from bertkit.tokenizer.wordpiece import Tokenizer
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class ChoiceExample(NamedTuple):
+    """A context with n choices, of which one is right."""
+
+    id: str
+    text: str
+    choices: tuple[str, ...]
+    label: int | None
+    """The index of the right choice in `choices`."""
+    location: str
+
+    @property
+    def gold(self) -> int | None:
+        """The index of the right choice, or None if the file has none."""
+        return self.label
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceColumns(Columns):
+    """Columns of texts with several continuations or answers, of which one is right.
+
+    A label is the name of a choice's column (if the file has a header), its text, a letter from A
+    or a, or an index. A row may have fewer choices than others: empty choices at its end are
+    dropped.
+    """
+
+    text: str = "text"
+    """The column of the context."""
+    choices: tuple[str, ...] = ("choices",)
+    """The columns of the choices, or the one column that holds a list of them."""
+    label: str = "label"
+    """The column of the right choice (a column's name, a text, a letter, or an index)."""
+    first_choice: int = 0
+    """The number of the first choice if labels are numbers: 0 or 1."""
+    input_options = ("text", "choices")
+    wanted = "(text, choices) tuples"
+
+    def __post_init__(self) -> None:
+        """Check that each choice is named once, and that keys count from 0 or 1."""
+        super().__post_init__()
+        if len(set(self.choices)) != len(self.choices) or not self.choices:
+            raise BertkitError(
+                f"choices need two columns or more, each once, or one of lists, not "
+                f"{', '.join(self.choices) or 'none'}; name them: --choices A B ..."
+            )
+        if self.first_choice not in (0, 1):
+            raise BertkitError(f"keys of choices count from 0 or 1, not from {self.first_choice}")
+
+    def example(
+        self, row: Fields, location: str, counts: TextCounts, *, labelled: bool, scoring: bool
+    ) -> ChoiceExample | None:
+        """See `Columns`; a row is left out if a text is empty or its key is out of range."""
+        fields = self.choices_in(row, location)
+        if len(fields) < 2:
+            counts.note(f"fewer than two '{self.choices[0]}'", location)
+            return None
+        texts = row_texts({**row, **fields}, (self.text, *fields), location, counts)
+        if texts is None:
+            return None
+        context, *choices = texts
+        key = value_name(row.get(self.label)) if labelled else ""
+        label = self.choice_index(key, choices) if key else None
+        if label is not None and not 0 <= label < len(choices):
+            counts.note("label out of range", location)
+            return None
+        return ChoiceExample("", context, tuple(choices), label, location)
+
+    def choices_in(self, row: Fields, location: str) -> dict[str, Any]:
+        """Return name -> text of the choices in a row, without empty ones at the end.
+
+        A list may be the field "text" of an object, as in ARC and CommonsenseQA on the hub.
+        """
+        fields = {name: row[name] for name in self.choices}
+        if len(self.choices) == 1:
+            [column] = self.choices
+            listed = from_json(row[column])
+            if isinstance(listed, Mapping) and "text" in listed:
+                listed = listed["text"]
+            if not isinstance(listed, list | tuple):
+                raise BertkitError(
+                    f"{location}: '{column}' is {listed!r:.40}, not a list of choices; name a "
+                    "column for each: --choices A B ..."
+                )
+            fields = {f"{column} {number}": choice for number, choice in enumerate(listed, 1)}
+        names = list(fields)
+        while len(names) > 2 and not value_name(fields[names[-1]]):
+            del fields[names.pop()]
+        return fields
+
+    def choice_index(self, key: str, choices: Sequence[str]) -> int:
+        """Return the index of the choice that a key names, possibly out of range.
+
+        A key is the name of a column, a number, the text of a choice, or a letter. "0.0", as pandas
+        writes 0 beside nulls, is 0.
+        """
+        if self.header and len(self.choices) > 1 and key in self.choices:
+            return self.choices.index(key)
+        number = re.sub(r"^(\d+)\.0$", r"\1", key)
+        if number.isdecimal() and key not in choices:
+            return int(number[:9]) - self.first_choice  # any nine-digit number is out of range
+        texts = [choice.strip() for choice in choices]
+        if texts.count(key) == 1:
+            return texts.index(key)
+        return LETTERS.find(key.lower()) if len(key) == 1 else -1
+
+    def from_values(self, values: Sequence[Any], location: str, id: str) -> ChoiceExample:  # noqa: A002
+        """See `Columns`; the choices are one list, or the values after the text."""
+        text, *choices = values
+        if len(choices) == 1:
+            listed = from_json(choices[0])
+            listed = listed.get("text") if isinstance(listed, Mapping) else listed
+            if not isinstance(listed, list | tuple):
+                raise InputTypeError(
+                    f"{location}: choices must be a list of texts, not {short_repr(listed)}; give "
+                    f"{self.wanted}"
+                )
+            choices = list(listed)
+        while len(choices) > 2 and choices[-1] in ("", None):
+            choices.pop()
+        require_texts(location, [text, *choices])
+        if not choices:
+            raise BertkitError(f"{location} has no choice to choose from")
+        return ChoiceExample(id, text, tuple(choices), None, location)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ChoicePrediction(Prediction):
+class ChoiceResult(Result):
     """The most probable choice: its index, text and probability, and all probabilities."""
 
     choice: int
     text: str
     probability: float
     probabilities: tuple[float, ...]
-
-    def _repr_html_(self) -> str:
-        """Return what notebooks show: the choices by their number, with bars."""
-        names = [str(number) for number in range(len(self.probabilities))]
-        names[self.choice] += f": {self.text}"
-        shares = dict(zip(names, self.probabilities, strict=True))
-        return probability_bars(shares, [names[self.choice]])
 
 
 @dataclass(frozen=True)
@@ -63,12 +184,15 @@ class MultipleChoice(Task):
     max_length: int = 512
     stride: int = 0
     task_type = "multiple-choice"
+    head = "choice"
+    columns = ChoiceColumns
+    windows = WindowLengths
     answer_field = "choice"
     metric = "accuracy"
     labels = ()
 
     @classmethod
-    def from_data(cls, data: TaskInputs) -> Self:
+    def from_data(cls, data: TrainingData) -> Self:
         """See `Task`."""
         return cls(data.max_length, data.windows.stride)
 
@@ -78,26 +202,23 @@ class MultipleChoice(Task):
 
     def items(self, inputs: Sequence[ChoiceExample], tokenizer: Tokenizer) -> Items:
         """See `Task`."""
-        contexts = tokenizer.encode_batch([given.text for given in inputs])
-        endings = tokenizer.encode_batch([text for given in inputs for text in given.choices])
-        items, begin, empty = [], 0, 0
-        for i, given in enumerate(inputs):
-            own = endings[begin : begin + len(given.choices)]
-            begin += len(given.choices)
-            empty += not (contexts[i] and all(own))
-            image = self.image_part(given)
+        contexts = tokenizer.encode_batch([example.text for example in inputs])
+        endings = iter(tokenizer.encode_batch([c for example in inputs for c in example.choices]))
+        items, empty = [], 0
+        for i, (example, context) in enumerate(zip(inputs, contexts, strict=True)):
+            choices = [next(endings) for _ in example.choices]
+            empty += not (context and all(choices))
             windows = [
-                text_windows(contexts[i], ending, tokenizer, self.max_length, self.stride)
-                for ending in own
+                text_windows(context, choice, tokenizer, self.max_length, self.stride)
+                for choice in choices
             ]
             count = max(map(len, windows))
             parts = [
                 ItemPart(
-                    tuple(choice[at(number, count, choice)] for choice in windows),
-                    given.label,
+                    tuple(choice[aligned(number, count, choice)] for choice in windows),
+                    example.label,
                     1 / count,
-                    leads=number == 0,
-                    image=image,
+                    number == 0,
                 )
                 for number in range(count)
             ]
@@ -105,25 +226,21 @@ class MultipleChoice(Task):
         windowed = sum(len(item.parts) > 1 for item in items)
         return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
 
-    def image_part(self, given: ChoiceExample) -> Any:
-        """Return what `ItemPart.image` of an input is: nothing, or see `refuse_image`."""
-        refuse_image(given)
-
     def targets(
-        self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
+        self, parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
         """See `Task`; "table" (parts, max choices) has packed indices, -1 for absent choices."""
         sizes = [len(part.sequences) for part in parts]
         table = np.full((len(parts), max(sizes)), -1, dtype=np.int64)
-        table[np.arange(max(sizes)) < np.array(sizes)[:, None]] = place
+        table[np.arange(max(sizes)) < np.array(sizes)[:, None]] = packed_index
         tensors = {
             "table": torch.from_numpy(table),
             "labels": torch.tensor([part.target for part in parts]),
             "weights": torch.tensor([part.weight for part in parts], dtype=torch.float32),
         }
-        return tensors, leading(parts)
+        return tensors, count_examples(parts)
 
-    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+    def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
         """See `Task`; the loss is the cross entropy over the choices of each part."""
         scores = model(batch.packed).float().squeeze(-1)
         table = batch.tensors["table"]
@@ -133,39 +250,38 @@ class MultipleChoice(Task):
 
     def decode(
         self, inputs: Sequence[ChoiceExample], items: Items, outputs: Sequence[list[np.ndarray]]
-    ) -> list[ChoicePrediction]:
+    ) -> list[ChoiceResult]:
         """See `Task`."""
-        found = []
-        for given, parts in zip(inputs, outputs, strict=True):
+        results = []
+        for example, parts in zip(inputs, outputs, strict=True):
             chances = softmax(np.mean([part[:, 0] for part in parts], axis=0))
-            best, every = int(chances.argmax()), tuple(chances.tolist())
-            found.append(ChoicePrediction(best, given.choices[best], every[best], every))
-        return found
+            best, probabilities = int(chances.argmax()), tuple(chances.tolist())
+            results.append(
+                ChoiceResult(best, example.choices[best], probabilities[best], probabilities)
+            )
+        return results
 
     def score(
-        self, inputs: Sequence[ChoiceExample], predictions: Sequence[ChoicePrediction]
+        self, inputs: Sequence[ChoiceExample], results: Sequence[ChoiceResult]
     ) -> dict[str, float]:
         """See `Task`."""
-        right = sum(i.label == p.choice for i, p in zip(inputs, predictions, strict=True))
+        right = sum(i.label == r.choice for i, r in zip(inputs, results, strict=True))
         return {"accuracy": right / max(1, len(inputs))}
 
     def baseline(self, inputs: Sequence[ChoiceExample]) -> dict[str, float]:
         """See `Task`; always the index that is right most often."""
-        [(_, right)] = Counter(given.label for given in inputs).most_common(1)
+        [(_, right)] = Counter(example.label for example in inputs).most_common(1)
         return {"accuracy": right / len(inputs)}
 
-    def degenerate(
-        self, inputs: Sequence[ChoiceExample], predictions: Sequence[ChoicePrediction]
-    ) -> str:
+    def degenerate(self, inputs: Sequence[ChoiceExample], results: Sequence[ChoiceResult]) -> str:
         """See `Task`; a degenerate run gives all choices nearly equal probabilities."""
-        spread = max(max(p.probabilities) - min(p.probabilities) for p in predictions)
-        return "gives every choice nearly the same probability" if spread < 0.01 else ""
+        spread = max(max(r.probabilities) - min(r.probabilities) for r in results)
+        return "gives each choice nearly the same probability" if spread < 0.01 else ""
 
-    def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
+    def official_files(
+        self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
+    ) -> list[Path]:
         """See `Task`; for SWAG this is a CSV with one index per line."""
-        if done.name != "swag":
-            return []
-        path = folder / f"{done.split}.csv"
-        choices = [prediction.choice for prediction in done.predictions]
-        write_swag_predictions(path, [given.id for given in done.inputs], choices)
-        return [path]
+        from bertkit.tasks.official import write_swag
+
+        return write_swag(name, split, folder, inputs, [result.choice for result in results])

@@ -1,17 +1,18 @@
 """Answering a question by a span of its context (paper sections 4.2 and 4.3; SQuAD 1.1 and 2.0).
 
-A start vector and an end vector score every token; training maximises the probability of the right
+A start vector and an end vector score each token; training maximises the probability of the right
 start and end among the tokens of the window, and [CLS] means "no answer here" (in a left-to-right
-network, the scores of [CLS] are read at the last [SEP]: see `SpanModel`). `spans.py` makes the
-windows, aligns answers with their tokens and decodes spans. With the head "conditional", the end is
-predicted given the start (see `add_conditional_end`): in training given the right one, and in
-predictions given each of the best ones.
+network, the scores of [CLS] are read at the last [SEP]: see `SpanModel`). The details are those of
+`run_squad.py` in google-research/bert: a context that is too long becomes overlapping windows, and
+a token in several windows may start an answer only in the one where it has the most context on both
+sides. Tokens have exact character offsets, so answers are slices of the raw context.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -21,29 +22,170 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertkit.datasets.examples import GoldAnswer, QuestionExample
+from bertkit.errors import BertkitError, InputTypeError, nearest, short_repr
 from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.task_heads import PAIR_WIDTH, SpanModel
+from bertkit.model.task_heads import SpanModel
 from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.classification import in_packed_order
-from bertkit.tasks.metrics import best_threshold, squad_scores
-from bertkit.tasks.spans import FoundAnswer, Span, SpanWindow, align, decode, make_windows
-from bertkit.tasks.task import (
-    Encoded,
-    Item,
-    ItemPart,
-    Items,
-    PredictedSplit,
-    Task,
-    TaskBatch,
-    TaskInputs,
+from bertkit.tasks.columns import Columns, from_json, require_texts, row_texts
+from bertkit.tasks.rows import Fields
+from bertkit.tasks.squad import (
+    GoldAnswer,
+    QuestionExample,
+    best_threshold,
+    has_json_lines,
+    make_question,
+    read_questions,
+    squad_scores,
 )
-from bertkit.tasks.windows import QuestionWindows
+from bertkit.tasks.task import Encoded, Item, ItemPart, Items, Result, Task, TaskBatch, TrainingData
+from bertkit.tasks.texts import in_packed_order, softmax
+from bertkit.tasks.windows import WindowLengths, plan_windows
+from bertkit.text.lines import TextCounts
+from bertkit.text.sources import extension
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 NO_ANSWER = (0, 0)
 """The target (start, end) of a window without the answer: the index of [CLS]."""
+USUAL_STRIDE, USUAL_QUESTION, USUAL_WINDOW = 128, 64, 384
+LENGTH_BONUS = 0.01
+"""What each token of a window adds to the context of its tokens (`run_squad.py`, line 542)."""
+SCORE_NAMES = {"f1": "f1", "exact": "exact_match", "HasAns_f1": "answerable_f1",
+               "HasAns_exact": "answerable_exact_match",
+               "NoAns_exact": "unanswerable_accuracy"}  # fmt: skip
+"""Score of the official programs -> its name here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionColumns(Columns):
+    """Columns of questions, contexts and answers, in rows or in SQuAD's JSON.
+
+    In rows, an answer is a text, which is searched for in the context; an object with `text` and
+    `answer_start`, each a value or a list, as in the Hugging Face copies of SQuAD; or a list of
+    these. An empty text, an empty list or null means that the context holds no answer.
+    """
+
+    question: str = "question"
+    """The column of the question."""
+    passage: str = "context"
+    """The column of the text to answer from."""
+    answers: str = "answers"
+    """The column of the answers."""
+    input_options = ("question", "passage")
+    target_option = "answers"
+    wanted = "(question, context) tuples"
+
+    def in_rows(self, path: str | Path) -> bool:
+        """See `Columns`; a file without rows is the JSON of SQuAD or TriviaQA."""
+        if self.format != "auto":
+            return True
+        ending = extension(str(path))
+        return has_json_lines(str(path)) if ending == ".json" else bool(ending)
+
+    def read_own_format(
+        self, path: str | Path, counts: TextCounts, *, labelled: bool, scoring: bool
+    ) -> Iterator[QuestionExample]:
+        """See `Columns`; a file's JSON is one value, so the whole file is held in memory."""
+        return iter(read_questions(path, counts, scoring=scoring))
+
+    def example(
+        self, row: Fields, location: str, counts: TextCounts, *, labelled: bool, scoring: bool
+    ) -> QuestionExample | None:
+        """See `Columns`; answers are corrected or left out as in `read_questions`."""
+        texts = row_texts(row, (self.question, self.passage), location, counts)
+        if texts is None:
+            return None
+        golds = None
+        if labelled and self.answers in row:
+            golds = self.answers_in(from_json(row[self.answers]), location)
+        return make_question("", texts[0], texts[1], golds, location, counts, scoring=scoring)
+
+    def answers_in(self, value: Any, location: str) -> list[tuple[str, int | None]]:
+        """Return (text, start) of the answers in a field, without those of empty text."""
+        if isinstance(value, list | tuple):
+            return [answer for item in value for answer in self.answers_in(item, location)]
+        if value is None or isinstance(value, str):
+            value = {"text": value or ""}
+        if not isinstance(value, dict) or "text" not in value:
+            hint = nearest("text", value) if isinstance(value, dict) else ""
+            raise BertkitError(
+                f"{location}: '{self.answers}' is {value!r:.40}, neither text nor a list nor an "
+                f"object with 'text' and 'answer_start'{hint}"
+            )
+        texts = value["text"] if isinstance(value["text"], list | tuple) else [value["text"]]
+        starts = value.get("answer_start")
+        starts = starts if isinstance(starts, list | tuple) else [starts] * len(texts)
+        if len(starts) != len(texts):
+            raise BertkitError(
+                f"{location}: '{self.answers}' has {len(texts)} texts and {len(starts)} starts; "
+                "give one for each"
+            )
+        for text, start in zip(texts, starts, strict=True):
+            # integer columns with missing values are read as floats
+            if not isinstance(text, str) or not (start is None or start == int(start)):
+                raise BertkitError(
+                    f"{location}: '{self.answers}' holds the text {text!r:.40} with the start "
+                    f"{start!r:.40}; they must be text and a whole number"
+                )
+        pairs = zip(texts, starts, strict=True)
+        return [
+            (text, None if start is None else int(start)) for text, start in pairs if text.strip()
+        ]
+
+    def from_values(self, values: Sequence[Any], location: str, id: str) -> QuestionExample:  # noqa: A002
+        """See `Columns`."""
+        texts = require_texts(location, values)
+        if len(texts) != 2:
+            raise InputTypeError(
+                f"{location} is {short_repr(values)}; give a list of {self.wanted}"
+            )
+        if not all(text.strip() for text in texts):
+            raise BertkitError(
+                f"{location}: an answer needs a question and a context, and one of them is empty"
+            )
+        return QuestionExample(id, texts[0], texts[1], None, location)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionWindows(WindowLengths):
+    """The lengths of windows of questions with their contexts."""
+
+    max_question_length: int = 0
+    """Maximum tokens of a question; longer ones are cut and counted. 0 for 64, as in the published
+    code, or half of a window if that is less."""
+    max_answer_length: int = 30
+    """Maximum tokens of a predicted answer, as in the published code; longer answers in the data
+    are counted."""
+    usual_length = USUAL_WINDOW
+
+    def __post_init__(self) -> None:
+        """See `WindowLengths`."""
+        super().__post_init__()
+        if self.max_question_length < 0:
+            raise BertkitError(
+                f"--max-question-length must be 0 or more, got {self.max_question_length}"
+            )
+        if self.max_answer_length < 1:
+            raise BertkitError(f"--max-answer-length must be above 0, got {self.max_answer_length}")
+
+
+# Windows ------------------------------------------------------------------------------------------
+
+
+class SpanWindow(NamedTuple):
+    """A sequence `[CLS] question [SEP] part of the context [SEP]` with n context tokens."""
+
+    ids: np.ndarray
+    """(first + n + 1,) int32 token ids."""
+    first: int
+    """The length of segment 0 with its [SEP], which is the index of the first context token."""
+    offsets: np.ndarray
+    """(n, 2) int32 half-open character spans of the context tokens in the raw context."""
+    owned: np.ndarray
+    """(n,) bool: whether this is the window that gives the token the most context."""
+    reach: tuple[int, int]
+    """The character span from the end of the token before this part to the start of the one after
+    it."""
 
 
 class SpanTarget(NamedTuple):
@@ -54,6 +196,84 @@ class SpanTarget(NamedTuple):
     window: SpanWindow
 
 
+def usual_stride(room: int) -> int:
+    """Return the default stride for a window with this room, at which windows overlap."""
+    return max(1, min(USUAL_STRIDE, room - max(1, room // 4)))
+
+
+def align(answer: GoldAnswer, window: SpanWindow) -> tuple[int, int] | None:
+    """Return the first and last token that cover an answer, counted from [CLS].
+
+    Returns None if a token of the answer is outside the window, or if the answer has no token (the
+    tokenizer drops all its characters). The target of such a window is [CLS], (0, 0), in SQuAD 1.1
+    too.
+    """
+    start, end = answer.start, answer.start + len(answer.text)
+    if start < window.reach[0] or end > window.reach[1]:
+        return None
+    first = int(np.searchsorted(window.offsets[:, 1], start, side="right"))
+    last = int(np.searchsorted(window.offsets[:, 0], end, side="left")) - 1
+    return (window.first + first, window.first + last) if first <= last else None
+
+
+def first_aligned(
+    answers: Sequence[GoldAnswer], windows: Sequence[SpanWindow]
+) -> list[tuple[int, int] | None]:
+    """Align the first answer that some window contains; return its (start, end) in each or None."""
+    for answer in answers:
+        spans = [align(answer, window) for window in windows]
+        if any(spans):
+            return spans
+    return [None] * len(windows)
+
+
+# Results ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Span(Result):
+    """A candidate answer, `context[start:end]`; "no answer" has the text "" and the span (0, 0)."""
+
+    text: str
+    probability: float
+    """The probability among the best spans."""
+    start_logit: float
+    end_logit: float
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Answer(Result):
+    """The answer to a question, `context[start:end]`; "" and None if there is no answer."""
+
+    answer: str
+    start: int | None
+    end: int | None
+    probability: float
+    """The probability of this answer, possibly "", among the best spans and no answer."""
+    no_answer_probability: float
+    """The probability of no answer; 0 if the model was not trained on unanswerable questions."""
+    null_odds: float
+    """The score of no answer, at [CLS] in the window where it is lowest, minus that of the best
+    span; above the threshold there is no answer."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SpanScores(Answer):
+    """An answer with the spans that it was chosen from; `to_dict` has the fields of `Answer`."""
+
+    best: Span
+    """The best span, even if "no answer" scores higher; "" only if the context has no tokens."""
+    nbest: tuple[Span, ...]
+    """The best spans, sorted by score; "" is among them if "no answer" is allowed."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """See `Result`."""
+        values = super(SpanScores, self).to_dict()
+        return {name: values[name] for name in values if name not in ("best", "nbest")}
+
+
 @dataclass(frozen=True)
 class QuestionAnswering(Task):
     """A task that answers each question with a span of its context, or with no answer."""
@@ -62,172 +282,219 @@ class QuestionAnswering(Task):
     """Whether questions may have no answer (SQuAD 2.0)."""
     threshold: float = 0.0
     """The null odds above which a question gets no answer."""
-    max_length: int = 384
+    max_length: int = USUAL_WINDOW
     stride: int = 0
-    """The number of context tokens from one window to the next; see `spans.make_windows`."""
-    max_question_length: int = 64
+    """The number of context tokens from one window to the next; 0 for `usual_stride`."""
+    max_question_length: int = USUAL_QUESTION
     nbest: int = 20
     max_answer_length: int = 30
     """The maximum tokens of a predicted answer; longer ones are used in training, as in the
     published code."""
     task_type = "question-answering"
+    head = "span"
+    columns = QuestionColumns
+    windows = QuestionWindows
+    group_by = "context"
     labels = ("start", "end")
+    answer_field = "answer"
     metric = "f1"
 
+    def __post_init__(self) -> None:
+        """Reject lengths with which a long question would leave no room for the context."""
+        if self.max_length - self.max_question_length - 3 < 1:
+            raise BertkitError(
+                f"windows of {self.max_length} tokens have no room for the context behind a "
+                f"question of {self.max_question_length} and 3 special tokens; raise --max-length "
+                "or lower --max-question-length"
+            )
+
     @classmethod
-    def from_data(cls, data: TaskInputs) -> Self:
+    def from_data(cls, data: TrainingData) -> Self:
         """See `Task`."""
-        windows = data.windows
+        windows: QuestionWindows = data.windows
         return cls(
-            null=any(given.answers == () for given in data.train),
+            null=any(example.answers == () for example in data.examples),
             max_length=data.max_length,
             stride=windows.stride,
-            max_question_length=windows.max_question_length
-            or usual_question_length(data.max_length),
+            max_question_length=windows.max_question_length or question_length(data.max_length),
             max_answer_length=windows.max_answer_length,
         )
 
     @classmethod
-    def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
+    def from_transformers(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
         """See `Task`; windows are as in the paper."""
         window = QuestionWindows().length(max_length)
-        return {"max_length": window, "max_question_length": usual_question_length(window)}
+        return {"max_length": window, "max_question_length": question_length(window)}
 
     def build(self, config: ModelConfig) -> SpanModel:
         """See `Task`."""
         return SpanModel(config)
 
     def items(self, inputs: Sequence[QuestionExample], tokenizer: Tokenizer) -> Items:
-        """See `Task`; every window is a separate item, as in the published code.
+        """See `Task`; each window is a separate item, as in the published code.
 
         Windows are made before the shuffle; a window without the answer has [CLS] as its target.
         """
         items, windowed, cut, unaligned, empty, long = [], 0, 0, 0, 0, 0
-        for i, given in enumerate(inputs):
-            made = make_windows(
-                given.question,
-                given.context,
-                tokenizer,
-                max_length=self.max_length,
-                stride=self.stride,
-                max_question_length=self.max_question_length,
-            )
-            windowed += len(made.windows) > 1
-            cut += made.question_cut > 0
-            first = made.windows[0]
-            empty += first.first == 2 or not len(first.offsets)  # [CLS] and [SEP] alone
-            spans = first_aligned(given.answers or (), made.windows)
-            unaligned += any(answer.start >= 0 for answer in given.answers or ()) and not any(spans)
-            found = [span for span in spans if span]
-            long += bool(found) and all(b - a >= self.max_answer_length for a, b in found)
-            for window, span in zip(made.windows, spans, strict=True):
+        questions = tokenizer.encode_batch([example.question for example in inputs])
+        context, encoding = "", None
+        for i, (example, question) in enumerate(zip(inputs, questions, strict=True)):
+            if encoding is None or example.context != context:  # those of a paragraph are adjacent
+                context, encoding = example.context, tokenizer.encode(example.context)
+            windows = self.span_windows(question, context, encoding, tokenizer)
+            windowed += len(windows) > 1
+            cut += len(question) > self.max_question_length
+            empty += not question or not len(windows[0].offsets)
+            golds = example.answers or ()
+            spans = first_aligned(golds, windows)
+            aligned = [span for span in spans if span]
+            unaligned += any(answer.start >= 0 for answer in golds) and not aligned
+            long += bool(aligned) and all(b - a >= self.max_answer_length for a, b in aligned)
+            for window, span in zip(windows, spans, strict=True):
                 target = SpanTarget(*(span or NO_ANSWER), window)
                 items.append(Item(i, [ItemPart((Encoded(window.ids, window.first),), target)]))
         lost = {
             f"questions cut at {self.max_question_length} tokens": cut,
             "answers in no window whole": unaligned,
-            f"answers of more than {self.max_answer_length} tokens, never given": long,
+            f"answers of more than {self.max_answer_length} tokens, never predicted": long,
             "questions without tokens, or with a context without": empty,
         }
         return Items(items, len(inputs), windowed, lost)
 
+    def span_windows(
+        self, question: Sequence[int], context: str, encoding: Any, tokenizer: Tokenizer
+    ) -> list[SpanWindow]:
+        """Cut an encoded context into overlapping windows, each behind the question."""
+        kept = question[: self.max_question_length]
+        head = np.array([tokenizer.cls_id, *kept, tokenizer.sep_id], dtype=np.int32)
+        tail = np.array([tokenizer.sep_id], dtype=np.int32)
+        ids = np.array(encoding.ids, dtype=np.int32)
+        offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+        room, count = self.max_length - len(head) - 1, len(ids)
+        stride = min(self.stride, room) if self.stride else usual_stride(room)
+        windows = []
+        for first, end, owned in plan_windows(
+            np.ones_like(ids), room, stride, reach_end=False, length_bonus=LENGTH_BONUS
+        ):
+            mask = np.zeros(end - first, dtype=bool)
+            mask[owned - first] = True
+            reach = (
+                int(offsets[first - 1, 1]) if first else 0,
+                int(offsets[end, 0]) if end < count else len(context),
+            )
+            window_ids = np.concatenate([head, ids[first:end], tail])
+            windows.append(SpanWindow(window_ids, len(head), offsets[first:end], mask, reach))
+        return windows
+
     def targets(
-        self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
+        self, parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
         """See `Task`; "spans" (sequences, 2) has start and end in each window, [CLS] being 0."""
-        spans = in_packed_order([part.target[:2] for part in parts], place, np.int64)
+        spans = in_packed_order([part.target[:2] for part in parts], packed_index, np.int64)
         return {"spans": spans}, {"windows": len(parts)}
 
-    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+    def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
         """See `Task`; the loss is the mean of the cross entropies of start and end."""
-        logits = model(batch.packed).float()
-        packed = batch.packed
-        rows, spans = packed.owners, batch.tensors["spans"]
-        logits, pairs = logits[:, :2], logits[:, 2:]
-        if pairs.shape[1]:  # ends given the right starts
-            query, key = pairs.chunk(2, dim=-1)
-            starts = packed.first_tokens + spans[:, 0]
-            product = (query[starts][rows] * key).sum(dim=-1) / math.sqrt(PAIR_WIDTH)
-            logits = torch.stack([logits[:, 0], logits[:, 1] + product], dim=-1)
+        packed, spans = batch.packed, batch.tensors["spans"]
+        logits = model(packed).float()
         table = logits.new_full((len(spans), packed.max_seqlen, 2), -torch.inf)
-        table = table.index_put((rows, packed.position_ids), logits)
+        table = table.index_put((packed.owners, packed.position_ids), logits)
         losses = F.cross_entropy(table, spans, reduction="sum") / 2
         return {"loss": LossSum(losses, "windows")}
 
     def decode(
         self, inputs: Sequence[QuestionExample], items: Items, outputs: Sequence[list[np.ndarray]]
-    ) -> list[FoundAnswer]:
-        """See `Task`; the threshold is not applied here but in `plain`."""
-        windows: list[list[SpanWindow]] = [[] for _ in inputs]
-        logits: list[list[np.ndarray]] = [[] for _ in inputs]
-        for item, [output] in zip(items.items, outputs, strict=True):
-            windows[item.input].append(item.parts[0].target.window)
-            logits[item.input].append(output)
-        return [
-            decode(
-                own,
-                [row[:, 0] for row in rows],
-                rows,
-                given.context,
-                ends_of=end_scores,
-                nbest=self.nbest,
-                max_answer_length=self.max_answer_length,
-                null=self.null,
-            )
-            for given, own, rows in zip(inputs, windows, logits, strict=True)
-        ]
-
-    def plain(self, prediction: FoundAnswer) -> str:
-        """See `Task`; the text of the answer after applying the threshold, "" for no answer."""
-        none = self.null and prediction.null_odds > self.threshold
-        return "" if none else prediction.text
-
-    def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
-        """See `Task`; predictions.json, nbest_predictions.json and, for 2.0, null_odds.json."""
-        pairs = list(zip(done.inputs, done.predictions, strict=True))
-        return write_predictions(
-            folder / done.split,
-            {given.id: self.plain(found) for given, found in pairs},
-            {given.id: found.null_odds for given, found in pairs} if self.null else None,
-            {given.id: found.nbest for given, found in pairs},
+    ) -> list[SpanScores]:
+        """See `Task`."""
+        windows: list[list[tuple[SpanWindow, np.ndarray]]] = [[] for _ in inputs]
+        for item, [logits] in zip(items.items, outputs, strict=True):
+            windows[item.input].append((item.parts[0].target.window, logits.astype(np.float64)))
+        return self.decided(
+            [self.best_spans(w, e.context) for e, w in zip(inputs, windows, strict=True)]
         )
 
-    def answered(self, prediction: FoundAnswer) -> dict[str, Any]:
-        """Return the answer after the threshold, its character span and its probability."""
-        text = self.plain(prediction)
-        none = self.null and not text
-        return {
-            "answer": text,
-            "start": prediction.start if text else None,
-            "end": prediction.end if text else None,
-            "probability": prediction.no_answer_probability if none else prediction.probability,
-        }
+    def best_spans(
+        self, windows: Sequence[tuple[SpanWindow, np.ndarray]], context: str
+    ) -> SpanScores:
+        """Find the best spans over all windows of a question, before the threshold.
+
+        The candidates are the pairs of the `nbest` best starts among the context tokens of each
+        window and their `nbest` best ends; if no pair is valid, all starts and ends are tried. A
+        span must start at a token that the window owns, must not end before it starts, and has at
+        most `max_answer_length` tokens. Of spans with the same text, only the best is kept.
+        """
+        spans: list[Span] = []
+        for limit in (self.nbest, None):
+            rows = [candidates(*window, limit, self.max_answer_length) for window in windows]
+            spans = spans or distinct_spans(np.concatenate(rows), context, self.nbest)
+        null_score, null_start, null_end = min(
+            (float(logits[0].sum()), *logits[0].tolist()) for _, logits in windows
+        )
+        nothing = Span("", 0.0, null_start, null_end, 0, 0)
+        best = spans[0] if spans else nothing
+        rank = sum(span.start_logit + span.end_logit >= null_score for span in spans)
+        if self.null:
+            spans.insert(rank, nothing)
+            del spans[max(self.nbest, rank + 1) :]
+        scores = [span.start_logit + span.end_logit for span in spans]
+        chances = softmax(np.array(scores)).tolist() if spans else []
+        listed = [replace(span, probability=p) for span, p in zip(spans, chances, strict=True)]
+        chosen = next((span for span in listed if span.text == best.text), best)
+        return SpanScores(
+            best.text,
+            best.start,
+            best.end,
+            chosen.probability,
+            listed[rank].probability if self.null else 0.0,
+            null_score - best.start_logit - best.end_logit,
+            chosen,
+            tuple(listed),
+        )
+
+    def decided(self, results: Sequence[SpanScores]) -> list[Any]:
+        """See `Task`; above the threshold there is no answer."""
+        decided = []
+        for scores in results:
+            best, none = scores.best, self.null and scores.null_odds > self.threshold
+            if none or not best.text:
+                chance = scores.no_answer_probability if self.null else best.probability
+                answer = replace(scores, answer="", start=None, end=None, probability=chance)
+            else:
+                answer = replace(
+                    scores,
+                    answer=best.text,
+                    start=best.start,
+                    end=best.end,
+                    probability=best.probability,
+                )
+            decided.append(answer)
+        return decided
+
+    def gold_value(self, example: QuestionExample) -> Any:
+        """See `Task`; all accepted answers."""
+        return tuple(answer.text for answer in example.answers or ())
 
     def score(
-        self, inputs: Sequence[QuestionExample], predictions: Sequence[FoundAnswer]
+        self, inputs: Sequence[QuestionExample], results: Sequence[Answer]
     ) -> dict[str, float]:
         """See `Task`; exact match and F1 by the official rules, for 2.0 also by answerability."""
-        texts = {i.id: self.plain(p) for i, p in zip(inputs, predictions, strict=True)}
-        return named_scores(inputs, texts)
+        return named_scores(inputs, [result.answer for result in results])
 
     def baseline(self, inputs: Sequence[QuestionExample]) -> dict[str, float]:
         """See `Task`; never an answer in 2.0, the whole context in 1.1."""
-        texts = {given.id: "" if self.null else given.context for given in inputs}
-        return named_scores(inputs, texts)
+        return named_scores(inputs, ["" if self.null else e.context for e in inputs])
 
-    def calibrated(
-        self, inputs: Sequence[QuestionExample], predictions: Sequence[FoundAnswer]
-    ) -> Self:
+    def calibrated(self, inputs: Sequence[QuestionExample], results: Sequence[SpanScores]) -> Self:
         """Return the task with the threshold of the best F1 on these questions (section 4.3).
 
         If all questions have an answer, every high threshold is best, so it is not changed.
         """
-        if not (self.null and any(given.answers == () for given in inputs)):
+        if not (self.null and any(example.answers == () for example in inputs)):
             return self
-        pairs = list(zip(inputs, predictions, strict=True))
-        odds = {i.id: p.null_odds for i, p in pairs}
-        best = best_threshold(inputs, {i.id: p.text for i, p in pairs}, odds)
-        lowest = float(best["best_f1_threshold"])
+        pairs = list(zip(inputs, results, strict=True))
+        odds = {example.id: scores.null_odds for example, scores in pairs}
+        texts = {example.id: scores.best.text for example, scores in pairs}
+        lowest = float(best_threshold(inputs, texts, odds)["best_f1_threshold"])
         # All thresholds up to the next odds score the same; take the middle for new questions.
         above = min((value for value in odds.values() if value > lowest), default=math.inf)
         middle = (lowest + above) / 2
@@ -235,107 +502,83 @@ class QuestionAnswering(Task):
 
     def remarks(self, inputs: Sequence[QuestionExample], *, choosing: bool = False) -> list[str]:
         """See `Task`; notes on questions that always score 0 and on a threshold not chosen."""
-        none = sum(given.answers == () for given in inputs)
+        none = sum(example.answers == () for example in inputs)
         if none and not self.null:
             return [f"{none:,} questions have no answer in their context, and the model gives one"]
         if choosing and self.null and not none:
             return ["all questions have an answer, so the threshold for no answer stays at 0"]
         return []
 
-    def degenerate(
-        self, inputs: Sequence[QuestionExample], predictions: Sequence[FoundAnswer]
-    ) -> str:
+    def degenerate(self, inputs: Sequence[QuestionExample], results: Sequence[Answer]) -> str:
         """See `Task`; no answer to any question, or all answers start at the same character."""
-        texts = {self.plain(prediction) for prediction in predictions}
-        wanted = [{answer.start for answer in given.answers} for given in inputs if given.answers]
-        if texts == {""}:
+        wanted = [{gold.start for gold in e.answers} for e in inputs if e.answers]
+        if {result.answer for result in results} == {""}:
             return "finds no answer to any question" if wanted else ""
-        starts = {prediction.start for prediction in predictions}
-        same = len(starts) == 1 < len(predictions) and not all(starts & places for places in wanted)
-        return "answers with the same position in every context" if same else ""
+        starts = {result.start for result in results}
+        same = len(starts) == 1 < len(results) and not all(starts & golds for golds in wanted)
+        return "answers with the same position in each context" if same else ""
 
-    def row(self, given: QuestionExample, prediction: FoundAnswer) -> dict[str, Any]:
-        """See `Task`."""
-        return {
-            "id": given.id,
-            **self.answered(prediction),
-            "no_answer_probability": prediction.no_answer_probability,
-            "null_odds": prediction.null_odds,
+    def official_files(
+        self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
+    ) -> list[Path]:
+        """See `Task`; predictions.json, nbest_predictions.json and, for 2.0, null_odds.json."""
+        pairs = list(zip(inputs, results, strict=True))
+        contents: dict[str, Any] = {
+            "predictions": {example.id: scores.answer for example, scores in pairs},
+            "nbest_predictions": {
+                example.id: [span.to_dict() for span in scores.nbest] for example, scores in pairs
+            },
         }
+        if self.null:
+            contents["null_odds"] = {example.id: scores.null_odds for example, scores in pairs}
+        for file, content in contents.items():
+            write_json(folder / split / f"{file}.json", content)
+        return [folder / split / f"{file}.json" for file in sorted(contents)]
 
 
-SCORE_NAMES = {"f1": "f1", "exact": "exact_match", "HasAns_f1": "answerable_f1",
-               "HasAns_exact": "answerable_exact_match",
-               "NoAns_exact": "unanswerable_accuracy"}  # fmt: skip
-"""Score of the official programs -> its name here."""
-
-
-def named_scores(inputs: Sequence[QuestionExample], texts: Mapping[str, str]) -> dict[str, float]:
-    """Return the official scores of answers by id, as fractions, under our names."""
-    found = squad_scores(inputs, texts)
-    return {name: found[key] / 100 for key, name in SCORE_NAMES.items() if key in found}
-
-
-def end_scores(outputs: np.ndarray) -> np.ndarray:
-    """Return how well each token of a window ends an answer.
-
-    Args:
-        outputs: the outputs of a `SpanModel`, (tokens, 2) or (tokens, 2 + 2 * PAIR_WIDTH).
-
-    Returns:
-        The end logits, (tokens,); or for conditional ends the logarithms of their probabilities
-        given a start, (starts, tokens).
-    """
-    ends, pairs = outputs[:, 1], outputs[:, 2:]
-    if not pairs.shape[1]:
-        return ends
-    query, key = np.split(pairs, 2, axis=1)
-    scores = ends + query @ key.T / math.sqrt(PAIR_WIDTH)
-    scores -= scores.max(axis=1, keepdims=True)
-    scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
-    return scores
-
-
-def usual_question_length(max_length: int) -> int:
+def question_length(max_length: int) -> int:
     """Return the default maximum question length in tokens: 64, or half of a short window."""
-    return min(QuestionAnswering.max_question_length, max(8, max_length // 2))
+    return min(USUAL_QUESTION, max(8, max_length // 2))
 
 
-def first_aligned(
-    answers: Sequence[GoldAnswer], windows: Sequence[SpanWindow]
-) -> list[tuple[int, int] | None]:
-    """Align the first answer that some window contains; return its (start, end) in each or None.
+def named_scores(inputs: Sequence[QuestionExample], answers: Sequence[str]) -> dict[str, float]:
+    """Return the official scores of answers, as fractions, under our names."""
+    texts: Mapping[str, str] = {e.id: text for e, text in zip(inputs, answers, strict=True)}
+    scores = squad_scores(inputs, texts)
+    return {name: scores[key] / 100 for key, name in SCORE_NAMES.items() if key in scores}
 
-    Training files have one answer per question; of several, any is right.
+
+def candidates(
+    window: SpanWindow, logits: np.ndarray, limit: int | None, max_answer_length: int
+) -> np.ndarray:
+    """Return the candidates of a window, (spans, 4): start and end logit, start and end character.
+
+    They are made of its `limit` best starts and ends (None: all), ordered by the rank of the start,
+    then of the end; of equal logits the earlier token comes first. `logits` is (tokens, 2).
     """
-    for answer in answers:
-        spans = [align(answer, window) for window in windows]
-        if any(spans):
-            return spans
-    return [None] * len(windows)
+    start, end = logits[window.first : window.first + len(window.offsets)].T
+    first = np.argsort(-start, kind="stable")[:limit]
+    first = first[window.owned[first]]
+    last = np.argsort(-end, kind="stable")[:limit]
+    length = last - first[:, None]
+    rows, columns = np.nonzero((length >= 0) & (length < max_answer_length))
+    first, last = first[rows], last[columns]
+    return np.stack(
+        [start[first], end[last], window.offsets[first, 0], window.offsets[last, 1]], axis=1
+    )
 
 
-def write_predictions(
-    folder: Path,
-    predictions: Mapping[str, str],
-    null_odds: Mapping[str, float] | None,
-    nbest: Mapping[str, Sequence[Span]],
-) -> list[Path]:
-    """Write predictions.json, nbest_predictions.json and, unless None, null_odds.json.
-
-    The official programs read predictions.json and null_odds.json. The n-best spans are objects
-    with the fields of `Span`.
-
-    Returns:
-        The written files.
-
-    Raises:
-        BertkitError: the folder cannot be written.
-    """
-    spans = {question_id: [span._asdict() for span in own] for question_id, own in nbest.items()}
-    contents: dict[str, Any] = {"nbest_predictions": spans, "predictions": dict(predictions)}
-    if null_odds is not None:
-        contents["null_odds"] = dict(null_odds)
-    for name, content in contents.items():
-        write_json(folder / f"{name}.json", content)
-    return [folder / f"{name}.json" for name in sorted(contents)]
+def distinct_spans(offered: np.ndarray, context: str, nbest: int) -> list[Span]:
+    """Return the `nbest` best distinct texts among (spans, 4) candidates, the best first."""
+    spans: dict[str, Span] = {}
+    for index in np.argsort(-(offered[:, 0] + offered[:, 1]), kind="stable"):
+        start_logit, end_logit, start, end = offered[index].tolist()
+        start, end = int(start), int(end)
+        while end < len(context) and unicodedata.category(context[end]) == "Mn":
+            end += 1  # accents of the last letter, which an uncased tokenizer drops
+        text = context[start:end]
+        if text not in spans:
+            spans[text] = Span(text, 0.0, start_logit, end_logit, start, end)
+            if len(spans) == nbest:
+                break
+    return list(spans.values())

@@ -12,20 +12,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
 from bertkit.model.task_heads import ScaledLinear
-from bertkit.tasks.classification import TextTask
 from bertkit.tasks.metrics import correlations
-from bertkit.tasks.predictions import Prediction
-from bertkit.tasks.task import TaskInputs
+from bertkit.tasks.task import Result, TrainingData
+from bertkit.tasks.texts import TextColumns, TextExample, TextTask
 
+LARGEST_NUMBER = 1e15
+"""The largest label; the squares of larger ones overflow the 32-bit sums of training."""
 MIN_SPREAD = 1e-5
 """The smallest standard deviation of the numbers as a share of their mean: 84 steps of fp32."""
 UNSCALED, FAR = (0.1, 10.0), 4.0
@@ -33,8 +35,35 @@ UNSCALED, FAR = (0.1, 10.0), 4.0
 mean is at most `FAR` standard deviations from 0."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NumberColumns(TextColumns):
+    """Columns of texts or text pairs with a number each."""
+
+    def label_in(self, value: Any, location: str) -> float | None:
+        """Return the finite number in a field, or None if the field is empty."""
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return None
+        return read_number(value, self.label, location)
+
+
+def read_number(value: Any, column: str, location: str) -> float:
+    """Return the number in a field; raise unless it is finite and at most `LARGEST_NUMBER`."""
+    try:
+        number = float(value) if isinstance(value, str | int | float | Decimal) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    # only Python reads 1_000 as a number
+    if isinstance(value, bool) or "_" in str(value) or not abs(number) <= LARGEST_NUMBER:
+        raise BertkitError(
+            f"{location}: '{column}' is {str(value)[:40]!r}, not a number up to "
+            f"{LARGEST_NUMBER:g}; correct it, or use the task type classification if labels are "
+            "names"
+        )
+    return number
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class ValuePrediction(Prediction):
+class NumberResult(Result):
     """The predicted number of an input."""
 
     value: float
@@ -42,37 +71,31 @@ class ValuePrediction(Prediction):
 
 @dataclass(frozen=True)
 class Regression(TextTask):
-    """A task with one number for each input, trained with the mean squared error.
-
-    Args:
-        unit: what the numbers are divided by in training.
-        mean: the number that a new network predicts.
-    """
+    """A task with one number for each input, trained with the mean squared error."""
 
     max_length: int = 512
     stride: int = 0
     unit: float = 1.0
+    """What the numbers are divided by in training."""
     mean: float = 0.0
+    """The number that a new network predicts."""
     task_type = "regression"
+    problem_type = "regression"
+    columns = NumberColumns
     metric = "spearman"
     answer_field = "value"
     labels = ()
 
     @classmethod
-    def from_data(cls, data: TaskInputs) -> Self:
+    def from_data(cls, data: TrainingData) -> Self:
         """See `Task`."""
-        if len({given.label for given in data.train}) == 1:
-            raise BertkitError(
-                f"the training data has only the number {data.train[0].label} in column "
-                f"'{data.columns.label}'; there is nothing to tell apart"
-            )
-        numbers = [float(given.label) for given in data.train]
+        numbers = [float(example.label) for example in data.examples]
         mean, spread = float(np.mean(numbers)), float(np.std(numbers))
-        if spread < MIN_SPREAD * abs(mean):
+        if len(set(numbers)) == 1 or spread < MIN_SPREAD * abs(mean):
             raise BertkitError(
                 f"the numbers in column '{data.columns.label}' are about {mean:.10g} and differ by "
                 f"about {spread:.2g}, which the outputs of a model in fp32 cannot tell apart; "
-                "subtract a constant from all of them"
+                "check the column, or subtract a constant from all of them"
             )
         near = abs(mean) <= FAR * spread  # as in STS-B
         if near and UNSCALED[0] <= math.hypot(mean, spread) <= UNSCALED[1]:
@@ -82,8 +105,8 @@ class Regression(TextTask):
 
     def settings(self) -> dict[str, Any]:
         """See `Task`; a saved model predicts the numbers themselves."""
-        found = super().settings()
-        return {name: found[name] for name in found if name not in {"unit", "mean"}}
+        settings = super().settings()
+        return {name: settings[name] for name in settings if name not in {"unit", "mean"}}
 
     def fits_head(self, tensors: Mapping[str, Tensor]) -> bool:
         """See `Task`; a head for numbers of another size would have to be learned from afar."""
@@ -100,42 +123,49 @@ class Regression(TextTask):
             network.classifier = ScaledLinear(network.classifier, self.unit)
         return network
 
-    def target_of(self, given: TextExample) -> Any:
+    def target_of(self, example: TextExample) -> Any:
         """See `TextTask`; the target is the label itself."""
-        return given.label
+        return example.label
 
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
         """See `TextTask`; the loss is the squared error, and there are no classes."""
         return ((logits.squeeze(-1) - targets) / self.unit) ** 2
 
-    def predictions(self, logits: np.ndarray) -> list[ValuePrediction]:
+    def results(self, logits: np.ndarray) -> list[NumberResult]:
         """See `TextTask`."""
-        return [ValuePrediction(float(row[0])) for row in logits]
+        return [NumberResult(float(row[0])) for row in logits]
 
     def score(
-        self, inputs: Sequence[TextExample], predictions: Sequence[ValuePrediction]
+        self, inputs: Sequence[TextExample], results: Sequence[NumberResult]
     ) -> dict[str, float]:
         """See `Task`."""
-        gold = [self.target_of(given) for given in inputs]
-        return correlations(gold, [prediction.value for prediction in predictions])
+        gold = [self.target_of(example) for example in inputs]
+        return correlations(gold, [result.value for result in results])
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
         """See `Task`; always the mean of the labels."""
-        mean = float(np.mean([given.label for given in inputs]))
-        return self.score(inputs, [ValuePrediction(mean)] * len(inputs))
+        mean = float(np.mean([example.label for example in inputs]))
+        return self.score(inputs, [NumberResult(mean)] * len(inputs))
 
     def remarks(self, inputs: Sequence[TextExample], *, choosing: bool = False) -> list[str]:
         """See `Task`; a note on numbers by which runs cannot be compared."""
-        if choosing and len({given.label for given in inputs}) == 1:
+        if choosing and len({example.label for example in inputs}) == 1:
             return ["all numbers are equal, so no model correlates with them; give other rows"]
         return []
 
-    def degenerate(
-        self, inputs: Sequence[TextExample], predictions: Sequence[ValuePrediction]
-    ) -> str:
-        """See `Task`; a degenerate run gives every input nearly the same number."""
-        spread = float(np.std([prediction.value for prediction in predictions]))
-        wanted = float(np.std([self.target_of(given) for given in inputs]))
+    def degenerate(self, inputs: Sequence[TextExample], results: Sequence[NumberResult]) -> str:
+        """See `Task`; a degenerate run gives each input nearly the same number."""
+        spread = float(np.std([result.value for result in results]))
+        wanted = float(np.std([self.target_of(example) for example in inputs]))
         if spread >= 0.02 * wanted:
             return ""
-        return f"answers nearly one number to every input (spread {spread:.1g} of {wanted:.1g})"
+        return f"answers nearly one number to each input (spread {spread:.1g} of {wanted:.1g})"
+
+    def official_files(
+        self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
+    ) -> list[Path]:
+        """See `Task`; for GLUE this is a file of its server."""
+        from bertkit.tasks.official import write_glue
+
+        ids, values = [example.id for example in inputs], [result.value for result in results]
+        return write_glue(name, split, folder, ids, values)

@@ -1,4 +1,4 @@
-"""The loader of fine-tuned models (network, task and tokenizer) from bertkit or Hugging Face.
+"""The loader of fine-tuned models (network, task and tokenizer) from bertkit or transformers.
 
 bertkit's model directories describe their task in `bertkit.json`. In others, `config.json` names
 the class (BertForSequenceClassification, ...) and the labels.
@@ -6,46 +6,44 @@ the class (BertForSequenceClassification, ...) and the labels.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 
 from bertkit.checkpoints.families import heads_of_class
-from bertkit.checkpoints.huggingface import load_config, load_model, require_all_weights
-from bertkit.checkpoints.pretrained import model_folder, read_details
-from bertkit.checkpoints.save import SAVED_HEADS
+from bertkit.checkpoints.huggingface import load_model, require_all_weights
+from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_details
 from bertkit.config import matches_type
 from bertkit.errors import BertkitError, nearest, short_repr
 from bertkit.files import read_object, read_optional
 from bertkit.model.encoder import check_vocabulary
-from bertkit.model.features import load_feature_model
-from bertkit.model.task_heads import ClassificationModel, TaskModel, load_with_head
+from bertkit.model.task_heads import ClassificationModel
 from bertkit.tasks.classification import Classification
+from bertkit.tasks.data import TaskData
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.regression import Regression
-from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import Task
+from bertkit.tasks.types import TASKS
 from bertkit.tokenizer.wordpiece import Tokenizer
 
-MAX_UNNAMED = 1 << 20
-"""The largest number of labels of a model that does not name them."""
 MAX_SETTING = 1 << 30
-"""The largest value of an integer in a task's settings."""
+"""The largest value of a number among a task's settings."""
 
 
-class LoadedTask(NamedTuple):
+@dataclass(frozen=True)
+class LoadedTask:
     """A fine-tuned model with everything needed to use it."""
 
-    model: TaskModel
+    model: Any
     """The network on the device, in evaluation mode."""
     task: Task
     tokenizer: Tokenizer
     details: dict[str, Any]
-    """The content of `bertkit.json`; for a foreign model, the same inferred from its config."""
+    """The content of `bertkit.json`; for a model of transformers, the same from its config."""
 
 
 def load_task_model(
@@ -54,55 +52,22 @@ def load_task_model(
     """Load a fine-tuned model from a model directory, or a run directory that holds `model/`.
 
     `null_threshold` replaces the model's threshold; see `bertkit.predict.load.load`.
-
-    Raises:
-        BertkitError: there is no model, it is damaged, it was not fine-tuned for a task, or its
-            task has no such threshold.
     """
     folder = model_folder(path)
     details = task_details(folder)
-    tokenizer = Tokenizer.load(folder)
     task = saved_task(details, folder)
     if null_threshold is not None:
         task = with_null_threshold(task, details, null_threshold)
-    check_no_answer(task, details, folder)
-    model: Any
-    if details.get("head") and details.get("frozen") is False:
-        with torch.device("meta"):
-            network = task.build(load_config(folder))
-        model = load_with_head(folder, network, str(details["head"]))
-    elif details.get("head"):
-        model = load_feature_model(folder)
-    else:
-        loaded = load_model(folder, task.build, trainable=False)
-        pooler = isinstance(loaded.model, ClassificationModel)
-        model = require_all_weights(loaded, folder, pooler=pooler)
+    loaded = load_model(folder, task.build, trainable=False)
+    pooler = isinstance(loaded.model, ClassificationModel)
+    model = require_all_weights(loaded, folder, pooler=pooler)
+    tokenizer = Tokenizer.load(folder)
     check_vocabulary(model.config, tokenizer.size)
     return LoadedTask(model.to(device).eval(), task, tokenizer, details)
 
 
-def check_no_answer(task: Task, details: Mapping[str, Any], folder: Path) -> None:
-    """Reject a left-to-right network that scores "no answer" at its first token.
-
-    Raises:
-        BertkitError: the model was fine-tuned so, by transformers or an early version of bertkit.
-    """
-    if not (isinstance(task, QuestionAnswering) and task.null) or details.get("head"):
-        return
-    own = read_object(folder / "config.json").get("model_type") == "bertkit"
-    if not own and load_config(folder).direction == "left_to_right":
-        raise BertkitError(
-            f"{folder} is left to right and was fine-tuned to score 'no answer' at its first "
-            "token, which sees no other; fine-tune it again with bertkit finetune"
-        )
-
-
 def with_null_threshold(task: Task, details: Mapping[str, Any], threshold: float) -> Task:
-    """Return a question answering task with another null threshold (SQuAD 2.0).
-
-    Raises:
-        BertkitError: it is another task, or the model was fine-tuned only on answerable questions.
-    """
+    """Return a question answering task with another null threshold (SQuAD 2.0)."""
     if not isinstance(task, QuestionAnswering):
         raise BertkitError(f"a null threshold is for models that answer, not for {task.task_type}")
     if not task.null and "null" in (details.get("settings") or {}):
@@ -113,137 +78,140 @@ def with_null_threshold(task: Task, details: Mapping[str, Any], threshold: float
     return replace(task, null=True, threshold=threshold)
 
 
-def task_details(folder: Path) -> dict[str, Any]:
-    """Return the task, labels and settings of a fine-tuned model, as in `bertkit.json`.
+def is_tuned(folder: Path) -> bool:
+    """Return whether a model directory contains a fine-tuned model."""
+    if str(read_details(folder).get("task")) in TASKS:
+        return True
+    named = read_optional(folder / "config.json").get("architectures")
+    heads = {task.head for task in TASKS.values()}
+    return isinstance(named, list) and any(heads & heads_of_class(str(name)) for name in named)
 
-    Raises:
-        BertkitError: the model was not fine-tuned for a task that bertkit knows.
-    """
+
+def task_details(folder: Path) -> dict[str, Any]:
+    """Return the task, labels and settings of a fine-tuned model, as in `bertkit.json`."""
     details = read_details(folder)
-    if str(details.get("task")) in SPECS:
-        check_label_names(details, folder)
-        return details
-    if details.keys() & {"labels", "settings"}:
-        saved_task(details, folder)  # says that the task is unknown
-    config: dict[str, Any] = {}
-    if (folder / "config.json").is_file():
-        load_config(folder)  # checks the sizes
-        config = read_object(folder / "config.json")
-    names = config.get("architectures") or ["none"]
-    if not isinstance(names, list):
-        raise BertkitError(f"{folder / 'config.json'}: architectures is {names!r:.40}, not a list")
-    problem = str(config.get("problem_type") or "").removeprefix("single_label_classification")
-    labels = ordered_names(config, folder)
-    found = [
-        name for name, (head, problems) in SAVED_HEADS.items()
-        if head in heads_of_class(names[0]) and problems in ("", problem)
-    ]  # fmt: skip
-    if config.get("is_decoder") and any(SAVED_HEADS[n][0] in ("sequence", "choice") for n in found):
-        raise BertkitError(
-            f"{folder} is left to right and was fine-tuned on its first token, which sees no "
-            "other; fine-tune it again with bertkit finetune, which reads the last one"
-        )
-    if not found:
-        what = details.get("task") or names[0]
+    if details.get("task") or details.keys() & {"labels", "settings"}:
+        config = read_optional(folder / "config.json")
+        labels = details.get("labels")
+        if labels and config.get("id2label") and labels != (others := label_names(config, folder)):
+            raise BertkitError(
+                f"{folder}: the labels are {short_repr(labels)} in bertkit.json and "
+                f"{short_repr(others)} in config.json; restore the file that is not of this model"
+            )
+        if str(details.get("task")) in TASKS:
+            return details
+    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    task = transformers_task(config, folder)
+    if task is None:
+        what = details.get("task") or (config.get("architectures") or ["none"])[0]
         raise BertkitError(
             f"{folder} was not fine-tuned for a task ({what}); run bertkit finetune, or use "
             "bertkit predict embed or bertkit predict fill-mask"
         )
-    name = found[-1] if problem else found[0]
-    if SPECS[name].task is Classification and len(labels) == 1:
-        name = Regression.task_type
-    if SPECS[name].task is Regression and len(labels) > 1:
-        raise BertkitError(
-            f"{folder} predicts {len(labels)} numbers for each text; bertkit reads models that "
-            "predict one"
-        )
-    spec = SPECS[name]
-    settings = spec.task.foreign_settings(config.get("max_position_embeddings", 512), labels)
+    labels = label_names(config, folder)
+    settings = task.from_transformers(config.get("max_position_embeddings", 512), labels)
     # for tasks without label names, transformers writes LABEL_0, LABEL_1
-    names = labels if spec.has_labels else list(spec.task.labels)
-    return {"task": name, "labels": names, "settings": settings}
+    names = labels if task.has_labels else list(task.labels)
+    return {"task": task.task_type, "labels": names, "settings": settings}
 
 
-def check_label_names(details: Mapping[str, Any], folder: Path) -> None:
-    """Raise if `bertkit.json` and `config.json`, which other libraries read, differ in labels."""
-    config, labels = read_optional(folder / "config.json"), details.get("labels")
-    both = isinstance(labels, list) and labels and config.get("id2label")
-    if both and labels != (others := ordered_names(config, folder)):
+def transformers_task(config: Mapping[str, Any], folder: Path) -> type[Task] | None:
+    """Return the task type of a model of transformers by its class, labels and problem type."""
+    heads = heads_of_class(str((config.get("architectures") or [""])[0]))
+    if config.get("is_decoder") and heads & {"sequence", "choice"}:
         raise BertkitError(
-            f"{folder}: the labels are {short_repr(labels)} in bertkit.json and "
-            f"{short_repr(others)} in config.json; restore the file that is not of this model"
+            f"{folder} is left to right and was fine-tuned on its first token, which sees no "
+            "other; fine-tune it again with bertkit finetune, which reads the last one"
         )
+    problem = str(config.get("problem_type") or "").removeprefix("single_label_classification")
+    fitting = [task for task in TASKS.values() if task.head in heads]
+    task = next((task for task in fitting if task.problem_type == problem), None)
+    count = len(label_names(config, folder)) if task else 0
+    if task is Classification and count == 1:
+        task = Regression
+    if task is Regression and count > 1:
+        raise BertkitError(
+            f"{folder} predicts {count} numbers for each text; bertkit reads models that predict "
+            "one"
+        )
+    return task
 
 
-def ordered_names(config: Mapping[str, Any], folder: Path) -> list[str]:
-    """Return the names of `id2label` in order; without it, `num_labels` or two, as transformers.
-
-    Raises:
-        BertkitError: `id2label` does not name the outputs from 0, or `num_labels` is absurd.
-    """
+def label_names(config: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the names of `id2label` in order; without it, as many as transformers makes up."""
     labels = config.get("id2label")
     if not labels:
         count = config.get("num_labels", 2)
-        count = count if isinstance(count, int) else 2
-        if count > MAX_UNNAMED:
-            raise BertkitError(
-                f"{folder / 'config.json'}: num_labels is {count}; at most {MAX_UNNAMED:,} labels "
-                "can have no names"
-            )
-        labels = {str(one): f"LABEL_{one}" for one in range(count)}
+        labels = {str(number): f"LABEL_{number}" for number in range(min(int(count), 1 << 20))}
     try:
-        found = {int(number): str(name) for number, name in labels.items()}
+        names = {int(number): str(name) for number, name in labels.items()}
     except (AttributeError, ValueError):
-        found = {}
-    if not found or set(found) != set(range(len(found))):
+        names = {}
+    if not names or set(names) != set(range(len(names))):
         raise BertkitError(
             f"{folder / 'config.json'}: id2label is {labels!r:.40}; it must map each number from 0 "
             "to a name"
         )
-    return [found[number] for number in range(len(found))]
+    return [names[number] for number in range(len(names))]
 
 
 def saved_task(details: Mapping[str, Any], source: Path) -> Task:
-    """Make the task that `bertkit.json` describes.
-
-    Raises:
-        BertkitError: the task type is unknown, or its labels or settings are not valid.
-    """
-    task_type, names = str(details["task"]), details.get("labels")
-    if task_type not in SPECS:
-        hint = nearest(task_type, SPECS)
-        raise BertkitError(f"{source / 'bertkit.json'}: unknown task '{task_type}'{hint}")
-    spec = SPECS[task_type]
-    given = details.get("settings") or {}
-    named = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
-    if not isinstance(given, dict) or (spec.has_labels and not named):
+    """Make the task that `bertkit.json` describes; each setting is checked."""
+    name, labels, path = str(details["task"]), details.get("labels"), source / "bertkit.json"
+    if name not in TASKS:
+        raise BertkitError(f"{path}: unknown task '{name}'{nearest(name, TASKS)}")
+    task, settings = TASKS[name], details.get("settings") or {}
+    named = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
+    if not isinstance(settings, dict) or (task.has_labels and not (named and labels)):
         raise BertkitError(
-            f"{source / 'bertkit.json'}: labels must be a list of names, and settings an object; "
-            "restore or remake the model"
+            f"{path}: labels must be a list of names, and settings an object; restore or remake "
+            "the model"
         )
-    if spec.has_labels and len(set(names or ())) < len(names or ()):
-        [(twice, _)] = Counter(map(str, names or ())).most_common(1)
-        raise BertkitError(
-            f"{source}: two labels are called {twice!r}; give each its own name (id2label in "
-            "config.json, or labels in bertkit.json)"
-        )
-    task_class = spec.task_class(images="image_width" in given, alignment="masked" in given)
-    types = get_type_hints(task_class)
-    for name, value in given.items():
-        wanted = types.get(name)
+    if task.has_labels and len(set(labels or ())) < len(labels or ()):
+        raise BertkitError(f"{source}: two labels have one name; give each its own (id2label)")
+    types = get_type_hints(task)
+    for setting, value in settings.items():
+        wanted = types.get(setting)
         lowest = -MAX_SETTING if wanted is float else 0
         absurd = type(value) is int and not lowest <= value <= MAX_SETTING
-        if wanted is not None and (absurd or not matches_type(value, wanted)):
+        if wanted is None or absurd or not matches_type(value, wanted):
             raise BertkitError(
-                f"{source / 'bertkit.json'}: the setting '{name}' cannot be {value!r:.40}; "
-                "restore or remake the model"
+                f"{path}: the setting '{setting}' cannot be {value!r:.40}; restore or remake the "
+                "model"
             )
-    labels = {"labels": tuple(names or ())} if spec.has_labels else {}
-    settings = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    values = {n: tuple(v) if isinstance(v, list) else v for n, v in settings.items()}
+    if task.has_labels:
+        values["labels"] = tuple(labels or ())
+    return task(**values)
+
+
+def tuned_details(data: TaskData, task: Task) -> dict[str, Any]:
+    """Return what `bertkit.json` says of a model that was fine-tuned on a data set."""
+    return {
+        "task": task.task_type,
+        "labels": list(task.labels),
+        "settings": task.settings(),
+        "data": data.name,
+        "columns": dict(data.columns),
+        "pairs": data.has_pairs,
+        "made_by": "bertkit finetune",
     }
-    try:
-        made: Task = task_class(**labels, **settings)
-    except TypeError as error:
-        raise BertkitError(f"{source / 'bertkit.json'}: unknown settings ({error})") from None
-    return made
+
+
+def label_order(data: TaskData, start: PretrainedWeights) -> tuple[Task, bool]:
+    """Return the task of a data set for a start, and whether the start's head is for the same task.
+
+    If the start was fine-tuned for the same labels, they get its order. Only those of the user's
+    data do, since the metrics of an official set depend on the order.
+    """
+    task, details = data.task, dict(start.details)
+    if "task" not in details:  # the task may be in the config.json of transformers
+        with suppress(BertkitError):
+            details = task_details(model_folder(start.path))
+    if details.get("task") != task.task_type:
+        return task, False
+    labels = tuple(details.get("labels") or ())
+    if task.has_labels and data.name in TASKS and sorted(labels) == sorted(task.labels):
+        task = replace(task, labels=labels)  # type: ignore[type-var]
+    same = not task.has_labels or labels == task.labels
+    return task, same and task.fits_head(start.tensors)

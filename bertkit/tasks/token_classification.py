@@ -1,44 +1,248 @@
 """Token classification: one tag for each word (paper section 5.3; CoNLL-2003).
 
-`windows.py` makes windows of words: each word is trained and predicted in one of them, at its first
-token. With context "document", the sentences of a document form one stream, so that a window holds
-all the neighbours that fit: the paper's "maximal document context".
+The loss and the result of a word are at its first token; its other tokens are only context. A word
+without any token (control characters, an empty string) becomes [UNK]. Each word is trained and
+predicted in one window. With context "document", the sentences of a document form one stream, so
+that a window holds all the neighbours that fit: the paper's "maximal document context".
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertkit.datasets.conll import (
+from bertkit.errors import BertkitError, check_known
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.task_heads import TokenClassificationModel
+from bertkit.objectives import LossSum, Sums
+from bertkit.tasks.columns import Columns, from_json, require_texts
+from bertkit.tasks.entities import (
     ENTITY_TAG,
     NO_TAGS,
+    SPACES,
+    TAG,
+    WordsExample,
     are_entity_tags,
     conll_scheme,
+    conll_sentences,
     entity_scores,
     find_entities,
     to_iob2,
     write_conll,
 )
-from bertkit.datasets.examples import WordsExample, joined
-from bertkit.errors import BertkitError, check_known
-from bertkit.model.encoder import ModelConfig
-from bertkit.model.task_heads import TokenClassificationModel
-from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.classification import SEEN_ONCE, balanced, softmax, unknown_label
-from bertkit.tasks.predictions import TagsPrediction, tagged_text
-from bertkit.tasks.task import Item, ItemPart, Items, PredictedSplit, Task, TaskBatch, TaskInputs
-from bertkit.tasks.windows import CONTEXTS, NO_TAG, WordTarget, word_tokens, word_windows
+from bertkit.tasks.rows import Fields
+from bertkit.tasks.task import Item, ItemPart, Items, Result, Task, TaskBatch, TrainingData
+from bertkit.tasks.texts import SEEN_ONCE, balanced, softmax, unknown_label
+from bertkit.tasks.windows import WindowLengths, plan_windows, surround
+from bertkit.tasks.words import joined, words_example
+from bertkit.text.lines import TextCounts, valid_text, value_name
+from bertkit.text.sources import extension
 from bertkit.tokenizer.wordpiece import Tokenizer
+
+CONTEXTS = ("sentence", "document")
+NO_TAG = -1
+ROW_ENDINGS = {".csv", ".jsonl", ".ndjson", ".json", ".parquet"}
+"""Files with one tagged sentence per row; the others have one word per line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordColumns(Columns):
+    """Columns of tagged sentences: one sentence per row, or one word per line as in CoNLL's files.
+
+    In rows, words and tags are lists or are separated by spaces. Class numbers of a Hugging Face
+    data set become names; other numbers are kept as tags and counted.
+    """
+
+    words: str = "tokens"
+    """The column of the words, in rows."""
+    tags: str = "ner_tags"
+    """The column of the tags, in rows."""
+    document: str = ""
+    """A column with the same value in all rows of a document, which must be adjacent in one file;
+    without the column, or if a row has null in it, each sentence is a document."""
+    word_column: int = 0
+    """The column of the word in files with one word per line, from 0; -1 is the last."""
+    tag_column: int = -1
+    """The column of the tag in files with one word per line."""
+    input_options = ("words", "document")
+    target_option = "tags"
+    wanted = "texts or lists of words"
+
+    def in_rows(self, path: str | Path) -> bool:
+        """See `Columns`; a file without rows has one word per line."""
+        if self.format != "auto":
+            return self.format != "text"
+        paths = Path(path).rglob("*") if Path(path).is_dir() else [path]
+        return str(path).startswith("hf:") or any(extension(str(p)) in ROW_ENDINGS for p in paths)
+
+    def read_own_format(
+        self, path: str | Path, counts: TextCounts, *, labelled: bool, scoring: bool
+    ) -> Iterator[WordsExample]:
+        """See `Columns` and `conll_sentences`."""
+        return conll_sentences(
+            path,
+            counts,
+            word_column=self.word_column,
+            tag_column=self.tag_column if labelled else None,
+            untagged_ok=scoring,
+        )
+
+    def example(
+        self, row: Fields, location: str, counts: TextCounts, *, labelled: bool, scoring: bool
+    ) -> WordsExample | None:
+        """See `Columns`; each word needs a tag, and a row without words is left out."""
+        words = self.words_in(row[self.words], location)
+        if not words:
+            counts.note(f"empty '{self.words}'", location)
+            return None
+        tags = self.tags_in(row.get(self.tags), location, counts) if labelled else None
+        if tags is not None and len(tags) != len(words):
+            raise BertkitError(
+                f"{location}: {len(words)} words in '{self.words}' and {len(tags)} tags in "
+                f"'{self.tags}'; give a tag for each word"
+            )
+        words = tuple(valid_text(word, location, counts) for word in words)
+        return WordsExample("", words, tags, self.document_of(row, location), location)
+
+    def document_of(self, row: Fields, location: str) -> str:
+        """Return the name of a row's document, which is unique to the file."""
+        name = value_name(row.get(self.document)) if self.document else ""
+        return f"{location.rpartition(':')[0]}#{name}" if name else location
+
+    def words_in(self, value: Any, location: str) -> tuple[str, ...]:
+        """Return the words in a field; () if it is empty."""
+        words = self.items_in(value, self.words, location)
+        for number, word in enumerate(words, 1):
+            if not isinstance(word, str):
+                raise BertkitError(
+                    f"{location}: word {number} in '{self.words}' is {word!r:.40}, not text"
+                )
+        return tuple(words)
+
+    def tags_in(self, value: Any, location: str, counts: TextCounts) -> tuple[str, ...] | None:
+        """Return the tags in a field, or None if it is empty or null."""
+        if value is None or value == "":
+            return None
+        tags = []
+        for number, item in enumerate(self.items_in(value, self.tags, location), 1):
+            tag = value_name(item)
+            # -100 marks a token without a tag in data for transformers
+            if not TAG.fullmatch(tag) or (isinstance(item, int) and item < 0):
+                raise BertkitError(
+                    f"{location}: tag {number} in '{self.tags}' is {item!r:.40}, not a tag such as "
+                    "O, B-PER or NOUN; correct it or name the column of the tags"
+                )
+            if not isinstance(item, str):
+                counts.note("tag that is a number, kept", location)
+            tags.append(tag)
+        return tuple(tags)
+
+    def items_in(self, value: Any, column: str, location: str) -> Sequence[Any]:
+        """Return the items of a list, of a list written as JSON, or of a text split at spaces."""
+        value = from_json(value)
+        if value is None or isinstance(value, str):
+            # split only at spaces, as in CoNLL's files: other white space may be a word
+            return [item for item in SPACES.split(value or "") if item]
+        if not isinstance(value, list | tuple):
+            raise BertkitError(
+                f"{location}: '{column}' is {value!r:.40}, neither a list nor text; name another "
+                "column"
+            )
+        return value
+
+    def from_values(self, values: Sequence[Any], location: str, id: str) -> WordsExample:  # noqa: A002
+        """See `Columns`; a text is split into words, and a list of words is taken as it is."""
+        text_or_words = values[0] if len(values) == 1 else values
+        if isinstance(text_or_words, tuple | list):
+            require_texts(location, text_or_words)
+        else:
+            require_texts(location, [text_or_words])
+        return words_example(id, text_or_words, location, location)
+
+    def from_value(self, value: Any, location: str, id: str) -> WordsExample:  # noqa: A002
+        """See `Columns`; a dict may name the document, and a list is one sentence of words."""
+        if isinstance(value, Mapping) and self.words in value:
+            words = self.words_in(value[self.words], location)
+            return words_example(id, words, self.document_of(value, location), location)
+        if isinstance(value, tuple | list):
+            return self.from_values([value], location, id)
+        return super().from_value(value, location, id)
+
+    def from_line(self, line: str, location: str, id: str, document: int) -> WordsExample:  # noqa: A002
+        """See `Columns`."""
+        return words_example(id, line, f"{location.rpartition(':')[0]}#{document}", location)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordWindows(WindowLengths):
+    """The lengths of windows of tagged words, and what a window may span."""
+
+    context: str = "sentence"
+    """sentence, or document, in which each word also sees the surrounding sentences."""
+
+    def __post_init__(self) -> None:
+        """See `WindowLengths`."""
+        super().__post_init__()
+        check_known("context", self.context, CONTEXTS)
+
+
+class WordTarget(NamedTuple):
+    """The n words that are predicted in a window, in order."""
+
+    rows: np.ndarray
+    """(n,) index of the first token of each word in the sequence, [CLS] being 0."""
+    labels: np.ndarray
+    """(n,) index of its tag; `NO_TAG` if the data has none."""
+    inputs: np.ndarray
+    """(n,) index of its sentence."""
+    words: np.ndarray
+    """(n,) its number in the sentence."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Word(Result):
+    """A word of a text, `text[start:end]`, and its tag."""
+
+    word: str
+    tag: str
+    probability: float
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Entity(Result):
+    """A tagged span of a text, `text[start:end]`; the words are `words[word_start:word_end]`."""
+
+    type: str
+    start: int
+    end: int
+    text: str
+    word_start: int
+    word_end: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TagsResult(Result):
+    """The tags of the words of a text, and the entities that they form."""
+
+    words: tuple[Word, ...]
+    entities: tuple[Entity, ...]
+    """() if the tags are not entity tags."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tag of each word."""
+        return tuple(word.tag for word in self.words)
 
 
 @dataclass(frozen=True)
@@ -54,41 +258,41 @@ class TokenClassification(Task):
     entities: bool = True
     """Whether tags are entity tags such as B-PER, I-PER, O; others are scored word by word."""
     task_type = "token-classification"
+    head = "token"
+    columns = WordColumns
+    windows = WordWindows
+    group_by = "document"
+    has_labels = True
     answer_field = "tags"
 
-    @classmethod
-    def from_data(cls, data: TaskInputs) -> Self:
-        """See `Task`."""
-        labels, entities = tag_labels(data.train)
-        for name in seen_once(data.train, entities):
-            data.counts.note(SEEN_ONCE, name)
-        if all(len(given.words) == 1 for given in data.train):
-            reason = "sentence of one word, like all others (a word a line is .txt or .tsv), kept"
-            data.counts.note(reason, data.train[0].place)
-        if data.windows.context == "document" and are_all_unique(data.train):
+    def __post_init__(self) -> None:
+        """Check that a window has room for a word."""
+        if self.max_length < 3:
             raise BertkitError(
-                "--context document, and in the training data every sentence is a document of its "
+                f"a length of {self.max_length} leaves no room for a word; give at least 3 tokens"
+            )
+
+    @classmethod
+    def from_data(cls, data: TrainingData) -> Self:
+        """See `Task`."""
+        labels, entities = tag_labels(data.examples)
+        for name in seen_once(data.examples, entities):
+            data.counts.note(SEEN_ONCE, name)
+        if all(len(example.words) == 1 for example in data.examples):
+            reason = "sentence of one word, like all others (a word a line is .txt or .tsv), kept"
+            data.counts.note(reason, data.examples[0].location)
+        if data.windows.context == "document" and lacks_documents(data.examples):
+            raise BertkitError(
+                "--context document, and in the training data each sentence is a document of its "
                 "own; start documents with -DOCSTART- lines, name the column of documents "
                 "(--document), or leave --context out"
             )
         return cls(labels, data.max_length, data.windows.stride, data.windows.context, entities)
 
     @classmethod
-    def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
+    def from_transformers(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
         """See `Task`; also tells whether the labels are entity tags."""
         return {"max_length": max_length, "entities": are_entity_tags({*labels} - NO_TAGS)}
-
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            BertkitError: there is no such context, or no room for a token.
-        """
-        check_known("context", self.context, CONTEXTS)
-        if self.max_length < 3:
-            raise BertkitError(
-                f"a length of {self.max_length} leaves no room for a word; give at least 3 tokens"
-            )
 
     @property
     def metric(self) -> str:
@@ -103,71 +307,102 @@ class TokenClassification(Task):
         """See `Task`; each sentence, or with document context each window, is one item.
 
         `windowed` counts the sentences whose words are predicted in more than one window.
-
-        Raises:
-            BertkitError: a tag is unknown or not a valid entity tag, or the numbers of words and
-                tags of a sentence differ; the message names the location.
         """
         room = self.max_length - 2
-        pieces, cut = word_tokens(inputs, tokenizer, room)
+        words = list(dict.fromkeys(chain.from_iterable(example.words for example in inputs)))
+        encoded = dict(zip(words, tokenizer.encode_batch(words), strict=True))
+        long = {word for word, ids in encoded.items() if len(ids) > room}
+        tokens = {word: ids[:room] or [tokenizer.unk_id] for word, ids in encoded.items()}
+        labels = self.label_indices(inputs)
+        items: list[Item] = []
+        windows_of: Counter[int] = Counter()
+        by_document = self.context == "document"
+        for _, group in groupby(
+            range(len(inputs)), key=lambda i: inputs[i].document if by_document else i
+        ):
+            stream = list(group)
+            parts = self.word_windows(stream, inputs, tokens, labels, tokenizer)
+            for part in parts:
+                windows_of.update(np.unique(part.target.inputs).tolist())
+            if by_document:
+                items += [Item(int(part.target.inputs[0]), [part]) for part in parts]
+            elif parts:
+                parts = [part._replace(is_first=n == 0) for n, part in enumerate(parts)]
+                items.append(Item(stream[0], parts))
+        windowed = sum(count > 1 for count in windows_of.values())
+        cut = sum(not long.isdisjoint(example.words) for example in inputs) if long else 0
+        return Items(items, len(inputs), windowed, {f"inputs with words cut at {room} tokens": cut})
+
+    def word_windows(
+        self,
+        stream: Sequence[int],
+        inputs: Sequence[WordsExample],
+        tokens: Mapping[str, Sequence[int]],
+        labels: Sequence[np.ndarray],
+        tokenizer: Tokenizer,
+    ) -> list[ItemPart]:
+        """Make the windows `[CLS] words [SEP]` of consecutive sentences, with a `WordTarget` each.
+
+        A window in which no word is predicted, as with a very short stride, is left out.
+        """
+        words = [tokens[word] for i in stream for word in inputs[i].words]
+        if not words:
+            return []
+        lengths = np.array([len(word) for word in words])
+        ids = np.array(list(chain.from_iterable(words)), dtype=np.int32)
+        counts = [len(inputs[i].words) for i in stream]
+        owners = np.repeat(stream, counts)
+        numbers = np.concatenate([np.arange(count) for count in counts])
+        known = np.concatenate([labels[i] for i in stream])
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        parts = []
+        for first, end, owned in plan_windows(lengths, self.max_length - 2, self.stride):
+            if len(owned):
+                window = surround(ids[starts[first] : ends[end - 1]], None, tokenizer)
+                rows = 1 + starts[owned] - starts[first]
+                target = WordTarget(rows, known[owned], owners[owned], numbers[owned])
+                parts.append(ItemPart((window,), target))
+        return parts
+
+    def label_indices(self, inputs: Sequence[WordsExample]) -> list[np.ndarray]:
+        """Return for each sentence (words,) the label index of each tag, or `NO_TAG` without."""
         number = {label: i for i, label in enumerate(self.labels)}
         if self.entities:  # B-X maps to I-X in foreign IOB1 models, which have no B-X
-            begins = {f"B{name[1:]}": i for name, i in number.items() if name[:1] == "I"}
-            number = begins | number
-        labels = [self._labels(given, number) for given in inputs]
-        found: list[Item] = []
-        spread: Counter[int] = Counter()
-        whole = self.context == "document"  # consecutive sentences of a document form one stream
-        for _, group in groupby(
-            range(len(inputs)), key=lambda i: inputs[i].document if whole else i
-        ):
-            made = word_windows(
-                *(list(group), inputs, pieces, labels, tokenizer), self.max_length, self.stride
-            )
-            for _, part in made:
-                spread.update(np.unique(part.target.inputs).tolist())
-            if whole:
-                found += [Item(first, [part]) for first, part in made]
-            elif made:
-                parts = [part._replace(leads=n == 0) for n, (_, part) in enumerate(made)]
-                found.append(Item(made[0][0], parts))
-        windowed = sum(count > 1 for count in spread.values())
-        return Items(found, len(inputs), windowed, {f"inputs with words cut at {room} tokens": cut})
-
-    def _labels(self, given: WordsExample, number: Mapping[str, int]) -> np.ndarray:
-        """Return (words,) the label index of each tag, or `NO_TAG` without tags."""
-        if given.tags is None:
-            return np.full(len(given.words), NO_TAG)
-        if len(given.tags) != len(given.words):
-            raise BertkitError(
-                f"{given.place}: {len(given.tags)} tags for {len(given.words)} words; give each "
-                "word one tag"
-            )
-        for place, tag in enumerate(given.tags, 1):
-            if self.entities and not ENTITY_TAG.fullmatch(tag):
+            number = {f"B{n[1:]}": i for n, i in number.items() if n[:1] == "I"} | number
+        indices = []
+        for example in inputs:
+            if example.tags is None:
+                indices.append(np.full(len(example.words), NO_TAG))
+                continue
+            if len(example.tags) != len(example.words):
                 raise BertkitError(
-                    f"{given.place}, word {place}: {tag!r} is not an entity tag; these are O or "
-                    f"have B-, I-, E-, S-, L- or U- before a type; correct it"
+                    f"{example.location}: {len(example.tags)} tags for {len(example.words)} words; "
+                    "give each word one tag"
                 )
-        tags = self._scheme(given.tags)
-        for place, tag in enumerate(tags, 1):
-            if tag not in number:
-                own = given.tags[place - 1]
-                shown = f"{tag} (written {own})" if own in number else own
-                raise unknown_label(shown, f"{given.place}, word {place}", self.labels)
-        return np.array([number[tag] for tag in tags], dtype=np.int64)
+            for position, tag in enumerate(example.tags, 1):
+                if self.entities and not ENTITY_TAG.fullmatch(tag):
+                    raise BertkitError(
+                        f"{example.location}, word {position}: {tag!r} is not an entity tag; these "
+                        "are O or have B-, I-, E-, S-, L- or U- before a type; correct it"
+                    )
+            tags = self.in_scheme(example.tags)
+            for position, tag in enumerate(tags, 1):
+                if tag not in number:
+                    raise unknown_label(tag, f"{example.location}, word {position}", self.labels)
+            indices.append(np.array([number[tag] for tag in tags], dtype=np.int64))
+        return indices
 
-    def _scheme(self, tags: Sequence[str]) -> Sequence[str]:
+    def in_scheme(self, tags: Sequence[str]) -> Sequence[str]:
         """Convert entity tags to IOB2; return others unchanged."""
         return to_iob2(tags) if self.entities else tags
 
     def targets(
-        self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
+        self, parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
         """See `Task`; "rows" has the token indices in the batch of tagged words, "labels" tags."""
-        rows = np.concatenate(
-            [start + part.target.rows for start, part in zip(starts, parts, strict=True)]
-        )
+        pairs = zip(starts, parts, strict=True)
+        rows = np.concatenate([start + part.target.rows for start, part in pairs])
         labels = np.concatenate([part.target.labels for part in parts])
         tagged = labels != NO_TAG
         tensors = {
@@ -176,8 +411,8 @@ class TokenClassification(Task):
         }
         return tensors, {"words": int(tagged.sum())}
 
-    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        """See `Task`; the loss is the cross entropy at the first token of every word."""
+    def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
+        """See `Task`; the loss is the cross entropy at the first token of each word."""
         logits = model(batch.packed).index_select(0, batch.tensors["rows"]).float()
         weights = batch.tensors.get("class_weights")
         labels = batch.tensors["labels"]
@@ -186,17 +421,18 @@ class TokenClassification(Task):
 
     def balanced_weights(self, items: Items) -> np.ndarray:
         """See `Task`; words / (tags x words with the tag)."""
-        labels = np.concatenate([part.target.labels for item in items.items for part in item.parts])
+        labels = np.concatenate([part.target.labels for part in items.parts()])
         return balanced(np.bincount(labels[labels != NO_TAG], minlength=len(self.labels)))
 
     def decode(
         self, inputs: Sequence[WordsExample], items: Items, outputs: Sequence[list[np.ndarray]]
-    ) -> list[TagsPrediction]:
+    ) -> list[TagsResult]:
         """See `Task`."""
-        ends = np.cumsum([len(given.words) for given in inputs], dtype=np.int64)
-        total = int(ends[-1]) if inputs else 0
-        begins = ends - [len(given.words) for given in inputs]
-        best, chance = np.full(total, NO_TAG), np.zeros(total)
+        counts = [len(example.words) for example in inputs]
+        ends = np.cumsum(counts, dtype=np.int64)
+        begins = ends - counts
+        best = np.full(sum(counts), NO_TAG)
+        chance = np.zeros(len(best))
         for item, rows in zip(items.items, outputs, strict=True):
             for part, logits in zip(item.parts, rows, strict=True):
                 target: WordTarget = part.target
@@ -205,106 +441,99 @@ class TokenClassification(Task):
                     chances[:, [label in NO_TAGS for label in self.labels]] = -1.0
                 at = begins[target.inputs] + target.words
                 best[at], chance[at] = chances.argmax(axis=1), chances.max(axis=1)
-        assert (best != NO_TAG).all(), "every word is answered in one window"
-        names, found = [self.labels[i] for i in best], []
-        for begin, end in zip(begins, ends, strict=True):
-            tags = tuple(names[begin:end])
-            entities = tuple(find_entities(conll_scheme(tags))) if self.entities else ()
-            found.append(TagsPrediction(tags, tuple(chance[begin:end].tolist()), entities))
-        return found
+        assert (best != NO_TAG).all(), "each word is predicted in one window"
+        names = [self.labels[i] for i in best]
+        return [
+            self.tagged(example, names[begin:end], chance[begin:end].tolist())
+            for example, begin, end in zip(inputs, begins, ends, strict=True)
+        ]
 
-    def plain(self, prediction: TagsPrediction) -> tuple[str, ...]:
-        """See `Task`; entity tags are in IOB2."""
-        return tuple(self._scheme(prediction.tags))
+    def tagged(
+        self, example: WordsExample, tags: Sequence[str], chances: Sequence[float]
+    ) -> TagsResult:
+        """Add character spans to tags and entities, in the words joined by spaces if need be."""
+        text, spans = (example.text, example.spans) if example.spans else joined(example.words)
+        rows = zip(example.words, tags, chances, spans, strict=True)
+        words = tuple(Word(word, tag, p, start, end) for word, tag, p, (start, end) in rows)
+        entities = []
+        for kind, first, last in find_entities(conll_scheme(tags)) if self.entities else ():
+            start, end = spans[first][0], spans[last - 1][1]
+            entities.append(Entity(kind, start, end, text[start:end], first, last))
+        return TagsResult(words, tuple(entities))
 
-    def plain_gold(self, given: WordsExample) -> tuple[str, ...]:
+    def answer_value(self, result: TagsResult) -> tuple[str, ...]:
         """See `Task`; entity tags are in IOB2."""
-        return tuple(self._scheme(given.tags or ()))
+        return tuple(self.in_scheme(result.tags))
+
+    def gold_value(self, example: WordsExample) -> tuple[str, ...]:
+        """See `Task`; entity tags are in IOB2."""
+        return tuple(self.in_scheme(example.tags or ()))
 
     def score(
-        self, inputs: Sequence[WordsExample], predictions: Sequence[TagsPrediction]
+        self, inputs: Sequence[WordsExample], results: Sequence[TagsResult]
     ) -> dict[str, float]:
-        """See `Task`; entity F1, precision and recall, in total and per type, and tag accuracy.
+        """See `Task`; entity F1, precision and recall, in total and per type, and tag accuracy."""
+        return self.score_tags(inputs, [self.answer_value(result) for result in results])
 
-        Entities are defined as in the conlleval script, whatever the scheme. The accuracy is that
-        of tags in IOB2.
-        """
-        gold = [self.plain_gold(given) for given in inputs]
-        found = [self.plain(prediction) for prediction in predictions]
-        pairs = list(zip(chain.from_iterable(gold), chain.from_iterable(found), strict=True))
+    def score_tags(
+        self, inputs: Sequence[WordsExample], tags: Sequence[Sequence[str]]
+    ) -> dict[str, float]:
+        """Return the scores of predicted tags."""
+        gold = [self.gold_value(example) for example in inputs]
+        pairs = list(zip(chain.from_iterable(gold), chain.from_iterable(tags), strict=True))
         accuracy = {"accuracy": sum(a == b for a, b in pairs) / max(1, len(pairs))}
         if not self.entities:
             return accuracy
-        scores = entity_scores(gold, found)
+        scores = entity_scores(gold, tags)
         first = {name: scores.pop(name) for name in ("f1", "precision", "recall")}
         return {**first, **accuracy, **scores}
 
     def baseline(self, inputs: Sequence[WordsExample]) -> dict[str, float]:
         """See `Task`; always the most frequent tag."""
-        seen = Counter(tag for given in inputs for tag in self.plain_gold(given))
+        seen = Counter(tag for example in inputs for tag in self.gold_value(example))
         common = seen.most_common(1)[0][0] if seen else self.labels[0]
-        return self.score(
-            inputs, [TagsPrediction((common,) * len(i.words), (), ()) for i in inputs]
-        )
+        return self.score_tags(inputs, [self.in_scheme([common] * len(i.words)) for i in inputs])
 
-    def degenerate(
-        self, inputs: Sequence[WordsExample], predictions: Sequence[TagsPrediction]
-    ) -> str:
-        """See `Task`; no entity found, or the same tag for every word, although gold has others."""
-        wanted = {tag for given in inputs for tag in given.tags or ()}
+    def degenerate(self, inputs: Sequence[WordsExample], results: Sequence[TagsResult]) -> str:
+        """See `Task`; no entity found, or the same tag for each word, although gold has others."""
+        wanted = {tag for example in inputs for tag in example.tags or ()}
         if self.entities:
-            some = any(prediction.entities for prediction in predictions)
+            some = any(result.entities for result in results)
             return "" if some or wanted <= {"O"} else "finds no entity"
-        found = {tag for prediction in predictions for tag in prediction.tags}
-        same = len(found) == 1 and len(wanted) > 1
-        return f"gives every word the tag {found.pop()!r}" if same else ""
+        tags = {tag for result in results for tag in result.tags}
+        same = len(tags) == 1 and len(wanted) > 1
+        return f"gives each word the tag {tags.pop()!r}" if same else ""
 
-    def row(self, given: WordsExample, prediction: TagsPrediction) -> dict[str, Any]:
-        """See `Task`; the `text` of an entity is `[start:end]` of the running text.
-
-        If words were given, the running text is the words joined by spaces. `word_start` and
-        `word_end` count words.
-        """
-        text, spans = (given.text, given.spans) if given.spans else joined(given.words)
-        tagged = tagged_text(prediction, text, spans)
-        return {
-            "id": given.id,
-            "words": list(given.words),
-            "tags": list(prediction.tags),
-            "probabilities": list(prediction.probabilities),
-            "entities": [entity.to_dict() for entity in tagged.entities],
-        }
-
-    def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
+    def official_files(
+        self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
+    ) -> list[Path]:
         """See `Task`; the file is for the conlleval script."""
-        path = folder / f"{done.split}.txt"
-        write_conll(path, done.inputs, [prediction.tags for prediction in done.predictions])
+        path = folder / f"{split}.txt"
+        write_conll(path, inputs, [result.tags for result in results])
         return [path]
 
 
-def are_all_unique(inputs: Sequence[WordsExample]) -> bool:
-    """Return whether every document has only one sentence, as when documents are not marked."""
-    return len({given.document for given in inputs}) == len(inputs)
+def lacks_documents(inputs: Sequence[WordsExample]) -> bool:
+    """Return whether each document has only one sentence, as when documents are not marked."""
+    return len({example.document for example in inputs}) == len(inputs)
 
 
 def tag_labels(inputs: Sequence[WordsExample]) -> tuple[tuple[str, ...], bool]:
     """Return the labels for tagged inputs, sorted with "O" first, and whether they are entity tags.
 
-    Entity labels are B- and I- for every type that occurs, since a type may occur only as single
+    Entity labels are B- and I- for each type that occurs, since a type may occur only as single
     words (B and I if entities have no types); others, such as parts of speech, are unchanged.
-
-    Raises:
-        BertkitError: an input has no tags, all words have the same tag, or entity tags are mixed
-            with others.
     """
     seen: set[str] = set()
-    for given in inputs:
-        if given.tags is None:
-            raise BertkitError(f"{given.place}: the sentence has no tags; name the column of tags")
-        seen.update(given.tags)
+    for example in inputs:
+        if example.tags is None:
+            raise BertkitError(
+                f"{example.location}: the sentence has no tags; name the column of tags"
+            )
+        seen.update(example.tags)
     if len(seen) < 2:
-        found = f"only the tag {next(iter(seen))!r}" if seen else "no word"
-        raise BertkitError(f"the training data has {found}; there is nothing to tell apart")
+        what = f"only the tag {next(iter(seen))!r}" if seen else "no word"
+        raise BertkitError(f"the training data has {what}; there is nothing to tell apart")
     others = sorted(tag for tag in seen if not ENTITY_TAG.fullmatch(tag))
     if others and any(tag.startswith(("B-", "I-")) for tag in seen):
         raise BertkitError(
@@ -320,9 +549,10 @@ def tag_labels(inputs: Sequence[WordsExample]) -> tuple[tuple[str, ...], bool]:
 def seen_once(inputs: Sequence[WordsExample], are_entities: bool) -> list[str]:
     """Return descriptions of the entity types, or other tags, that occur only once."""
     seen: Counter[str] = Counter()
-    for given in inputs:
-        tags = given.tags or ()
-        found = [kind for kind, _, _ in find_entities(conll_scheme(tags))] if are_entities else tags
-        seen.update(found)
+    for example in inputs:
+        tags = example.tags or ()
+        seen.update(
+            [kind for kind, _, _ in find_entities(conll_scheme(tags))] if are_entities else tags
+        )
     what = "entity" if are_entities else "tag"
     return [f"{what} {name!r}" for name, count in seen.items() if count == 1]

@@ -1,6 +1,6 @@
 """Splits raw text into words for a tagger, which was trained on words (paper section 5.3).
 
-Every data set of tagged words has its own splitting rules; these are close to CoNLL's. A combining
+Each data set of tagged words has its own splitting rules; these are close to CoNLL's. A combining
 mark stays with its letter, and an ideograph is a word, as in BERT's tokenizer. Other scripts
 without spaces between words, such as Thai, are not split: pass a list of words instead.
 """
@@ -11,15 +11,14 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from functools import cache
-from itertools import chain
+from itertools import accumulate, chain
 
-from bertkit.datasets.examples import WordsExample, joined
+from bertkit.tasks.entities import WordsExample
 from bertkit.tokenizer.normalize import IDEOGRAPHS
 
 JOINERS = "\u200c\u200d"
 PREFIXES = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
 """Signs that enclose or precede numbers and words, although Unicode classes them as format (Cf)."""
-SEEN = JOINERS + PREFIXES
 ZERO_WIDTH_SPACE = "\u200b"
 """Separates words that have no visible space between them, as in Khmer."""
 
@@ -34,7 +33,8 @@ def word_pattern() -> re.Pattern[str]:
     kinds = [(sign, unicodedata.category(sign)) for sign in codes]
     mark = "".join(sign for sign, kind in kinds if kind.startswith("M"))
     # Invisible characters, such as soft hyphens and direction marks, only belong within words.
-    unseen = "".join(sign for sign, kind in kinds if kind == "Cf" and sign not in SEEN)
+    visible = JOINERS + PREFIXES
+    unseen = "".join(sign for sign, kind in kinds if kind == "Cf" and sign not in visible)
     within = unseen.replace(ZERO_WIDTH_SPACE, "")
     # Joiners occur within words of Persian and of Indian languages.
     letter = rf"(?:[^\W{IDEOGRAPHS}]|[{mark}{JOINERS}])"
@@ -48,15 +48,23 @@ def word_pattern() -> re.Pattern[str]:
     )
 
 
-def split_words_with_offsets(given: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Return a text and the spans of its words; given words are first joined by spaces."""
-    if isinstance(given, str):
-        return given, [match.span() for match in word_pattern().finditer(given)]
-    return joined(given)
-
-
-def words_example(name: str, given: str | Sequence[str], document: int, place: str) -> WordsExample:
-    """Return the example, without tags, of a text that is split here, or of given words."""
-    text, spans = split_words_with_offsets(given)
+def words_example(
+    id: str,  # noqa: A002
+    text_or_words: str | Sequence[str],
+    document: str,
+    location: str,
+) -> WordsExample:
+    """Return the untagged example of a text that is split here, or of words joined by spaces."""
+    if isinstance(text_or_words, str):
+        text, spans = text_or_words, [m.span() for m in word_pattern().finditer(text_or_words)]
+    else:
+        text, spans = joined(text_or_words)
     words = tuple(text[start:end] for start, end in spans)
-    return WordsExample(name, words, None, document, place, text, tuple(spans))
+    return WordsExample(id, words, None, document, location, text, tuple(spans))
+
+
+def joined(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """Join words by spaces; return the text and the half-open character span of each word."""
+    ends = list(accumulate(len(word) + 1 for word in words))
+    spans = [(end - len(word) - 1, end - 1) for word, end in zip(words, ends, strict=True)]
+    return " ".join(words), spans

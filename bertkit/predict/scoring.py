@@ -31,14 +31,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from bertkit.errors import BertkitError, check_known
+from bertkit.errors import NOT_FINITE, BertkitError, check_known
 from bertkit.model.encoder import Layer, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.inference import FloatProduct, PreparedLayer, SingleQuery, round_up_rows
-from bertkit.predict.engine import batch_map, prepare_for
 from bertkit.pretraining_data.batch import Packed, from_arrays
 from bertkit.shapes import Rows, VocabularyLogits
-from bertkit.tasks.task import check_outputs, prediction_tokens
+from bertkit.tasks.inference import CPU_TOKENS, GPU_TOKENS, batch_map, prepare_network, shares
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
 from bertkit.training.memory import in_halves
@@ -79,11 +78,7 @@ class Readings(NamedTuple):
 
 
 def choose_method(name: str, config: ModelConfig) -> str:
-    """Check a method, and resolve "auto" to the model's own: within-word-l2r or causal.
-
-    Raises:
-        BertkitError: the method is unknown, or does not fit the direction in which the model reads.
-    """
+    """Check a method, and resolve "auto" to the model's own: within-word-l2r or causal."""
     masked = config.direction == "bidirectional"
     if name == "auto":
         return METHODS[0] if masked else "causal"
@@ -153,7 +148,7 @@ class SentenceScorer:
             self.single_query = SingleQuery(cast("Layer", encoder.stack[-1]))
         if device.type != "cpu" and mode == "bf16":
             self.model.to(torch.bfloat16)  # the heads, too, whose decoder is the embeddings
-        self.threads = prepare_for(device, encoder, mode)
+        self.threads = prepare_network(device, encoder, mode)
 
     @cached_property
     def decode(self) -> Callable[[Rows], VocabularyLogits]:
@@ -189,12 +184,9 @@ class SentenceScorer:
             sentences: the sentences, none longer than `max_tokens`.
             method: the result of `choose_method`.
             progress: called with the number of tokens that the network has read, and the total.
-
-        Raises:
-            BertkitError: a number is NaN or infinite.
         """
         index: dict[bytes, int] = {}
-        places = [index.setdefault(ids.tobytes(), len(index)) for ids in sentences]
+        numbers_of = [index.setdefault(ids.tobytes(), len(index)) for ids in sentences]
         unique = [np.frombuffer(key, dtype=np.int32) for key in index]
 
         def cost(length: int) -> int:
@@ -203,7 +195,9 @@ class SentenceScorer:
 
         total, done = sum(cost(len(ids)) for ids in unique), 0
         found: list[np.ndarray] = [np.zeros(0)] * len(unique)
-        with batch_map(total, self.threads) as (each, tokens):
+        workers, tokens = shares(total, self.threads)
+        tokens = tokens or (CPU_TOKENS if self.device.type == "cpu" else GPU_TOKENS)
+        with batch_map(workers) as each:
             for group in equal_lengths(unique, cost):
                 progress(done, total)
                 ids = np.stack([unique[i] for i in group])
@@ -216,8 +210,12 @@ class SentenceScorer:
                     found[i] = row
                 done += ids.shape[0] * cost(ids.shape[1])
         progress(total, total)
-        check_outputs(*found)
-        return [found[place] for place in places]
+        if not all(np.isfinite(numbers).all() for numbers in found):
+            raise BertkitError(
+                "a log-probability is NaN or infinite: the model's weights are damaged",
+                code=NOT_FINITE,
+            )
+        return [found[number] for number in numbers_of]
 
     def _run(
         self, readings: Readings, tokens: int, each: Callable[..., Iterable[Any]]
@@ -226,7 +224,7 @@ class SentenceScorer:
         ids, positions, rows, targets = readings
         outputs = positions.shape[1]
         order = np.argsort(rows, kind="stable")
-        step = max(1, (tokens or prediction_tokens(self.device)) // ids.shape[1])
+        step = max(1, tokens // ids.shape[1])
         ordered = rows[order]
         groups = [range(len(ids))[first : first + step] for first in range(0, len(ids), step)]
 

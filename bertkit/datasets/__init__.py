@@ -1,1 +1,0 @@
-"""Labelled data: files of rows, official formats, and the examples they hold."""

@@ -1,1 +1,0 @@
-"""Reproduce the paper's tables and figure: what to run, at which scale, and the results."""
