@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bertkit.finetuning.grid import all_results
 
 from benchmarks.quality_data import dataset, make_slices
 from benchmarks.record import (
@@ -37,7 +38,6 @@ from bertkit.console import Console
 from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.files import read_json, write_text
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import all_results
 from bertkit.finetuning.settings import FinetuneSettings, Grid
 from bertkit.tasks.data import TaskData
 from bertkit.training.device import choose_precision

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
-from matplotlib.figure import Figure
-
 from bertkit.reproduce.experiments import BASE, variant_of
 from bertkit.reproduce.report import plot_scores
+from matplotlib.figure import Figure
 
 TEXT, GRID, BAND, BERTKIT, SLOWER = "#1c1e21", "#d8dce2", "#c3c9d1", "#2563a8", "#c8501e"
 STYLE = {

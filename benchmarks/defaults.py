@@ -16,12 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bertkit.finetuning.grid import all_results
+
 from benchmarks.quality_data import dataset
 from benchmarks.record import ROOT, data_folder, new_parser, start_model, write_result
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.files import read_json
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import all_results
 from bertkit.finetuning.settings import FinetuneSettings, Grid
 from bertkit.tasks.data import TaskData
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bertkit.datasets.glue import read_glue
 
 from benchmarks.contestants import fast_modes
 from benchmarks.record import (
@@ -29,7 +30,6 @@ from benchmarks.record import (
     timed,
     write_result,
 )
-from bertkit.datasets.glue import read_glue
 from bertkit.export.onnx import silence
 from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.text.lines import TextCounts

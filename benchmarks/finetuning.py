@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bertkit.finetuning.run import train_task
 
 from benchmarks.exports import processor_name
 from benchmarks.quality_data import SETTINGS, dataset, make_slices
@@ -33,7 +34,6 @@ from benchmarks.record import (
 )
 from benchmarks.reference import build
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.finetuning.run import train_task
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.processes import resident_bytes
 from bertkit.tasks.task import Items

@@ -32,16 +32,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from bertkit.datasets.columns import TextColumns
+from bertkit.finetuning.grid import all_results
+from bertkit.predict.retrieval import evaluate_retrieval
 
 from benchmarks.record import ROOT, circumstances, commit, summary, write_result
 from bertkit.checkpoints.save import save_model
 from bertkit.console import Console
-from bertkit.datasets.columns import TextColumns
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import all_results
 from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.predict.retrieval import evaluate_retrieval
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 QUESTIONS: dict[str, tuple[str, str, set[int]]] = {

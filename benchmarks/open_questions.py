@@ -51,6 +51,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from bertkit.datasets.glue import read_glue
+from bertkit.finetuning.grid import all_results
 from sklearn.compose import ColumnTransformer
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -63,9 +65,7 @@ from benchmarks.record import data_folder, new_parser, start_model, summary, wri
 from benchmarks.text_choices import text_choices
 from benchmarks.word_vectors import static_vectors
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
-from bertkit.datasets.glue import read_glue
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import all_results
 from bertkit.finetuning.settings import FinetuneSettings, Grid, HeadSettings
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel

@@ -213,10 +213,10 @@ class Bertkit:
 
     def __init__(self, model: Model, setting: Setting) -> None:
         import torch
+        from bertkit.predict.engine import Engine
 
         from benchmarks.exports import CLASSES, build_head
         from bertkit.checkpoints.huggingface import load_model
-        from bertkit.predict.engine import Engine
 
         torch.set_num_threads(setting.callers * setting.threads)
         self.head, classes = model.head, dict(model.options).get("classes", CLASSES)

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from bertkit.datasets.examples import TextExample
+from bertkit.datasets.glue import GLUE, read_glue
+from bertkit.finetuning.run import train_task
 from scipy.special import softmax
 
 from benchmarks.contestants import (
@@ -30,9 +33,6 @@ from benchmarks.record import data_folder, new_parser, write_result
 from benchmarks.workloads import Workload, flat
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import save_model
-from bertkit.datasets.examples import TextExample
-from bertkit.datasets.glue import GLUE, read_glue
-from bertkit.finetuning.run import train_task
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.predict.load import load_predictor
 from bertkit.tasks.classification import Classification, LabelPrediction

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from bertkit.finetuning.grid import read_results
+from bertkit.reproduce.run import LaterSeeds
 
 from benchmarks.quality_data import (
     SETTINGS,
@@ -33,10 +35,8 @@ from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.console import Console
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import read_results
 from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
 from bertkit.predict.load import load_predictor
-from bertkit.reproduce.run import LaterSeeds
 from bertkit.training.device import choose_precision
 
 METRICS = {

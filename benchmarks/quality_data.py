@@ -13,14 +13,15 @@ import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.record import start_model
-from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.datasets.benchmarks import DataFiles
 from bertkit.datasets.columns import ChoiceColumns
+from bertkit.reproduce.data import GLUE_SAMPLES
+
+from benchmarks.record import start_model
+from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import write_json, write_text
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
-from bertkit.reproduce.data import GLUE_SAMPLES
 from bertkit.tasks.data import TaskData, load_dataset
 from bertkit.tasks.windows import QuestionWindows, WindowLengths, WordWindows
 

@@ -16,10 +16,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import ROOT, circumstances, write_result
-from bertkit.files import read_json
 from bertkit.reproduce.outcome import judge_claims
 from bertkit.reproduce.paper import paper_tables
+
+from benchmarks.record import ROOT, circumstances, write_result
+from bertkit.files import read_json
 
 Outcome = dict[str, Any]
 """The value that `bertkit.reproduce.outcome.gather_results` returns."""

@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bertkit.reproduce.run import LaterSeeds
+
 from benchmarks import reference
 from benchmarks.quality import Runs, Scored, with_runs
 from benchmarks.quality_data import SETTINGS as QUALITY
@@ -31,7 +33,6 @@ from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import read_json, write_json, write_text
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.settings import FinetuneSettings, TrainingSettings
-from bertkit.reproduce.run import LaterSeeds
 
 SETTINGS = {
     "sts-b": Setting(16, 1e-4, 1),

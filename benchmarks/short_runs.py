@@ -11,12 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import data_folder, new_parser, start_model, write_result
 from bertkit.datasets.benchmarks import DataFiles
 from bertkit.datasets.columns import ChoiceColumns
+from bertkit.finetuning.grid import shown_scores
+
+from benchmarks.record import data_folder, new_parser, start_model, write_result
 from bertkit.files import write_json, write_text
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import shown_scores
 from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
 from bertkit.tasks.windows import WordWindows
 

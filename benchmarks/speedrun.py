@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bertkit.predict.minimal_pairs import evaluate_minimal_pairs
 
 from benchmarks.exports import processor_name
 from benchmarks.record import ROOT, data_folder, made, new_parser, write_result
@@ -35,7 +36,6 @@ from bertkit.config import read_recipe
 from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.corpus.store import TokenStore
 from bertkit.files import read_json, sha256_file
-from bertkit.predict.minimal_pairs import evaluate_minimal_pairs
 from bertkit.training.data import HeldOut
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain

@@ -18,8 +18,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import charts
 from bertkit.reproduce.report import as_markdown
+
+from benchmarks import charts
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTION = re.compile(r"(<!-- results:([\w-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)

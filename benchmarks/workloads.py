@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from bertkit.datasets.glue import GLUE, read_glue
+from bertkit.datasets.squad import read_squad
 
 from benchmarks.exports import has_integer_products
 from benchmarks.record import summary
 from benchmarks.tokenization import read_sentences
-from bertkit.datasets.glue import GLUE, read_glue
-from bertkit.datasets.squad import read_squad
 from bertkit.model.cpu import has_bf16
 from bertkit.model.encoder import ModelConfig
 from bertkit.tasks.classification import Classification

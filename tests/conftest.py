@@ -23,10 +23,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background job 
 import numpy as np
 import pytest
 import torch  # before what is instrumented, or its bytecode is not found
+from bertkit.datasets.tabular import numbered_rows
 
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
-from bertkit.datasets.tabular import numbered_rows
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bertkit.datasets.minimal_pairs import BLIMP_DEV
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +61,6 @@ from bertkit.checkpoints.save import save_model
 from bertkit.config import read_recipe
 from bertkit.corpus.build import prepare
 from bertkit.corpus.store import TokenStore
-from bertkit.datasets.minimal_pairs import BLIMP_DEV
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.pretraining_data.batch import from_arrays
 from bertkit.tasks.task import Encoded

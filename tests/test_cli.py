@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from bertkit.tasks.spec import SPECS
 
 from bertkit.cli import app
 from bertkit.cli.app import COMMANDS, SUBCOMMANDS, application, main
@@ -26,7 +27,6 @@ from bertkit.cli.pretrain import has_steps
 from bertkit.corpus.store import SPLITS, TokenStore
 from bertkit.errors import BertkitError
 from bertkit.predict.files import predict_texts
-from bertkit.tasks.spec import SPECS
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import python, run
 

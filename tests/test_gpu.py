@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from bertkit.predict.likelihood import SentenceScorer
 
 from benchmarks.gpu.batches import make_batches
 from bertkit.corpus.store import TokenStore
@@ -27,7 +28,6 @@ from bertkit.model import attention as attention_module
 from bertkit.model.encoder import Encoder, Layer, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
-from bertkit.predict.likelihood import SentenceScorer
 from bertkit.pretraining_data.batch import pack
 from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.tokenizer.wordpiece import Tokenizer

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from bertkit.multimodal.vilbert import cross_attention
 
 from bertkit.model.attention import DIRECTIONS, KERNELS, choose_kernel
-from bertkit.multimodal.vilbert import cross_attention
 from bertkit.pretraining_data.batch import pack
 from tests.attention import KERNELS_AND_REFERENCE
 from tests.test_gpu import distance, gpu

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bertkit.finetuning.run import build_task_network, micro_batches
+from bertkit.predict.engine import Engine
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import foreign_tensors
 from bertkit.corpus.store import TokenStore
-from bertkit.finetuning.run import build_task_network, micro_batches
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import pretraining_objective
-from bertkit.predict.engine import Engine
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.task import Encoded, Item, ItemPart, Items
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from bertkit.datasets.benchmarks import DataFiles
+from bertkit.datasets.columns import TextColumns
 
 from benchmarks import newcomer
 from benchmarks.newcomer import SKIPPED, START, Newcomer, SurpriseError, status_of
 from benchmarks.newcomer_pages import GIVEN, STAND_INS, missing_output, placeholders_of, steps_of
-from bertkit.datasets.benchmarks import DataFiles
-from bertkit.datasets.columns import TextColumns
 from bertkit.tasks.data import load_dataset
 from bertkit.text.documents import TextCounts, find_sources, read_documents
 from tests.markdown import ROOT, blocks, commands

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from bertkit.finetuning.run import train_task
+from bertkit.predict.engine import Engine
 
 from benchmarks.gpu.batches import make_batches
 from benchmarks.gpu.contestants import (
@@ -31,12 +33,10 @@ from bertkit.checkpoints.save import foreign_tensors
 from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
 from bertkit.corpus.writers import DocumentArrays, write_manifest, write_shard
-from bertkit.finetuning.run import train_task
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.task_heads import ClassificationModel
-from bertkit.predict.engine import Engine
 from bertkit.pretraining_data.loader import BatchBuilder, StreamStep, stream_steps
 from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.pairs import PairOptions

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bertkit.datasets.examples import TextExample
 from safetensors.torch import load_file, save_file
 
 from bertkit.checkpoints.save import save_model
 from bertkit.checkpoints.tensorflow import read_checkpoint
 from bertkit.checkpoints.vocabulary import extend_vocabulary
 from bertkit.cli.export import export_command
-from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
 from bertkit.export import export as export_module
 from bertkit.export.directories import read_back

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from bertkit.datasets.examples import TextExample
 from huggingface_hub import ModelCard
 
 from bertkit.checkpoints.card import CARD
-from bertkit.datasets.examples import TextExample
 from bertkit.export.export import Check, write_export
 from bertkit.export.padded import OUTPUTS, PADDED_INPUTS
 from bertkit.export.source import read_export_source

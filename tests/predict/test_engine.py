@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from bertkit import load
 from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
-from bertkit.errors import BertkitError
-from bertkit.model.inference import possible_modes
-from bertkit.predict import engine
 from bertkit.predict.engine import (
     choose_mode,
     compute_with,
     one_thread_each,
     shares,
 )
+
+from bertkit import load
+from bertkit.errors import BertkitError
+from bertkit.model.inference import possible_modes
+from bertkit.predict import engine
 from bertkit.predict.evaluate import check_change
 from bertkit.predict.load import load_predictor
 from bertkit.tasks.classification import Classification

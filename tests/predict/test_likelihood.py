@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bertkit.predict.engine import compute_with
+from bertkit.predict.likelihood import SentenceScorer, choose_method, masked_copies
 from transformers import BertForMaskedLM, BertLMHeadModel
 
 from bertkit import load
@@ -20,8 +22,6 @@ from bertkit.errors import BertkitError, InputTypeError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict import likelihood
-from bertkit.predict.engine import compute_with
-from bertkit.predict.likelihood import SentenceScorer, choose_method, masked_copies
 from bertkit.predict.pretrained import Predictor
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import WORDS, tiny_config

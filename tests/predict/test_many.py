@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas
 import pytest
+from bertkit.datasets.examples import TextExample
 
 from bertkit import clean, embed_file, extract_file, load, to_frame
-from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError, InputTypeError
 from bertkit.files import read_json, write_json
 from bertkit.predict.evaluate import evaluate

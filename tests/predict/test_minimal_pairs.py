@@ -13,19 +13,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from bertkit.datasets.minimal_pairs import BLIMP_DEV, MinimalPair, read_minimal_pairs
+from bertkit.predict.minimal_pairs import MinimalPairEvaluation, ScoredPair
 from safetensors.torch import load_file, save_file
 
 import bertkit
 from benchmarks import minimal_pairs as benchmark
 from bertkit.checkpoints.save import save_model
 from bertkit.console import Console
-from bertkit.datasets.minimal_pairs import BLIMP_DEV, MinimalPair, read_minimal_pairs
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
 from bertkit.model.electra import ReplacedTokenModel
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.predict.minimal_pairs import MinimalPairEvaluation, ScoredPair
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import run, tiny_config

@@ -8,9 +8,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-
-from bertkit.tasks.classification import LabelPrediction, LabelSetPrediction
-from bertkit.tasks.multiple_choice import ChoicePrediction
 from bertkit.tasks.predictions import (
     MAX_BARS,
     MAX_CONTEXT,
@@ -21,6 +18,9 @@ from bertkit.tasks.predictions import (
     marked_text,
     probability_bars,
 )
+
+from bertkit.tasks.classification import LabelPrediction, LabelSetPrediction
+from bertkit.tasks.multiple_choice import ChoicePrediction
 
 ODD = '<script>alert("x")</script> & <b>'
 

@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bertkit.datasets.columns import TextColumns
+from bertkit.datasets.examples import ChoiceExample, TextExample, WordsExample
+from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, input_chunks
+from bertkit.tasks.spec import SPECS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +24,6 @@ from bertkit.cli.options import NO_COLUMNS, ColumnFlags
 from bertkit.cli.options import given as named
 from bertkit.cli.predict import predict_command
 from bertkit.console import Console
-from bertkit.datasets.columns import TextColumns
-from bertkit.datasets.examples import ChoiceExample, TextExample, WordsExample
 from bertkit.errors import BertkitError
 from bertkit.predict import files
 from bertkit.predict import predictors as tasks
@@ -33,9 +35,7 @@ from bertkit.predict.files import (
     row_parts,
 )
 from bertkit.predict.load import load_predictor
-from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, input_chunks
 from bertkit.tasks.classification import LabelPrediction
-from bertkit.tasks.spec import SPECS
 from bertkit.text.lines import TextCounts
 from tests.conftest import WORDS
 from tests.predict.conftest import TASKS

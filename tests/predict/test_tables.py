@@ -17,16 +17,16 @@ from typing import Any
 import pandas
 import pyarrow
 import pytest
+from bertkit.datasets.columns import TextColumns
+from bertkit.datasets.records import as_source
+from bertkit.predict.tables import new_rows
 from pyarrow import parquet
 
 from bertkit import load
 from bertkit.cli.app import main
-from bertkit.datasets.columns import TextColumns
-from bertkit.datasets.records import as_source
 from bertkit.errors import BertkitError
 from bertkit.files import process_namespace
 from bertkit.predict.files import predict_file
-from bertkit.predict.tables import new_rows
 from bertkit.text.lines import TextCounts
 from tests.conftest import run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from bertkit.predict.word_splitter import split_words_with_offsets
 
 SCOTLAND = "\U0001f3f4\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f"

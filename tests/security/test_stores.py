@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bertkit.datasets.submissions import ZIPPED, write_glue_zip
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bertkit.checkpoints.sstable import write_table
 from bertkit.checkpoints.tensorflow import encode_field, read_checkpoint
 from bertkit.corpus.store import TokenStore
-from bertkit.datasets.submissions import ZIPPED, write_glue_zip
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, sha256_file, write_json
 from bertkit.model.encoder import ModelConfig

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-
 from bertkit.datasets.columns import QuestionColumns
 from bertkit.datasets.examples import GoldAnswer as Gold
 from bertkit.datasets.examples import QuestionExample
+from bertkit.tasks.spans import FoundAnswer
+
 from bertkit.errors import BertkitError
 from bertkit.tasks.question_answering import QuestionAnswering
-from bertkit.tasks.spans import FoundAnswer
 from bertkit.tasks.task import TaskInputs
 from bertkit.tasks.windows import QuestionWindows
 from bertkit.text.lines import TextCounts

@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from bertkit.finetuning.grid import all_results, model_problem
 from huggingface_hub import ModelCard
 
 from bertkit import FinetuneSettings, Grid, TrainingSettings, finetune
 from bertkit.checkpoints.card import CARD
-from bertkit.finetuning.grid import all_results, model_problem
 from tests.markdown import blocks, section, table_rows
 
 ROWS = [("river stone", "dry"), ("bridge lantern", "wet"), ("", "wet"), ("stone", "dry")] * 4

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from bertkit.datasets.columns import NO_ZERO, ChoiceColumns
 from bertkit.datasets.examples import ChoiceExample
 from bertkit.datasets.records import Records
+
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from bertkit.datasets.conll import (
     are_entity_tags,
     conll_sentences,
@@ -21,6 +18,9 @@ from bertkit.datasets.conll import (
     write_conll,
 )
 from bertkit.datasets.examples import WordsExample
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from bertkit.errors import BertkitError
 from bertkit.tasks.token_classification import tag_labels
 from bertkit.text.lines import TextCounts

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from bertkit.datasets.conll import conll_sentences
 from bertkit.datasets.examples import WordsExample
+
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 

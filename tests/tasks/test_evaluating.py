@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-
-from bertkit.checkpoints.save import save_model
-from bertkit.cli.evaluate import evaluate_command
 from bertkit.datasets.columns import NumberColumns
 from bertkit.datasets.examples import GoldAnswer as Gold
 from bertkit.datasets.examples import QuestionExample, TextExample
 from bertkit.datasets.glue import GLUE
-from bertkit.errors import BertkitError
 from bertkit.finetuning.evaluation import RunEvaluation
 from bertkit.finetuning.grid import shown_scores
+from bertkit.tasks.spans import FoundAnswer
+
+from bertkit.checkpoints.save import save_model
+from bertkit.cli.evaluate import evaluate_command
+from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.predict.evaluate import official_scores
 from bertkit.predict.features import Extraction, extract
@@ -33,7 +34,6 @@ from bertkit.tasks.data import labelled_part
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.regression import Regression
 from bertkit.tasks.saved import saved_task
-from bertkit.tasks.spans import FoundAnswer
 from bertkit.tasks.task import TaskInputs
 from bertkit.tasks.windows import WindowLengths
 from bertkit.text.lines import TextCounts

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors
+from bertkit.predict.feature_files import feature_format, npy_header, write_features
 from safetensors.numpy import load_file
 
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, sha256_file
 from bertkit.predict import feature_files
-from bertkit.predict.feature_files import feature_format, npy_header, write_features
 from bertkit.predict.features import Extraction, TextFeatures, extract
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import load_encoder

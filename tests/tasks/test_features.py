@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from bertkit.predict.text_vectors import read_lines
 from safetensors.numpy import load_file
 
 from bertkit.cli.app import main
@@ -19,7 +20,6 @@ from bertkit.errors import NOT_FINITE, BertkitError
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import FeatureModel, save_with_head
 from bertkit.predict.features import Extraction, extract
-from bertkit.predict.text_vectors import read_lines
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import load_encoder, run, tiny_config

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from bertkit.finetuning.grid import best_run, read_results
 
 from bertkit import DataFiles, FinetuneSettings, TrainingSettings, finetune, load
 from bertkit.checkpoints.huggingface import load_config
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.finetuning import finetune as finetuning
-from bertkit.finetuning.grid import best_run, read_results
 from bertkit.finetuning.settings import Grid
 from bertkit.model.task_heads import ScaledLinear
 from bertkit.tasks.question_answering import QuestionAnswering
@@ -469,9 +469,9 @@ def test_heads_of_transformers_without_a_pooler(pretrained: Path, tmp_path: Path
 def test_scores_of_one_precision_are_not_rounded(pretrained: Path, tmp_path: Path) -> None:
     """Under bf16 autocast the last layer stays in fp32: different texts, different numbers."""
     import numpy as np
+    from bertkit.datasets.examples import TextExample
 
     from bertkit.checkpoints.pretrained import read_pretrained
-    from bertkit.datasets.examples import TextExample
     from bertkit.tasks.task import run_model
 
     start, task = read_pretrained(pretrained), Regression(max_length=40)
@@ -982,8 +982,9 @@ def test_what_numbers_mean_is_decided_by_the_training_file(
 def test_the_threshold_stands_between_two_odds() -> None:
     from bertkit.datasets.examples import GoldAnswer as Gold
     from bertkit.datasets.examples import QuestionExample
-    from bertkit.tasks.question_answering import QuestionAnswering
     from bertkit.tasks.spans import FoundAnswer
+
+    from bertkit.tasks.question_answering import QuestionAnswering
 
     inputs = [
         QuestionExample("a", "?", "river stone", (Gold("river", 0),), "a"),

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bertkit.datasets.examples import WordsExample
+from bertkit.finetuning.heads import same_task
 
 from bertkit import load
 from bertkit.checkpoints.huggingface import load_config
@@ -18,11 +20,9 @@ from bertkit.checkpoints.save import save_model
 from bertkit.checkpoints.vocabulary import extend_vocabulary
 from bertkit.cli.export import export_command
 from bertkit.cli.options import ColumnFlags
-from bertkit.datasets.examples import WordsExample
 from bertkit.errors import BertkitError
 from bertkit.explain.trace import trace_example
 from bertkit.files import read_json, write_json
-from bertkit.finetuning.heads import same_task
 from bertkit.model.heads import PretrainingModel
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.multiple_choice import MultipleChoice

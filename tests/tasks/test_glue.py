@@ -8,13 +8,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
 from bertkit.cli.submit import submit_command
 from bertkit.datasets.benchmarks import DataFiles, glue_columns
 from bertkit.datasets.columns import TextColumns
 from bertkit.datasets.examples import TextExample
 from bertkit.datasets.glue import GLUE, glue_task, read_glue
 from bertkit.datasets.submissions import HEADER, ZIPPED, write_glue_zip, write_submission
+
 from bertkit.errors import BertkitError
 from bertkit.predict.evaluate import evaluate
 from bertkit.tasks.data import glue_dataset

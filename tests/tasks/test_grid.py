@@ -10,11 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from bertkit.cli.app import main
-from bertkit.errors import BertkitError, DivergedError
-from bertkit.files import read_json, write_json
-from bertkit.finetuning import finetune as finetuning
 from bertkit.finetuning.grid import (
     RunResult,
     all_results,
@@ -23,6 +18,11 @@ from bertkit.finetuning.grid import (
     model_problem,
     read_results,
 )
+
+from bertkit.cli.app import main
+from bertkit.errors import BertkitError, DivergedError
+from bertkit.files import read_json, write_json
+from bertkit.finetuning import finetune as finetuning
 from bertkit.finetuning.settings import Grid
 from bertkit.training.step import check_finite
 

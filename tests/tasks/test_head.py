@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from bertkit.datasets.examples import GoldAnswer, QuestionExample
+from bertkit.finetuning.heads import same_task
 
 from bertkit import (
     DataFiles,
@@ -23,12 +25,10 @@ from bertkit import (
 from bertkit.checkpoints.huggingface import load_config
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
-from bertkit.datasets.examples import GoldAnswer, QuestionExample
 from bertkit.errors import BertkitError
 from bertkit.export.export import write_export
 from bertkit.export.source import read_export_source
 from bertkit.files import read_json, write_json
-from bertkit.finetuning.heads import same_task
 from bertkit.finetuning.settings import Grid, HeadSettings
 from bertkit.model.electra import ReplacedTokenModel
 from bertkit.model.encoder import ModelConfig

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bertkit.datasets.examples import TextExample, WordsExample
+from bertkit.finetuning.run import class_weights, train_task
 
 from bertkit import FinetuneSettings, Grid, TrainingSettings, finetune, load
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.cli.app import main
-from bertkit.datasets.examples import TextExample, WordsExample
 from bertkit.errors import BertkitError, InputTypeError
-from bertkit.finetuning.run import class_weights, train_task
 from bertkit.finetuning.settings import RunSettings
 from bertkit.tasks.classification import Classification, MultiLabelClassification
 from bertkit.tasks.regression import Regression

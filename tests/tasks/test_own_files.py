@@ -10,11 +10,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
-
 from bertkit.datasets.columns import ChoiceColumns, QuestionColumns, TextColumns, WordColumns
 from bertkit.datasets.examples import GoldAnswer
 from bertkit.datasets.readers import Columns
 from bertkit.datasets.tabular import has_columns
+
 from bertkit.errors import BertkitError
 from bertkit.predict.files import end_position
 from bertkit.text.lines import TextCounts

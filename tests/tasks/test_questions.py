@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from bertkit.datasets.columns import QuestionColumns, WordColumns
 from bertkit.datasets.examples import GoldAnswer, QuestionExample, WordsExample
 from bertkit.datasets.fields import from_json
 from bertkit.datasets.readers import Columns
 from bertkit.datasets.squad import read_squad
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from bertkit import load
 from bertkit.datasets.squad import read_squad
 from bertkit.datasets.submissions import HEADER
+
+from bertkit import load
 from bertkit.tasks.metrics import squad_scores
 from bertkit.text.lines import TextCounts
 from bertkit.training.journal import read_journal

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-
-import bertkit
 from bertkit.datasets.benchmarks import read_split
 from bertkit.datasets.columns import (
     ChoiceColumns,
@@ -24,6 +22,8 @@ from bertkit.datasets.columns import (
 )
 from bertkit.datasets.readers import Columns
 from bertkit.datasets.records import Records, as_source
+
+import bertkit
 from bertkit.errors import BertkitError
 from bertkit.finetuning.settings import FinetuneSettings, Grid
 from bertkit.text.lines import TextCounts

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from bertkit.datasets.columns import LabelSetColumns
+from bertkit.datasets.tabular import has_columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.datasets.columns import LabelSetColumns
-from bertkit.datasets.tabular import has_columns
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 from tests.conftest import read_rows

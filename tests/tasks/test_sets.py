@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from bertkit.cli.options import ColumnFlags, WindowFlags
 from bertkit.datasets.benchmarks import BENCHMARKS, DataFiles, official_paths, read_split
 from bertkit.datasets.columns import NO_ZERO, ChoiceColumns, TextColumns, WordColumns
+from bertkit.tasks.spec import SPECS, spec_for
+
+from bertkit.cli.options import ColumnFlags, WindowFlags
 from bertkit.errors import BertkitError
 from bertkit.tasks.data import load_dataset
-from bertkit.tasks.spec import SPECS, spec_for
 from bertkit.tasks.windows import WordWindows
 from bertkit.text.lines import TextCounts
 

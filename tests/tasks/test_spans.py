@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bertkit.datasets.examples import GoldAnswer, QuestionExample
+from bertkit.datasets.squad import read_squad
+from bertkit.tasks.spans import SpanWindow, align, decode, encode_context, make_windows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.datasets.examples import GoldAnswer, QuestionExample
-from bertkit.datasets.squad import read_squad
 from bertkit.errors import BertkitError
 from bertkit.tasks.metrics import squad_scores
-from bertkit.tasks.spans import SpanWindow, align, decode, encode_context, make_windows
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 

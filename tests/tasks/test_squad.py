@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from bertkit.datasets.benchmarks import read_official
 from bertkit.datasets.examples import GoldAnswer, QuestionExample
 from bertkit.datasets.squad import SQUAD_FILES, locate, make_question, read_squad
+from bertkit.tasks.spans import Span
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from bertkit.errors import BertkitError
 from bertkit.tasks.metrics import (
     answer_f1,
@@ -26,7 +27,6 @@ from bertkit.tasks.metrics import (
 )
 from bertkit.tasks.question_answering import QuestionAnswering as AnswerTask
 from bertkit.tasks.question_answering import write_predictions
-from bertkit.tasks.spans import Span
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 

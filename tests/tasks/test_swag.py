@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pandas
 import pytest
+from bertkit.datasets.examples import ChoiceExample
+from bertkit.datasets.swag import read_swag, write_swag_predictions
 
 from bertkit.cli.options import ColumnFlags
 from bertkit.cli.predict import predict_command
-from bertkit.datasets.examples import ChoiceExample
-from bertkit.datasets.swag import read_swag, write_swag_predictions
 from bertkit.errors import BertkitError
 from bertkit.predict.evaluate import evaluate
 from bertkit.text.lines import TextCounts

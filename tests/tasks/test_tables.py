@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from bertkit.datasets.columns import LabelSetColumns, NumberColumns, TextColumns
 from bertkit.datasets.examples import TextExample
 from bertkit.datasets.fields import row_number
+
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 

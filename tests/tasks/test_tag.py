@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from bertkit.datasets.conll import conll_sentences
+from bertkit.datasets.examples import WordsExample
+from bertkit.tasks.spec import SPECS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import save_model
-from bertkit.datasets.conll import conll_sentences
-from bertkit.datasets.examples import WordsExample
 from bertkit.errors import BertkitError
 from bertkit.objectives import total_loss
-from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import ItemPart, Items, make_batch, run_model
 from bertkit.tasks.token_classification import TagsPrediction, TokenClassification, tag_labels
 from bertkit.tasks.windows import NO_TAG

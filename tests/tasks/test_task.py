@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
+from bertkit.datasets.examples import GoldAnswer as Gold
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import save_model
-from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
-from bertkit.datasets.examples import GoldAnswer as Gold
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.objectives import total_loss

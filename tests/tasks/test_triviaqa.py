@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from bertkit.datasets.columns import QuestionColumns
 from bertkit.datasets.examples import GoldAnswer, QuestionExample
 from bertkit.datasets.triviaqa import golds_in_context
+
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 

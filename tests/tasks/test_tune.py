@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from bertkit.datasets.examples import TextExample
+from bertkit.finetuning.run import train_task
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.console import Console
-from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
 from bertkit.finetuning import run as tune_module
-from bertkit.finetuning.run import train_task
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.tasks.classification import Classification
 from bertkit.training.journal import Journal, RunLog, read_journal

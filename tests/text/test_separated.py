@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from bertkit.datasets.columns import TextColumns
 from bertkit.datasets.tabular import has_columns, numbered_rows
-from bertkit.errors import BertkitError
 from bertkit.predict.text_vectors import read_lines
+
+from bertkit.errors import BertkitError
 from bertkit.text.documents import read_documents
 from bertkit.text.lines import TextCounts, field_divider
 from bertkit.text.sources import find_sources

@@ -28,12 +28,6 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
-
 from bertkit.datasets.examples import (
     ChoiceExample,
     GoldAnswer,
@@ -41,6 +35,14 @@ from bertkit.datasets.examples import (
     TextExample,
     WordsExample,
 )
+from bertkit.tasks.alignment import Alignment
+from bertkit.tasks.images import ImageClassification
+from torch import Tensor, nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
 from bertkit.model import attention
 from bertkit.model.electra import ReplacedTokenModel
 from bertkit.model.encoder import Encoder, ModelConfig
@@ -53,9 +55,7 @@ from bertkit.predict.features import Extraction, extract
 from bertkit.predict.pretrained import Predictor
 from bertkit.pretraining_data.batch import from_arrays
 from bertkit.pretraining_data.loader import PretrainingBatch
-from bertkit.tasks.alignment import Alignment
 from bertkit.tasks.classification import Classification, MultiLabelClassification
-from bertkit.tasks.images import ImageClassification
 from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.regression import Regression

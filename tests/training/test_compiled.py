@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bertkit.predict.engine import prepare_for
 
 from bertkit import objectives
 from bertkit.corpus.store import TokenStore
@@ -30,7 +31,6 @@ from bertkit.model.encoder import Encoder, Layer, ModelConfig, select_row
 from bertkit.model.heads import LanguageHead, PretrainingModel, aligned_linear
 from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
 from bertkit.objectives import pretraining_objective, replaced_objective, total_loss
-from bertkit.predict.engine import prepare_for
 from bertkit.pretraining_data.batch import pack
 from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.training import parallel

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bertkit.datasets.examples import TextExample
+from bertkit.finetuning.run import train_task
 
 from bertkit import load
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.corpus.store import TokenStore
-from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
-from bertkit.finetuning.run import train_task
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.model.encoder import Encoder
 from bertkit.model.heads import PretrainingModel
