@@ -40,9 +40,8 @@ def flags_of(name: str, title: str) -> Any:
         ]
         parameter = Parameter(help=" ".join(" ".join(parts).split()))
         hint: Any = types[option_name] | None
-        made.append(
-            (option_name, Annotated.__class_getitem__((hint, parameter)), field(default=None))
-        )  # type: ignore[attr-defined]
+        hint = Annotated[hint, parameter]  # type: ignore[valid-type]
+        made.append((option_name, hint, field(default=None)))
     flags = make_dataclass(title, made, frozen=True, kw_only=True)
     flags.__module__ = __name__
     return flags
