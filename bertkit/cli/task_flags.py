@@ -40,7 +40,7 @@ def flags_of(name: str, title: str) -> Any:
         ]
         parameter = Parameter(help=" ".join(" ".join(parts).split()))
         hint: Any = types[option_name] | None
-        hint = Annotated[hint, parameter]  # type: ignore[valid-type]
+        hint = Annotated[hint, parameter]
         made.append((option_name, hint, field(default=None)))
     flags = make_dataclass(title, made, frozen=True, kw_only=True)
     flags.__module__ = __name__
