@@ -15,7 +15,7 @@ COPY bertkit bertkit
 RUN python -m venv /opt/bertkit
 ENV PATH=/opt/bertkit/bin:$PATH
 RUN pip install --no-cache-dir --index-url $TORCH_INDEX "$(grep ^torch== constraints.txt)" \
-    && pip install --no-cache-dir -c constraints.txt '.[serve,images]' \
+    && pip install --no-cache-dir -c constraints.txt '.[serve]' \
     && pip uninstall --yes $UNUSED_PACKAGES \
     && pip uninstall --yes pip \
     && cd /opt/bertkit/lib/python3.11/site-packages \

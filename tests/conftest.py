@@ -43,7 +43,7 @@ def one_thread() -> None:
 GROUPED = {
     *("corpus/test_prepare.py", "corpus/test_shares.py", "doctor/test_run.py"),
     *("explain/test_page_use.py", "hosts/test_hosts.py", "model/test_hub.py"),
-    *("model/test_publish.py", "multimodal/test_image_runs.py", "multimodal/test_vilbert_runs.py"),
+    "model/test_publish.py",
     *("pretraining_data/test_mixture.py", "serve/test_page.py", "serve/test_page_use.py"),
     "serve/test_process.py",
 }

@@ -23,7 +23,6 @@ STORY = [
     ("corpus",),
     ("pretraining_data",),
     ("model", "checkpoints"),
-    ("multimodal",),
     ("objectives",),
     ("training",),
     ("planning",),
@@ -106,8 +105,6 @@ def test_public_names_exist_and_are_sorted() -> None:
         ("bertkit.cli.demo", ["torch", "matplotlib", "datasets", "transformers"]),
         ("bertkit.corpus.build", ["torch", "matplotlib", "datasets", "transformers"]),
         ("bertkit.training.pretrain", ["matplotlib", "datasets", "transformers", "tensorboard"]),
-        ("bertkit.finetuning.finetune", ["bertkit.multimodal", "bertkit.tasks.images"]),
-        ("bertkit.serve.app", ["bertkit.multimodal", "bertkit.tasks.images"]),
     ],
 )
 def test_imports_stay_light(module: str, heavy: list[str]) -> None:

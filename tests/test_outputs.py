@@ -38,7 +38,7 @@ NO_PATHS = {
         "TABLES",
     ),
     *("--objectives.pair", "--training.schedule", "--training.precision", "--track", "--metric"),
-    *("--training.optimizer", "--image-column", "--image-network", "--image-task"),
+    "--training.optimizer",
     *("--class-weights", "--method", "--split", "--good", "--bad"),
 }
 """Parameters of text that name no file, in the commands that write."""

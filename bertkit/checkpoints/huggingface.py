@@ -159,12 +159,6 @@ def load_into(
     state: dict[str, Tensor] = {}
     new: list[str] = []
     unused = dict.fromkeys(tensors)
-    if reads_images(tensors) and not reads_images(model.state_dict()):
-        raise BertkitError(
-            f"{source} reads an image with every text, and this use of it would leave the image "
-            "out; use bertkit finetune, predict, evaluate or serve with images",
-            code="image-model",
-        )
     for own, names in parameter_names(model).items():
         missing = [name for name in names if name not in tensors]
         if missing and not all(is_optional_weight(name) for name in missing):
@@ -185,11 +179,6 @@ def load_into(
             model = build(config)  # initialises the missing ones; the others are replaced
     model.load_state_dict(state, strict=not new, assign=True)
     return LoadResult(model.eval(), new, list(unused))
-
-
-def reads_images(names: Iterable[str]) -> bool:
-    """Return whether tensors are of a network that reads images beside texts (MMBT)."""
-    return any(name.startswith("image.") for name in names)
 
 
 def matching_tensors(

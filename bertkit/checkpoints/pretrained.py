@@ -25,8 +25,8 @@ from bertkit.files import from_home, read_optional
 from bertkit.model.encoder import ModelConfig, check_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
 
-KEPT_WEIGHTS = ("bert.pooler.", "image.", "cls.predictions.transform.", "cls.predictions.bias")
-"""Weights that are used without the head of a task: ViLBERT also predicts masked tokens."""
+KEPT_WEIGHTS = ("bert.pooler.", "cls.predictions.transform.", "cls.predictions.bias")
+"""Weights that are used without the head of a task."""
 
 
 @dataclass(frozen=True)

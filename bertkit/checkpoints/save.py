@@ -126,7 +126,7 @@ def model_details(
             kind = "replaced"
     family, architecture = choose_class(config, kind)
     unread = details.get("pooling") == "pooler" and not has_pooler(family, architecture)
-    if hasattr(model, "image") or unread:  # transformers would leave the images or the pooler out
+    if unread:  # transformers would leave the pooler out
         family = architecture = "bertkit"
     fields |= family_fields(config, family)
     return {"architectures": [architecture], "model_type": family, "pad_token_id": pad_id, **fields}

@@ -53,8 +53,6 @@ class SavedForm:
     """transformers' class; "" if it has none."""
     pairs: bool = False
     """Whether a classifier reads two texts."""
-    image: str = ""
-    """The code of an image, for a model that reads one with every text."""
     max_length: int = 512
     """The maximum number of tokens of a sequence."""
     prompt: str = ""
@@ -88,20 +86,10 @@ def saved_form(folder: Path) -> SavedForm:
         "architecture": architecture,
         "pairs": bool(details.get("pairs")),
         "max_length": int(config.get("max_position_embeddings", 512)),
-        "image": image_code(details.get("settings") or {}),
     }
     if (folder / "modules.json").is_file():
         return SavedForm(head="embedding", **{**known, "library": "sentence-transformers"})
     return SavedForm(head=saved_head(details, named), **known)
-
-
-def image_code(settings: Mapping[str, Any]) -> str:
-    """Return the code of an image that a model with these settings reads; "" if it reads none."""
-    if "image_width" not in settings:
-        return ""
-    if settings.get("image_size"):
-        return "numpy.zeros((64, 64, 3), numpy.uint8)  # or the path of a picture"
-    return f"[[0.0] * {settings['image_width']}]  # features, (vectors, width)"
 
 
 def saved_head(details: Mapping[str, Any], architecture: str) -> str:

@@ -116,12 +116,6 @@ def read_export_source(
         raise BertkitError("--pooling and --normalize require --head embedding; add it")
     if head == "auto" and is_tuned(model_folder(path)):
         loaded = load_task_model(path, CPU)
-        if loaded.task.reads_images:
-            raise BertkitError(
-                f"{path} reads an image with every text, and no exported format has images; use "
-                "bertkit predict or serve, or export a model of texts",
-                code="image-model",
-            )
         kind, model = loaded.task.task_type, loaded.model.float()
         return ExportSource(path, kind, model, loaded.tokenizer, loaded.details, loaded.task)
     start = read_pretrained(path)

@@ -239,7 +239,10 @@ class Encoder(nn.Module):
         initialize(self, config)
 
     def forward(
-        self, packed: Packed, rows: TargetIndices | None = None, words: Tensor | None = None
+        self,
+        packed: Packed,
+        rows: TargetIndices | None = None,
+        token_embeddings: Tensor | None = None,
     ) -> Rows:
         """Return the last layer's hidden states, (rows, width).
 
@@ -247,12 +250,12 @@ class Encoder(nn.Module):
             packed: the batch.
             rows: (rows,) indices of the tokens whose states to return, in this order; None for all.
                 In the last layer, everything after attention is computed only for these.
-            words: (tokens, embedding width) the token embeddings; None to look up those of the ids.
+            token_embeddings: (tokens, embedding width), used in place of those of the ids.
 
         Raises:
             BertkitError: a sequence is longer than the model has positions.
         """
-        return run_layers(self.stack, self.embed(packed, words), packed, rows)
+        return run_layers(self.stack, self.embed(packed, token_embeddings), packed, rows)
 
     @property
     def stack(self) -> list[nn.Module]:
@@ -278,18 +281,19 @@ class Encoder(nn.Module):
             states.append(layer(states[-1], packed))
         return states
 
-    def embed(self, packed: Packed, words: Tensor | None = None) -> Hidden:
+    def embed(self, packed: Packed, token_embeddings: Tensor | None = None) -> Hidden:
         """Return the first layer's input, (tokens, width): the embeddings, projected if needed."""
-        embedded = self.embeddings(packed, words)
+        embedded = self.embeddings(packed, token_embeddings)
         return as_residual(embedded if self.projection is None else self.projection(embedded))
 
-    def embeddings(self, packed: Packed, words: Tensor | None = None) -> Hidden:
+    def embeddings(self, packed: Packed, token_embeddings: Tensor | None = None) -> Hidden:
         """Return the normalised sum of token, position and segment embeddings (paper figure 2)."""
         check_length(packed, self.config)
-        words = self.word_embeddings(packed.ids) if words is None else words
+        if token_embeddings is None:
+            token_embeddings = self.word_embeddings(packed.ids)
         positions = self.position_embeddings(packed.position_ids)
         segments = self.embed_segments(packed.segment_ids)
-        return self.dropout(self.embedding_norm(words + positions + segments))
+        return self.dropout(self.embedding_norm(token_embeddings + positions + segments))
 
     @torch.no_grad()
     def copy_positions(self, trained: int, count: int) -> None:

@@ -45,15 +45,15 @@ class ClassificationModel(LinearModel):
     BiLSTM, the final states of its two directions replace the pooled [CLS].
     """
 
-    def forward(self, packed: Packed, words: Tensor | None = None) -> ClassLogits:
-        """Return (sequences, classes) logits; `words` are as in `Encoder.forward`."""
+    def forward(self, packed: Packed) -> ClassLogits:
+        """Return (sequences, classes) logits."""
         if self.bilstm is None:
             summaries = self.encoder.summary_tokens(packed)
-            summary = self.encoder(packed, summaries, words)
+            summary = self.encoder(packed, summaries)
             electra = self.config.pooler_act == "gelu"
             pooled = self.encoder.pool(self.dropout(summary) if electra else summary)
         else:
-            hidden = self.encoder(packed, words=words)
+            hidden = self.encoder(packed)
             forward, backward = self.bilstm(hidden, packed).chunk(2, dim=-1)
             ends = forward[packed.last_tokens], backward[packed.first_tokens]
             pooled = torch.cat(ends, dim=-1)

@@ -150,10 +150,7 @@ def invalid_body(first: Mapping[str, Any], content_type: str) -> RefusedError:
     where = [shorten_client_text(place) for place in places if named or not TRIED.match(place)]
     param = ".".join(where) or None
     if len(where) < len(places):
-        wanted = "a text, texts, ids, or lists of ids"
-        if "image" in where:
-            wanted = "a list of vectors of numbers, or a picture in base64"
-        return RefusedError(422, f"{param}: must be {wanted}", param)
+        return RefusedError(422, f"{param}: must be a text, texts, ids, or lists of ids", param)
     message = first["msg"].removeprefix("Value error, ")
     return RefusedError(422, f"{param or 'body'}: {message}", param)
 

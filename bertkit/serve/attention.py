@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertkit.checkpoints.huggingface import reads_images
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.explain.steps import attention_weights
 from bertkit.model.encoder import ONE_SEGMENT, Encoder, Layer
@@ -64,10 +63,6 @@ class AttentionOperation:
 
     def prepare(self, asked: TokenizeRequest) -> PreparedRequest:
         """Tokenize the request's text or pair, of at most the model's length or `MAX_WEIGHTS`."""
-        if reads_images(self.start.tensors):
-            raise RefusedError(
-                422, "attention maps show texts alone, and the model reads images too", "model"
-            )
         heads = self.config.num_hidden_layers * self.config.num_attention_heads
         fitting, max_length = math.isqrt(MAX_WEIGHTS // heads), self.config.max_position_embeddings
         reason = "the model allows" if max_length <= fitting else "maps of all heads allow up to"

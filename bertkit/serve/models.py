@@ -224,10 +224,7 @@ def load_and_try(old: ServedModel) -> ServedModel:
 
 
 def task_sample(predictor: TaskPredictor, sample: Any) -> Any:
-    """Return a sample with a second text or an image if the model reads one with every text."""
-    task: Any = predictor.task
-    if task.reads_images:
-        return [given.model_copy(update={"image": task.blank_image()}) for given in sample]
+    """Return a sample with a second text if the model reads one with every text."""
     return PAIR if predictor.pairs else sample
 
 

@@ -7,14 +7,12 @@ sentences follow paper section 3.1.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence, Sized
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from bertkit.datasets.examples import ChoiceExample, TextExample
 from bertkit.errors import BertkitError
 from bertkit.predict.embeddings import Embedder, EncodedText
 from bertkit.predict.predictors import TaskPredictor
@@ -41,8 +39,6 @@ class TaskOperation:
     def prepare(self, asked: Sequence[Any]) -> PreparedRequest:
         """Convert a request's inputs, which have a method `example`, into sequences."""
         inputs = [given.example(number) for number, given in enumerate(asked)]
-        if self.predictor.task.reads_images:
-            inputs = decoded_images(inputs, self.predictor.task)
         items = self.predictor.items(inputs)
         lost = {what: count for what, count in items.cut.items() if count}
         # the other counts are about gold answers, which requests lack
@@ -101,49 +97,6 @@ class EmbeddingOperation:
         """Return (texts, width) float32 vectors for each request."""
         vectors = self.embedder.vectors([text for texts in many for text in texts])
         return regrouped(vectors, many)
-
-
-def decoded_images(
-    inputs: Sequence[TextExample | ChoiceExample], task: Any
-) -> list[TextExample | ChoiceExample]:
-    """Return the inputs of an image task with the vectors of their images.
-
-    Raises:
-        BertkitError: an image is neither a list of vectors nor a picture in base64.
-        RefusedError: the pictures together have too many pixels.
-    """
-    from bertkit.multimodal.images import MOST_PIXELS, count_pixels
-
-    images = [from_base64(given) for given in inputs]
-    pixels = sum(count_pixels(image) for image in images if isinstance(image, bytes))
-    if pixels > MOST_PIXELS:
-        raise RefusedError(
-            413,
-            f"the pictures of the request have {pixels:,} pixels, but the server decodes "
-            f"{MOST_PIXELS:,} at a time; send fewer or smaller pictures",
-        )
-    return [  # the task refuses an input without an image
-        given
-        if image is None
-        else given._replace(image=task.read_image(image, f"{given.place}.image"))
-        for given, image in zip(inputs, images, strict=True)
-    ]
-
-
-def from_base64(given: TextExample | ChoiceExample) -> Any:
-    """Return the image of an input, a picture as bytes.
-
-    Raises:
-        BertkitError: a picture is not in base64 (code "image-file").
-    """
-    if not isinstance(given.image, str):
-        return given.image
-    try:
-        return base64.b64decode(given.image, validate=True)
-    except ValueError:
-        raise BertkitError(
-            f"{given.place}.image: the picture is not valid base64", code="image-file"
-        ) from None
 
 
 MAX_CANDIDATES = 50_000

@@ -7,7 +7,7 @@ attention, models, health and metrics.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -39,17 +39,10 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 """The error responses that every route may return."""
 
 
-def count_pictures(inputs: Sequence[schemas.InputBody]) -> int:
-    """Return the number of pictures to decode."""
-    return sum(isinstance(getattr(given, "image", None), str) for given in inputs)
-
-
 async def predictions(serving: Service, route: str, asked: PredictionRequest[Any]) -> Predicted:
     """Return the predictions for the inputs of a request."""
     size = sum(given.size for given in asked.inputs)
-    return await serving.predict(
-        route, asked.model, asked.inputs, size, pictures=count_pictures(asked.inputs)
-    )
+    return await serving.predict(route, asked.model, asked.inputs, size)
 
 
 def predictions_body(found: Predicted, rows: Iterable[Any]) -> dict[str, Any]:

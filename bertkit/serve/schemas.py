@@ -46,15 +46,6 @@ Plain = Annotated[str, AfterValidator(check_surrogates)]
 """A text, which may be blank."""
 Filled = Annotated[Plain, Field(pattern=r"\S")]
 """A text that is not blank."""
-Vector = Annotated[list[float], Field(min_length=1, fail_fast=True)]
-"""The features of a region or of a cell of an image."""
-Image = Annotated[
-    list[Vector] | str,
-    Field(
-        description="For models that read images: a list of vectors of features, or a PNG or JPEG "
-        "in base64."
-    ),
-]
 
 
 class InputBody(RequestBody):
@@ -64,11 +55,6 @@ class InputBody(RequestBody):
     def size(self) -> int:
         """A lower bound on the characters to tokenize, counted for every repetition."""
         return sum(len(value) for value in vars(self).values() if isinstance(value, str))
-
-
-def vectors_size(image: list[Vector] | str | None) -> int:
-    """Return the size of an image in characters: a vector counts as one token, a picture as 0."""
-    return CHARACTERS_OF_TOKEN * len(image) if isinstance(image, list) else 0
 
 
 Input = TypeVar("Input", bound=InputBody)
@@ -84,21 +70,14 @@ class PredictionRequest(RequestBody, Generic[Input]):
 
 
 class Text(InputBody):
-    """A text, a pair of texts (`pair` is the second), or an image with a text."""
+    """A text, or a pair of texts (`pair` is the second)."""
 
     text: Plain
     pair: Plain | None = None
-    image: Image | None = None
-
-    @property
-    def size(self) -> int:
-        """See `InputBody`."""
-        return len(self.text) + len(self.pair or "") + vectors_size(self.image)
 
     def example(self, number: int) -> TextExample:
-        """Return the input of the task; its image is still as it was sent."""
-        place = f"inputs.{number}"
-        return TextExample(str(number), self.text, self.pair, None, place, self.image)
+        """Return the input of the task."""
+        return TextExample(str(number), self.text, self.pair, None, f"inputs.{number}")
 
 
 class Choices(InputBody):
@@ -106,19 +85,18 @@ class Choices(InputBody):
 
     text: Plain
     choices: list[Plain] = Field(min_length=1, max_length=256, fail_fast=True)
-    image: Image | None = None
 
     @property
     def size(self) -> int:
-        """See `InputBody`; text and image are repeated for every choice."""
+        """See `InputBody`; the text is repeated for every choice."""
         special = 3 * CHARACTERS_OF_TOKEN  # each choice adds [CLS] and two [SEP]
-        repeated = special + len(self.text) + vectors_size(self.image)
+        repeated = special + len(self.text)
         return sum(repeated + len(choice) for choice in self.choices)
 
     def example(self, number: int) -> ChoiceExample:
-        """Return the input of the task; its image is still as it was sent."""
+        """Return the input of the task."""
         place, choices = f"inputs.{number}", tuple(self.choices)
-        return ChoiceExample(str(number), self.text, choices, None, place, self.image)
+        return ChoiceExample(str(number), self.text, choices, None, place)
 
 
 class Words(InputBody):

@@ -25,8 +25,7 @@ from bertkit.training.memory import OUT_OF_MEMORY
 Result = TypeVar("Result")
 SHORT_TEXT = 4096
 """The maximum number of characters that are tokenized in the event loop's thread. A longer request
-goes to another thread; handing it over takes about as long as tokenizing this many characters. In
-the queue of that thread, a picture counts as this many."""
+goes to another thread; handing it over takes about as long as tokenizing this many characters."""
 SHORT_ANSWER = 256
 """The maximum count of numbers and texts of a response that is encoded in the event loop's
 thread."""
@@ -63,7 +62,7 @@ class Preparation:
         self.jobs = [(job, one) for job, one in self.jobs if not job.done()]
         if self.jobs and size + sum(one for _, one in self.jobs) > most:
             raise RefusedError(
-                429, "other long texts or pictures are being read; try again later", retry_after=1
+                429, "other long texts are being read; try again later", retry_after=1
             )
         job = self.pool.submit(function, *arguments)
         self.jobs.append((job, size))
@@ -76,8 +75,6 @@ class Service:
     def __init__(self, models: Mapping[str, ServedModel], limits: Limits, metrics: Metrics) -> None:
         self.models, self.limits, self.metrics = dict(models), limits, metrics
         self.tokenizing = Preparation(TOKENIZING_THREADS, "tokenizing")
-        self.decoding = Preparation(1, "decoding")
-        """For requests with pictures, which may take seconds; texts do not wait for them."""
         self.loading: dict[str, asyncio.Task[ServedModel]] = {}
         """Name -> the task that reloads the model."""
         self.retiring: set[asyncio.Task[None]] = set()
@@ -125,16 +122,13 @@ class Service:
         return model
 
     async def tokenize(
-        self, characters: int, function: Callable[..., Result], *arguments: Any, pictures: int = 0
+        self, characters: int, function: Callable[..., Result], *arguments: Any
     ) -> Result:
-        """Call a function that tokenizes texts, in another thread for long texts or pictures."""
-        if characters <= SHORT_TEXT and not pictures:
+        """Call a function that tokenizes texts, in another thread for long texts."""
+        if characters <= SHORT_TEXT:
             return function(*arguments)
         maximum = CHARACTERS_OF_TOKEN * self.limits.max_queue_tokens
-        preparation = self.decoding if pictures else self.tokenizing
-        return await preparation.run(
-            characters + pictures * SHORT_TEXT, maximum, function, *arguments
-        )
+        return await self.tokenizing.run(characters, maximum, function, *arguments)
 
     async def predict(
         self,
@@ -142,8 +136,6 @@ class Service:
         name: str | None,
         asked: Any,
         characters: int,
-        *,
-        pictures: int = 0,
     ) -> Predicted:
         """Return the predictions for a request.
 
@@ -152,7 +144,6 @@ class Service:
             name: the model's name; None if the request leaves it out.
             asked: the request's inputs.
             characters: a lower bound on the characters to tokenize, counted for every repetition.
-            pictures: the number of pictures to decode.
         """
         model = self.find(name, route)
         # check early, before a request that will be refused costs work
@@ -168,7 +159,7 @@ class Service:
                 raise RefusedError(422, str(error), param) from error
 
         async with model.worker.deadline():
-            prepared = await self.tokenize(characters, prepare, pictures=pictures)
+            prepared = await self.tokenize(characters, prepare)
             notes.get({}).update(model=model.name, inputs=prepared.inputs, tokens=prepared.tokens)
             try:
                 result = await model.worker.ask(work, prepared)
@@ -239,8 +230,7 @@ class Service:
         self.draining = True
         for model in self.models.values():
             model.worker.close()
-        for preparation in (self.tokenizing, self.decoding):
-            preparation.pool.shutdown()
+        self.tokenizing.pool.shutdown()
 
 
 def as_bytes(body: dict[str, Any]) -> bytes:

@@ -226,7 +226,7 @@ def huggingface_documents(source: Source, counts: TextCounts, column: str) -> It
     """Yield one column of a streamed Hugging Face data set."""
     with open_data_set(source) as whole:
         known = column in (whole.column_names or ())
-        rows = whole.select_columns([column]) if known else whole  # decodes no images and the like
+        rows = whole.select_columns([column]) if known else whole  # decodes no other column
         yield from text_column(enumerate(rows, 1), source, counts, column)
 
 

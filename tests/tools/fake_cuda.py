@@ -92,18 +92,6 @@ TASKS: dict[str, tuple[Task, Any]] = {
     ),
     "regression": (Regression(), TextExample("", TEXT, "river", 0.5, "")),
     "multiple-choice": (MultipleChoice(), ChoiceExample("", TEXT, ("river", "winter"), 1, "")),
-    "images as tokens": (
-        ImageClassification(("a", "b"), image_width=5, network="mmbt"),
-        TextExample("", TEXT, None, "a", "", np.zeros((3, 5), np.float32)),
-    ),
-    "images as a stream": (
-        ImageClassification(("a", "b"), image_width=5, network="vilbert"),
-        TextExample("", TEXT, None, "a", "", np.zeros((3, 5), np.float32)),
-    ),
-    "images and texts with masks": (
-        Alignment(("random", "aligned"), image_width=5, network="vilbert", masked=True),
-        TextExample("", TEXT, None, "aligned", "", np.zeros((3, 5), np.float32)),
-    ),
     "token-classification": (
         TokenClassification(("O", "B-X")), WordsExample("", ("a", "river"), ("O", "B-X"), 0, "")
     ),
