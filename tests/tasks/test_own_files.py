@@ -177,7 +177,7 @@ def test_columns_have_names(kind: type[Columns], named: dict[str, Any]) -> None:
 
 
 def test_a_column_that_is_not_needed_may_be_without_a_name() -> None:
-    assert TextColumns(pair="", id=None).inputs == ("text", "", "")  # type: ignore[arg-type]
+    assert TextColumns(pair="", id=None).inputs == ("text", "")  # type: ignore[arg-type]
 
 
 def test_folders_of_rows_are_read_as_rows(tmp_path: Path) -> None:
