@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from bertkit.multimodal.vilbert import cross_attention
 
 from bertkit.model.attention import DIRECTIONS, KERNELS, choose_kernel
 from bertkit.pretraining_data.batch import pack

@@ -35,8 +35,6 @@ from bertkit.datasets.examples import (
     TextExample,
     WordsExample,
 )
-from bertkit.tasks.alignment import Alignment
-from bertkit.tasks.images import ImageClassification
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
