@@ -31,7 +31,7 @@ from benchmarks.exports import (
 from benchmarks.peers import Encoded, Model, Setting, longest_first, padded
 from benchmarks.record import ROOT, installed, precisions
 from benchmarks.workloads import Workload
-from bertkit.checkpoints.huggingface import load_config
+from bertkit.checkpoints.pretrained import load_config
 from bertkit.model.inference import possible_modes
 
 REFERENCE = "transformers fp32"

@@ -24,8 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.peers import INPUTS
-from bertkit.checkpoints.huggingface import load_config
-from bertkit.checkpoints.pretrained import PretrainedWeights
+from bertkit.checkpoints.pretrained import PretrainedWeights, load_config
 from bertkit.checkpoints.save import save_model
 from bertkit.export.onnx import silence as silence  # noqa: PLC0414 - others take it from here
 from bertkit.files import write_atomic

@@ -22,8 +22,7 @@ from bertkit.datasets.minimal_pairs import MinimalPair, read_minimal_pairs
 from bertkit.predict.minimal_pairs import MinimalPairEvaluation, evaluate_minimal_pairs
 
 from benchmarks.record import data_folder, installed, new_parser, summary, timed, write_result
-from bertkit.checkpoints.huggingface import load_config
-from bertkit.checkpoints.pretrained import model_folder
+from bertkit.checkpoints.pretrained import load_config, model_folder
 from bertkit.config import read_recipe
 from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.predict.pretrained import load_pretrained

@@ -216,7 +216,7 @@ class Bertkit:
         from bertkit.predict.engine import Engine
 
         from benchmarks.exports import CLASSES, build_head
-        from bertkit.checkpoints.huggingface import load_model
+        from bertkit.checkpoints.pretrained import load_model
 
         torch.set_num_threads(setting.callers * setting.threads)
         self.head, classes = model.head, dict(model.options).get("classes", CLASSES)
@@ -251,7 +251,7 @@ LIBRARIES = {
     "ctranslate2": Library(("ctranslate2", "safetensors.numpy"), with_ctranslate2),
     "openvino": Library(("openvino",), with_openvino),
     "bertkit": Library(
-        ("bertkit.checkpoints.huggingface", "bertkit.predict.engine", "benchmarks.exports"), Bertkit
+        ("bertkit.checkpoints.pretrained", "bertkit.predict.engine", "benchmarks.exports"), Bertkit
     ),
 }
 

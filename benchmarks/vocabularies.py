@@ -148,7 +148,7 @@ def score(
     import torch
     import torch.nn.functional as F
 
-    from bertkit.checkpoints.huggingface import load_pretraining_model
+    from bertkit.checkpoints.pretrained import load_pretraining_model
     from bertkit.corpus.store import TokenStore
     from bertkit.pretraining_data.masking import MaskingOptions
     from bertkit.training.data import HELD_OUT_BATCH, phase_examples

@@ -15,8 +15,8 @@ TYPE_CHECKING = False  # importing typing would take longer than everything else
 if TYPE_CHECKING:
     from typing import Any
 
+    from bertkit.checkpoints.extend import extend_vocabulary as extend_vocabulary
     from bertkit.checkpoints.publish import push as push
-    from bertkit.checkpoints.vocabulary import extend_vocabulary as extend_vocabulary
     from bertkit.corpus.build import PrepareOptions as PrepareOptions
     from bertkit.corpus.build import prepare as prepare
     from bertkit.corpus.build import prepare_share as prepare_share
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "checkpoints.publish": ("push",),
-    "checkpoints.vocabulary": ("extend_vocabulary",),
+    "checkpoints.extend": ("extend_vocabulary",),
     "corpus.build": ("PrepareOptions", "prepare", "prepare_share"),
     "corpus.clean": ("CleanOptions", "clean"),
     "corpus.from_text": ("TextOptions", "store_from_text"),

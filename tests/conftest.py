@@ -162,7 +162,7 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
 
 def load_encoder(directory: Path) -> Encoder:
     """Load the encoder and pooler of a BERT directory; raise if it lacks one of their weights."""
-    from bertkit.checkpoints.huggingface import load_model, require_all_weights
+    from bertkit.checkpoints.pretrained import load_model, require_all_weights
     from bertkit.model.encoder import Encoder
 
     return require_all_weights(load_model(directory, Encoder), directory)

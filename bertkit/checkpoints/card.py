@@ -3,9 +3,8 @@
     card = Card(title="BERT for mrpc", summary="...", metadata={}, sections={"Data": "..."})
     write_card(folder, card, replaced=folder)
 
-A card is a pure function of the model: it has no dates and no paths. Its last line holds a
-checksum, by which bertkit recognises a card that nobody has edited. An edited card is never
-replaced; whoever wants a new one deletes it first.
+The last line of a card holds a checksum, by which bertkit recognises a card that nobody has edited.
+An edited card is never replaced; whoever wants a new one deletes it first.
 """
 
 from __future__ import annotations
@@ -20,21 +19,36 @@ from typing import Any, NamedTuple
 
 import bertkit
 from bertkit.checkpoints.hub import hub_commit
-from bertkit.checkpoints.snippets import PIPELINES, SavedForm, saved_form, snippets
+from bertkit.checkpoints.names import heads_of_class
 from bertkit.config import dotted_values
-from bertkit.files import escaped
+from bertkit.files import escaped, read_object, read_optional
 from bertkit.model.encoder import ModelConfig
 
 CARD = "README.md"
-MAX_CARD_BYTES = 1 << 20
 SEAL = re.compile(rb"\n<!-- bertkit ([0-9a-f]{64})[^\n]*-->\n\Z")
 """The last line of a card that bertkit wrote, with the SHA-256 of everything before it."""
-FENCE = re.compile(r"(```|~~~)")
 INHERITED = ("language", "license", "license_name", "license_link", "base_model", "datasets")
 """The metadata that a model takes over from the card of the model that it was made from."""
-RESERVED = {"eval_results", "model_name", "ignore_metadata_errors"}
-"""Names that the hub's library uses for something else."""
-USE = "How to use it"
+MODEL_PATH = "path/to/this/folder"
+"""The model's name in the code of a card, which `push` replaces by its name on the hub."""
+PIPELINES = {
+    "classification": "text-classification",
+    "multi-label-classification": "text-classification",
+    "regression": "text-classification",
+    "multiple-choice": "multiple-choice",
+    "token-classification": "token-classification",
+    "question-answering": "question-answering",
+    "pretraining": "fill-mask",
+    "embedding": "sentence-similarity",
+}
+"""Task -> the hub's name of it."""
+CALLS = {
+    "classification": 'model("The sailor is in the garden.")',
+    "multiple-choice": 'model("The sailor is tired.", ["She rests.", "She runs."])',
+    "question-answering": 'model("Where is the sailor?", "The sailor is in the garden.")',
+    "pretraining": 'model.fill_mask("The [MASK] is in the garden.")',
+    "embedding": 'model.encode(["The sailor is in the garden."])',
+}
 METRIC_IDS = {
     "matthews": "matthews_correlation",
     "spearman": "spearmanr",
@@ -43,16 +57,14 @@ METRIC_IDS = {
     "micro_f1": "f1",
     "macro_f1": "f1",
     "mlm_perplexity": "perplexity",
-    "lm_perplexity": "perplexity",
-    **dict.fromkeys(("mlm_accuracy", "nsp_accuracy", "sop_accuracy"), "accuracy"),
-    **dict.fromkeys(("lm_accuracy", "rtd_accuracy"), "accuracy"),
+    "mlm_accuracy": "accuracy",
 }
 """bertkit's name of a score -> the hub's, where they differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a card says, except what follows from the model's files: its use and its tags."""
+    """What a card says, except how the model is used, which follows from the model's files."""
 
     title: str
     summary: str
@@ -64,7 +76,10 @@ class Card:
 
     def text(self) -> str:
         """Return the whole file, with its checksum."""
-        parts = [f"---\n{metadata_yaml(self.metadata)}\n---", f"# {self.title}", self.summary]
+        from huggingface_hub.repocard_data import ModelCardData
+
+        metadata = ModelCardData(**self.metadata, ignore_metadata_errors=True).to_yaml()
+        parts = [f"---\n{metadata}\n---", f"# {self.title}", self.summary]
         parts += [f"## {heading}\n\n{body}" for heading, body in self.sections.items() if body]
         parts.append(f"*Made with bertkit {bertkit.__version__}.*")
         body = escaped("\n\n".join(part.strip() for part in parts)) + "\n"
@@ -84,38 +99,22 @@ class Scored(NamedTuple):
     config: str = ""
 
 
-def metadata_yaml(values: Mapping[str, Any]) -> str:
-    """Return metadata as YAML, formatted by the hub's own library.
-
-    Scores that somebody has written in another form than the hub's are left out.
-    """
-    from huggingface_hub.repocard_data import ModelCardData
-
-    return ModelCardData(**values, ignore_metadata_errors=True).to_yaml()
-
-
-def model_index(name: str, pipeline: str, found: Sequence[Scored]) -> list[dict[str, Any]] | None:
+def model_index(name: str, pipeline: str, scored: Sequence[Scored]) -> list[dict[str, Any]] | None:
     """Return the `model-index` of the hub for a model's name and task; None if there is no score.
 
     The scores of single entity types are left out.
     """
     results = []
-    for one in found:
+    for data in scored:
         metrics = [
-            {"type": METRIC_IDS.get(name, name), "value": value, "name": name.replace("_", " ")}
-            for name, value in one.scores.items()
-            if "/" not in name and not name.endswith("threshold")
+            {"type": METRIC_IDS.get(metric, metric), "value": value, "name": metric}
+            for metric, value in data.scores.items()
+            if "/" not in metric and not metric.endswith("threshold")
         ]
-        kinds = {
-            "name": one.dataset or "own data",
-            "type": one.hub_id or "private",
-            "config": one.config,
-            "split": one.split,
-        }
-        dataset = {key: value for key, value in kinds.items() if value}
+        dataset = {"name": data.dataset or "own data", "type": data.hub_id or "private"}
+        dataset |= {"split": data.split} | ({"config": data.config} if data.config else {})
         if metrics:
-            task = {"type": pipeline, "name": pipeline.replace("-", " ")}
-            results.append({"task": task, "dataset": dataset, "metrics": metrics})
+            results.append({"task": {"type": pipeline}, "dataset": dataset, "metrics": metrics})
     return [{"name": name, "results": results}] if results else None
 
 
@@ -128,32 +127,6 @@ def is_edited(path: Path) -> bool:
     return not seal or hashlib.sha256(content[: seal.start()]).hexdigest().encode() != seal[1]
 
 
-def write_card(folder: Path, card: Card, *, replaced: Path, form: SavedForm | None = None) -> None:
-    """Write the card of a model whose other files are complete, or keep the one of its user.
-
-    Tags and the section about the model's use are added. An edited card is kept in `replaced`, the
-    folder that a temporary `folder` will replace. Without `form`, how the model is used is read
-    from a model directory.
-    """
-    if is_edited(replaced / CARD):
-        if folder != replaced:
-            shutil.copyfile(replaced / CARD, folder / CARD)
-        return
-    whole = completed(card, form or saved_form(folder))
-    (folder / CARD).write_text(whole.text(), encoding="utf-8", newline="\n")
-
-
-def completed(card: Card, form: SavedForm) -> Card:
-    """Return a card with what follows from a model's files: tags, task, library and use."""
-    tags = dict.fromkeys(["bertkit", form.family, form.task, *card.metadata.get("tags", ())])
-    known = {"library_name": form.library, "pipeline_tag": PIPELINES.get(form.head)}
-    rest = {k: v for k, v in card.metadata.items() if k not in (*known, "tags")}
-    metadata = {**rest, **known, "tags": [tag for tag in tags if tag]}
-    sections = {USE: snippets(form), **{k: v for k, v in card.sections.items() if k != USE}}
-    kept = {name: value for name, value in metadata.items() if value}
-    return replace(card, metadata=kept, sections=sections)
-
-
 def kept_card(folder: Path) -> str:
     """Return a note if a folder has an edited card, which was therefore kept; else ""."""
     if not is_edited(folder / CARD):
@@ -161,58 +134,54 @@ def kept_card(folder: Path) -> str:
     return f"{folder / CARD} was edited and is kept as it is; delete it to get a new one"
 
 
-def read_card(folder: Path) -> Card | None:
-    """Read the card of a model that bertkit wrote, possibly edited; None if there is none.
+def write_card(folder: Path, card: Card, *, replaced: Path) -> None:
+    """Write the card of a model whose other files are complete, or keep the one of its user.
 
-    Cards of other libraries have other sections, so only their metadata is returned.
+    An edited card is kept in `replaced`, the folder that a temporary `folder` will replace.
     """
-    text = card_text(folder)
-    if not text:
-        return None
-    body = text.split("\n---\n", 1)[1] if text.startswith("---\n") and "\n---\n" in text else text
-    lines, fenced, heading = body.split("\n"), False, ""
-    parts: dict[str, list[str]] = {"": []}
-    title = ""
-    for line in lines:
-        fenced ^= bool(FENCE.match(line))
-        if line.startswith("## ") and not fenced:
-            heading = line.removeprefix("## ").strip()
-            parts[heading] = []
-        elif line.startswith("# ") and not title and not fenced:
-            title = line.removeprefix("# ").strip()
-        elif not line.startswith(("<!-- bertkit ", "*Made with bertkit ")):
-            parts[heading].append(line)
-    metadata = read_metadata(folder)
-    if "bertkit" not in metadata.get("tags", ()):
-        return Card(title="", summary="", metadata=metadata)
-    sections = {name: "\n".join(found).strip() for name, found in parts.items()}
-    return Card(title=title, summary=sections.pop(""), metadata=metadata, sections=sections)
+    if is_edited(replaced / CARD):
+        if folder != replaced:
+            shutil.copyfile(replaced / CARD, folder / CARD)
+        return
+    text = with_use(card, folder).text()
+    (folder / CARD).write_text(text, encoding="utf-8", newline="\n")
+
+
+def with_use(card: Card, folder: Path) -> Card:
+    """Return a card with the code that uses the model in a folder, and the hub's tags for it."""
+    if "library_name" in card.metadata:
+        return card
+    config = read_object(folder / "config.json")
+    task = model_task(folder, config)
+    family = config.get("model_type", "bert")
+    library = "bertkit" if family == "bertkit" else "transformers"
+    load, call = f'model = load("{MODEL_PATH}")', CALLS.get(task, CALLS["classification"])
+    code = f"```python\nfrom bertkit import load\n\n{load}\nprint({call})\n```"
+    if task == "embedding":
+        library = "sentence-transformers"
+        code += "\n\nsentence-transformers loads this folder, too."
+    elif library == "transformers":
+        code += f"\n\ntransformers loads this folder, too, with {config['architectures'][0]}."
+    added: dict[str, Any] = {"library_name": library, "tags": ["bertkit", family]}
+    if task in PIPELINES:
+        added["pipeline_tag"] = PIPELINES[task]
+    sections = {"How to use it": code, **card.sections}
+    return replace(card, metadata={**card.metadata, **added}, sections=sections)
+
+
+def model_task(folder: Path, config: Mapping[str, Any]) -> str:
+    """Return a model's task, a key of `PIPELINES`; "" for an encoder or a discriminator."""
+    if (folder / "modules.json").is_file():
+        return "embedding"
+    task = str(read_optional(folder / "bertkit.json").get("task"))
+    masked = heads_of_class(str(config["architectures"][0])) & {"pairs", "words"}
+    return task if task in CALLS or task in PIPELINES else "pretraining" if masked else ""
 
 
 def card_text(folder: Path) -> str:
-    """Return the text of a folder's card; "" if there is none or it is unreasonably large."""
+    """Return the text of a folder's card; "" if there is none."""
     path = folder / CARD
-    if not path.is_file() or path.stat().st_size > MAX_CARD_BYTES:
-        return ""
-    return path.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n")
-
-
-def read_metadata(folder: Path) -> dict[str, Any]:
-    """Return the metadata of a folder's card; {} if there is none or it is not valid."""
-    if not card_text(folder).startswith("---\n"):
-        return {}
-    from huggingface_hub.repocard import metadata_load
-
-    try:
-        found = metadata_load(folder / CARD)
-    except Exception:  # whatever another program wrote there; a card is not needed
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    tags = found.get("tags")
-    known = {key: value for key, value in found.items() if isinstance(key, str)}
-    known["tags"] = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
-    return {key: value for key, value in known.items() if key not in RESERVED}
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def inherited_metadata(folder: Path) -> dict[str, Any]:
@@ -220,59 +189,58 @@ def inherited_metadata(folder: Path) -> dict[str, Any]:
 
     The base model is the folder's own name on the hub, if it is in the hub's cache.
     """
-    metadata = read_metadata(folder)
-    found = {name: metadata[name] for name in INHERITED if is_text(metadata.get(name))}
+    from huggingface_hub.repocard import metadata_load
+
+    try:
+        metadata = metadata_load(folder / CARD) if (folder / CARD).is_file() else {}
+    except Exception:  # whatever another program wrote there; a card is not needed
+        metadata = {}
+    metadata = metadata if isinstance(metadata, dict) else {}
+    kept = {name: metadata[name] for name in INHERITED if is_text(metadata.get(name))}
     if cached := hub_commit(folder):
-        found["base_model"] = cached.partition("@")[0]
-    return found
+        kept["base_model"] = cached.partition("@")[0]
+    return kept
 
 
 def is_text(value: Any) -> bool:
     """Return whether a value is a text or a list of texts."""
-    several = value if isinstance(value, list) else [value]
-    return bool(value) and all(isinstance(one, str) for one in several)
+    items = value if isinstance(value, list) else [value]
+    return bool(value) and all(isinstance(item, str) for item in items)
+
+
+def derived_card(path: Path, folder: Path, config: ModelConfig, tokenizer: Any) -> Card:
+    """Return the card of a model that is another one in another form.
+
+    `path` is the other model, as its user named it, and `folder` its model directory.
+    """
+    about = f"This is {origin_text(path)} in another form. {network_text(config, tokenizer)}"
+    return Card(title="BERT", summary=about, metadata=inherited_metadata(folder))
 
 
 def origin_text(path: Path) -> str:
     """Return Markdown that names a model: on the hub with its commit, else its folder."""
-    if found := hub_commit(path):
-        name, _, commit = found.partition("@")
+    if cached := hub_commit(path):
+        name, _, commit = cached.partition("@")
         return f"[{name}](https://huggingface.co/{name}) at commit `{commit}`"
     return f"the local model `{path.parent.name if path.name == 'model' else path.name}`"
 
 
 def start_text(path: Path, digest: str) -> str:
     """Return Markdown about the model from which the weights were initialised."""
-    said = f"The weights were initialised from {origin_text(path)}"
-    return f"{said}. The SHA-256 of its weights, vocabulary and config is `{digest}`."
-
-
-def derived_card(path: Path, folder: Path, config: ModelConfig, tokenizer: Any) -> Card:
-    """Return the card to begin with for a model that is another one in another form.
-
-    `path` is the other model, as its user named it, and `folder` its model directory, whose card is
-    taken over if bertkit wrote it.
-    """
-    card = read_card(folder)
-    metadata = {**(card.metadata if card else {}), **inherited_metadata(folder)}
-    if card is not None and card.title:
-        return replace(card, metadata=metadata)
-    plain = {name: metadata[name] for name in INHERITED if name in metadata}
-    about = f"This is {origin_text(path)} in another form. {network_text(config, tokenizer)}"
-    return Card(title="BERT", summary=about, metadata=plain)
+    return (
+        f"The weights were initialised from {origin_text(path)}. The SHA-256 of its weights, "
+        f"vocabulary and config is `{digest}`."
+    )
 
 
 def network_text(config: ModelConfig, tokenizer: Any) -> str:
     """Return sentences about a network and its vocabulary."""
     case = "lowercased" if tokenizer.lowercase else "cased"
-    direction = config.direction.replace("_", " ")
-    layers = f"{config.num_hidden_layers} layer{'s' * (config.num_hidden_layers != 1)}"
-    heads = f"{config.num_attention_heads} attention head{'s' * (config.num_attention_heads != 1)}"
     return (
-        f"The network has {layers} with {heads} and a hidden size of {config.hidden_size:,}; "
-        f"it is {direction} and reads "
-        f"up to {config.max_position_embeddings:,} tokens at a time. The vocabulary has "
-        f"{tokenizer.size:,} {case} WordPiece tokens."
+        f"The network has {config.num_hidden_layers} layers of width {config.hidden_size:,} with "
+        f"{config.num_attention_heads} attention heads and reads up to "
+        f"{config.max_position_embeddings:,} tokens. The vocabulary has {tokenizer.size:,} {case} "
+        "WordPiece tokens."
     )
 
 
@@ -281,7 +249,7 @@ def settings_table(settings: Mapping[str, Any]) -> str:
     rows = [
         (name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else value)
         for name, value in dotted_values(settings)
-        if not (value is None or (isinstance(value, str | list | tuple) and not value))
+        if value not in (None, "", [], ())
     ]
     return table(("setting", "value"), rows)
 
@@ -290,8 +258,9 @@ def skipped_table(skipped: Mapping[str, int]) -> str:
     """Return Markdown about what was left out or changed while text or data was read."""
     if not skipped:
         return "Nothing was skipped."
-    rows = sorted(skipped.items())
-    return "Left out or changed while reading:\n\n" + table(("what", "number"), rows)
+    return "Left out or changed while reading:\n\n" + table(
+        ("what", "number"), sorted(skipped.items())
+    )
 
 
 def source_name(source: str) -> str:
@@ -308,4 +277,4 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def markdown_text(value: object) -> str:
     """Return a value as it stands in a Markdown table, numbers with thousands separators."""
     text = f"{value:,}" if type(value) is int else str(value)
-    return re.sub(r"[|\\<>\[\]*_`]", lambda found: f"\\{found[0]}", " ".join(text.split()))
+    return re.sub(r"[|\\<>\[\]*_`]", lambda match: f"\\{match[0]}", " ".join(text.split()))

@@ -8,13 +8,10 @@ usual meaning, and a model that is in the cache needs no network.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bertkit.errors import BertkitError
-from bertkit.processes import interruptible
 
 PREFIX = "hf:"
 REPOSITORY = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
@@ -29,10 +26,7 @@ DOWNLOADED = (
 )
 """Patterns of the files that are downloaded."""
 NOT_DOWNLOADED = ("onnx/*", "openvino/*")
-UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
-"""What `huggingface_hub` raises for an answer that is no JSON, or other JSON than it expects."""
-LIBRARIES_OF_REQUESTS = ("httpx", "httpcore", "requests", "urllib3")
-"""How the names of the libraries begin that huggingface_hub's versions send requests with."""
+LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class HubName(NamedTuple):
@@ -48,11 +42,7 @@ class HubName(NamedTuple):
 
 
 def parse_hub_name(name: str) -> HubName | None:
-    """Split a name into repository and revision; None if it cannot be one of the hub.
-
-    Raises:
-        BertkitError: the name begins with `hf:` and what follows is not a hub name.
-    """
+    """Split a name into repository and revision; None if it cannot be one of the hub."""
     repo, at, revision = name.removeprefix(PREFIX).partition("@")
     if REPOSITORY.fullmatch(repo) and (REVISION.fullmatch(revision) if at else True):
         return HubName(repo, revision or None)
@@ -67,113 +57,79 @@ def parse_hub_name(name: str) -> HubName | None:
 def download_model(name: HubName) -> Path:
     """Return the folder of a model's files in the cache; download what is missing.
 
-    An interrupted download continues where it stopped. Nothing is downloaded if the cache holds the
-    commit already.
-
     Raises:
         BertkitError: the hub has no such model or revision, the model is gated or has no
             safetensors, the hub cannot be reached, or the cache cannot be written.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    def download(*, offline: bool = False) -> Path:
+    def download(patterns: list[str], *, offline: bool) -> Path:
         return Path(
             snapshot_download(
                 name.repo,
                 revision=name.revision,
-                # what another program has put into the cache may be enough without a card
-                allow_patterns=[one for one in DOWNLOADED if not (offline and one == "README.md")],
+                allow_patterns=patterns,
                 ignore_patterns=list(NOT_DOWNLOADED),
                 local_files_only=offline,
             )
         )
 
     try:
-        folder = interruptible(download)
+        folder = download(list(DOWNLOADED), offline=False)
     except LocalEntryNotFoundError as error:
-        folder = cached_folder(name, download, error)
-    except HFValidationError:
-        raise BertkitError(f"'{name}' is not a hub name", code="hub-name") from None
-    except HfHubHTTPError as error:
-        raise refused_by_hub(name, error) from None
-    except Exception as error:
-        raise failed_download(name, error) from None
+        try:  # what another program has put into the cache may be enough without a card
+            folder = download([one for one in DOWNLOADED if one != "README.md"], offline=True)
+        except LocalEntryNotFoundError:
+            raise hub_error(error, name) from None
+        if not any(folder.rglob("*.safetensors")):  # its download was interrupted
+            raise hub_error(error, name) from None
+    except Exception as error:  # of the hub, the network, its libraries, or the disk
+        raise hub_error(error, name) from error
     if not any(folder.rglob("*.safetensors")):
         raise BertkitError(
-            f"{name} has no safetensors, and bertkit reads no pickles; choose a revision that has "
-            f"them (often {name.repo}@refs/pr/1), or convert it with transformers' save_pretrained",
+            f"{name} has no safetensors, and bertkit downloads no pickles; choose a revision that "
+            f"has them (often {name.repo}@refs/pr/1), or convert it with transformers",
             code="hub-safetensors",
         )
     return folder
 
 
-def failed_download(name: HubName, error: Exception) -> Exception:
-    """Return the error for a download that the hub did not refuse; itself if it is unknown."""
-    if type(error).__module__.startswith(LIBRARIES_OF_REQUESTS):
-        return BertkitError(
-            f"the download of {name} was interrupted ({type(error).__name__}); check the network "
-            "and the proxy, and run the same command again",
-            code="hub-offline",
-        )
-    if isinstance(error, UNREADABLE):  # or a file's name leads out of the folder
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        return BertkitError(
-            f"the hub's list of the files of {name} cannot be used: {reason}", code="hub"
-        )
-    if isinstance(error, OSError):
-        return BertkitError(
-            f"cannot store {name} in the cache ({error}); make room, or set HF_HOME to a folder "
-            "that can be written",
-            code="hub-cache",
-        )
-    return error
+def hub_error(error: Exception, name: HubName) -> BertkitError:
+    """Explain in one line why the hub did not give or take a model."""
+    from huggingface_hub import errors
 
-
-def cached_folder(name: HubName, download: Callable[..., Path], error: Exception) -> Path:
-    """Return the folder of a model in the cache, which another program may have filled.
-
-    Raises:
-        BertkitError: the cache does not have the model; the message says how to get it.
-    """
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    with suppress(LocalEntryNotFoundError):
-        folder = download(offline=True)
-        if any(folder.rglob("*.safetensors")):  # not one whose download was interrupted
-            return folder
-    revision = f" --revision {name.revision}" if name.revision else ""
-    cause = type(error.__cause__).__name__ if error.__cause__ else str(error).splitlines()[0]
-    raise BertkitError(
-        f"{name} is neither a folder here nor a model in the hub's cache, and the hub cannot be "
-        f"reached ({cause}); where it can, run `hf download {name.repo}{revision} "
-        f"--local-dir {name.repo.rpartition('/')[2]}`, and give that folder",
-        code="hub-offline",
-    ) from None
-
-
-def refused_by_hub(name: HubName, error: Exception) -> BertkitError:
-    """Explain why the hub did not give a model."""
-    from huggingface_hub import constants, errors
-
-    login = "log in with `hf auth login` or set HF_TOKEN"
+    response: Any = getattr(error, "response", None)
+    status = response.status_code if response is not None else 0
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    code = "hub"
     if isinstance(error, errors.GatedRepoError):
-        page = f"{constants.ENDPOINT}/{name.repo}"
-        return BertkitError(
-            f"{name} is gated: accept its conditions at {page}, then {login}", code="hub-gated"
+        text, code = (
+            f"{name} is gated: accept its conditions on its page, then {LOGIN}",
+            "hub-gated",
         )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return BertkitError(
-            f"{name} is neither a folder here nor a model of the hub; check the name, or {login} "
-            "if it is private",
-            code="hub-not-found",
+    elif isinstance(error, errors.RevisionNotFoundError):
+        text, code = f"{name.repo} has no revision '{name.revision}'", "hub-revision"
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        text = f"{name} is neither a folder here nor a model of the hub; check the name, or {LOGIN}"
+        code = "hub-not-found"
+    elif status in (401, 403):
+        text = f"the hub refused your access to {name} ({reason}): {LOGIN}, with a token that may"
+        code = "hub-forbidden"
+    elif isinstance(error, errors.LocalEntryNotFoundError):
+        revision = f" --revision {name.revision}" if name.revision else ""
+        cause = type(error.__cause__).__name__ if error.__cause__ else reason
+        text = (
+            f"{name} is neither a folder here nor a model in the hub's cache, and the hub cannot "
+            f"be reached ({cause}); where it can, run `hf download {name.repo}{revision} "
+            f"--local-dir {name.repo.rpartition('/')[2]}`, and give that folder"
         )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return BertkitError(
-            f"{name.repo} has no revision '{name.revision}'; name a branch, a tag or a commit",
-            code="hub-revision",
-        )
-    return BertkitError(f"the hub did not give {name}: {str(error).splitlines()[0]}", code="hub")
+        code = "hub-offline"
+    elif isinstance(error, OSError) and error.filename is not None:
+        text, code = f"cannot store {name} in the cache ({error}); set HF_HOME", "hub-cache"
+    else:
+        text = f"the hub failed for {name} ({type(error).__name__}: {reason}); run it again"
+    return BertkitError(text, code=code)
 
 
 def hub_commit(folder: Path) -> str:

@@ -24,14 +24,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bertkit.checkpoints.families import (
-    DEFAULTS,
-    OWN_FIELDS,
-    is_optional_weight,
-    parameter_names,
-    read_family,
-    tuned_tensors,
-)
+from bertkit.checkpoints.families import DEFAULTS, OWN_FIELDS, parameter_names, read_family
+from bertkit.checkpoints.pretrained import is_optional_weight, tuned_tensors
 from bertkit.checkpoints.weights import load_state, shown_names, weight_files
 from bertkit.errors import BertkitError
 from bertkit.files import read_object

@@ -1,32 +1,67 @@
-"""Pre-trained weights from which fine-tuning is initialised (paper section 3.2).
+"""Loading of models: Hugging Face directories, runs of bertkit, models of the hub, and Google's.
 
-They come from a Hugging Face directory, a run directory of bertkit (its `model/`), or a Google
-checkpoint. They are read once; every run of a grid builds its own model from them.
+| file                  | content                                                |
+|-----------------------|--------------------------------------------------------|
+| `config.json`         | the sizes, under transformers' field names             |
+| `model.safetensors`   | the weights in fp32, under transformers' names         |
+| the tokenizer's files | `vocab.txt`, `tokenizer.json`, `tokenizer_config.json` |
+| `bertkit.json`        | task, label names, how the model was made              |
+
+Sharded weights, a legacy `pytorch_model.bin`, 16-bit weights and older names are read, too.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bertkit.checkpoints.families import is_optional_weight
 from bertkit.checkpoints.hub import download_model, hub_commit, parse_hub_name
-from bertkit.checkpoints.huggingface import LoadResult, Model, load_into, load_parts
-from bertkit.checkpoints.weights import recorded_recipe
+from bertkit.checkpoints.names import OWN_FIELDS, family_of, file_names
+from bertkit.checkpoints.names.bert import BERT
+from bertkit.checkpoints.weights import read_weights, shown_names
 from bertkit.errors import BertkitError
-from bertkit.files import from_home, read_optional
-from bertkit.model.encoder import ModelConfig, check_vocabulary
+from bertkit.files import from_home, read_object, read_optional
+from bertkit.model.encoder import Encoder, ModelConfig, check_vocabulary, initialize
+from bertkit.model.heads import PretrainingModel
 from bertkit.tokenizer.wordpiece import Tokenizer
 
+<<<<<<< HEAD
 KEPT_WEIGHTS = ("bert.pooler.", "cls.predictions.transform.", "cls.predictions.bias")
 """Weights that are used without the head of a task."""
+=======
+Model = TypeVar("Model", bound=nn.Module)
+
+ACTIVATION_NAMES = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+"""transformers' activation names -> bertkit's."""
+SUPPORTED = {
+    "position_embedding_type": "absolute",
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+"""The required values of these `config.json` fields if present; others mean another network."""
+TUNED_HEADS = ("classifier.", "qa_outputs.", "output_weights", "output_bias", "cls.squad.")
+"""The beginnings of the names of tensors in heads of fine-tuned models, ours and Google's."""
+
+
+@dataclass(frozen=True)
+class LoadResult(Generic[Model]):
+    """A loaded model, and the names that did not match, which callers should report."""
+
+    model: Model
+    """The model in evaluation mode, in fp32, on the CPU."""
+    missing_keys: list[str]
+    """Parameters of heads or the pooler that the file lacks: random, or 0 if not `trainable`."""
+    unexpected_keys: list[str]
+    """Tensors in the file that belong to other heads."""
+>>>>>>> bb3aeba (Checkpoints: a table a family with bertkit's own names in memory, safetensors' reader, one file for loading; export writes ONNX with one check; Google checkpoints are only read; cards shrink)
 
 
 @dataclass(frozen=True)
@@ -36,7 +71,7 @@ class PretrainedWeights:
     path: Path
     config: ModelConfig
     tensors: Mapping[str, Tensor]
-    """The weights, by Hugging Face's names."""
+    """The weights, by bertkit's names."""
     tokenizer: Tokenizer
     details: Mapping[str, Any]
     """The content of `bertkit.json`; empty for models that bertkit did not write."""
@@ -73,23 +108,13 @@ class PretrainedWeights:
 
         With `keep_head`, the weights of the head are used, too, and must fit. Without `copy`, the
         model shares the weights, which saves memory if it is not changed.
-
-        Raises:
-            BertkitError: weights are missing or do not fit; the message names them.
         """
         kept = {
             name: tensor.clone() if copy else tensor
             for name, tensor in self.tensors.items()
-            if keep_head or not is_optional_weight(name) or name.startswith(KEPT_WEIGHTS)
+            if keep_head or not is_optional_weight(name) or name.startswith("encoder.pooler.")
         }
         return load_into(self.config, kept, make, self.path)
-
-
-def pair_objective(details: Mapping[str, Any], config: ModelConfig) -> str:
-    """Return the objective of the pair head, "nsp" or "sop"; by the family if none is recorded."""
-    usual = "sop" if config.share_layers else "nsp"  # ALBERT
-    recorded = recorded_recipe(details, "objectives").get("pair", usual)
-    return "sop" if recorded == "sop" else "nsp"
 
 
 def read_pretrained(path: Path) -> PretrainedWeights:
@@ -101,23 +126,244 @@ def read_pretrained(path: Path) -> PretrainedWeights:
     """
     path = resolve_model(path)
     folder, home = model_folder(path), tokenizer_folder(path)
-    if (folder / "config.json").is_file():
-        config, tensors = load_parts(folder)
-    else:
-        from bertkit.checkpoints.tensorflow import google_tensors
-
-        config, tensors = google_tensors(folder)
+    config, tensors = load_parts(folder)
     tokenizer = Tokenizer.load(home)
     check_vocabulary(config, tokenizer.size)
     return PretrainedWeights(path, config, tensors, tokenizer, read_details(home))
+
+
+def load_pretraining_model(directory: Path) -> PretrainingModel:
+    """Load an encoder with its pre-training heads, in evaluation mode.
+
+    The head for sentence pairs may be missing; the model then has `pairs=False`.
+
+    Raises:
+        BertkitError: a file is missing or damaged, or is not a BERT with a masked-language head.
+    """
+    config, tensors = load_parts(directory)
+    if not any(name.startswith("mlm.") for name in tensors):
+        raise BertkitError(no_language_head(tensors, directory), code="no-language-head")
+    pairs = "nsp.dense.weight" in tensors
+    build = partial(PretrainingModel, pairs=pairs)
+    loaded = load_into(config, tensors, build, directory, trainable=False)
+    return require_all_weights(loaded, directory, pooler=pairs)
+
+
+def no_language_head(tensors: Iterable[str], source: Path) -> str:
+    """Return the message for a model without a masked-language head: what it is instead."""
+    names = list(tensors)
+    what = "is an encoder alone"
+    if any(name.startswith("rtd.") for name in names):
+        what = "is an ELECTRA discriminator, which tells replaced tokens from original ones"
+    elif tuned := tuned_tensors(names):
+        what = f"holds the head of a fine-tuned model ({shown_names(tuned)})"
+    elif "nsp.dense.weight" in names:
+        what = "has only the one that predicts next sentences"
+    return (
+        f"{source} lacks the head that predicts tokens, and {what}; choose a pre-trained masked "
+        "language model"
+    )
+
+
+def load_model(
+    directory: Path, build: Callable[[ModelConfig], Model], *, trainable: bool = True
+) -> LoadResult[Model]:
+    """Build a model, and load the directory's weights into it.
+
+    Heads and pooler may be missing, so `load_model(folder, lambda c: ClassificationModel(c, 3))`
+    returns a model ready for fine-tuning. If it is not `trainable`, what is missing is 0, so that
+    no random numbers are drawn, which another thread may be training with.
+
+    Raises:
+        BertkitError: a file is missing or damaged, the network is not a BERT, or tensors of the
+            encoder are missing, unknown or of another shape; the message names them.
+    """
+    return load_into(*load_parts(directory), build, directory, trainable=trainable)
+
+
+def load_parts(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Read the config of a directory or a Google checkpoint, and its weights by bertkit's names."""
+    path = config_file(folder)
+    config = read_model_config(path)
+    if path.name == "config.json":
+        return config, read_weights(folder, family_of(read_object(path), path))
+    from bertkit.checkpoints.tensorflow import google_tensors
+
+    return config, google_tensors(folder)
+
+
+def require_all_weights(loaded: LoadResult[Model], source: Path, *, pooler: bool = True) -> Model:
+    """Return the loaded model, or raise a BertkitError if a weight of it is missing.
+
+    `pooler` says whether the weights of the pooler, which many heads do not read, are needed.
+    """
+    needed = [n for n in loaded.missing_keys if pooler or not n.startswith("encoder.pooler.")]
+    if needed:
+        tuned = tuned_tensors(loaded.unexpected_keys)
+        what = f" and holds the head of a fine-tuned model ({shown_names(tuned)})" if tuned else ""
+        raise BertkitError(
+            f"{source} lacks {shown_names(needed)}{what}; fine-tune it, or choose a complete model"
+        )
+    return loaded.model
+
+
+def load_into(
+    config: ModelConfig,
+    tensors: dict[str, Tensor],
+    build: Callable[[ModelConfig], Model],
+    source: Path,
+    trainable: bool = True,
+) -> LoadResult[Model]:
+    """Build a model and give it tensors with bertkit's names, after checking their shapes.
+
+    The tensors are removed from the dictionary and become the model's, so memory holds them once.
+    """
+    check_config_sizes(config, tensors, source)
+    with torch.device("meta"):
+        model = build(config)
+    prefix = "encoder." if isinstance(model, Encoder) else ""
+    wanted = {f"{prefix}{name}": tensor.shape for name, tensor in model.state_dict().items()}
+    missing = [name for name in wanted if name not in tensors]
+    if needed := [name for name in missing if not is_optional_weight(name)]:
+        raise BertkitError(f"{source} lacks {file_list(needed)}; the file is not a complete BERT")
+    unexpected = [name for name in tensors if name not in wanted]
+    if unknown := [name for name in unexpected if not is_optional_weight(name)]:
+        raise BertkitError(f"{source} holds {shown_names(unknown)}, which BERT does not have")
+    state = {}
+    for name, shape in wanted.items():
+        tensor = tensors.pop(name) if name in tensors else torch.zeros(shape)
+        if tensor.shape != shape:
+            raise BertkitError(
+                f"{source}: {file_list([name])} has shape {tuple(tensor.shape)}, the model needs "
+                f"{tuple(shape)}; config.json and weights do not belong together"
+            )
+        state[name.removeprefix(prefix)] = tensor
+    model.load_state_dict(state, assign=True)
+    if trainable:
+        initialize_missing(model, {name.removeprefix(prefix) for name in missing}, config)
+    return LoadResult(model.eval(), missing, unexpected)
+
+
+def initialize_missing(model: nn.Module, missing: set[str], config: ModelConfig) -> None:
+    """Draw the parameters of modules that a file lacks from torch's generator."""
+    for path, module in model.named_modules():
+        own = {f"{path}.{name}".lstrip(".") for name, _ in module.named_parameters(recurse=False)}
+        if own & missing and hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+            initialize(module, config)
+
+
+def check_config_sizes(config: ModelConfig, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Raise a BertkitError if a config and the tensors differ in sizes, before a network is built.
+
+    A damaged config may demand a trillion parameters.
+    """
+    width = config.embedding_width
+    wanted = {
+        "encoder.word_embeddings.weight": (config.vocab_size, width),
+        "encoder.position_embeddings.weight": (config.max_position_embeddings, width),
+        "encoder.segment_embeddings.weight": (config.type_vocab_size, width),
+        "encoder.layers.0.intermediate.weight": (config.intermediate_size, config.hidden_size),
+    }
+    for name, shape in wanted.items():
+        if name not in tensors:
+            raise BertkitError(f"{source} lacks {file_list([name])}; it is not a complete BERT")
+        if tuple(tensors[name].shape) != shape:
+            raise BertkitError(
+                f"{source}: {file_list([name])} has shape {tuple(tensors[name].shape)}, the config "
+                f"says {shape}; config and weights do not belong together"
+            )
+    layers = sum(name.endswith("intermediate.weight") for name in tensors)
+    wanted_layers = 1 if config.share_layers else config.num_hidden_layers
+    if layers != wanted_layers:
+        raise BertkitError(
+            f"{source}: the weights have {layers} layers, config.json says {wanted_layers}; config "
+            "and weights do not belong together"
+        )
+
+
+def file_list(names: Iterable[str]) -> str:
+    """Return the names of parameters as a file of a BERT has them, for messages."""
+    return shown_names(theirs for name in names for theirs in file_names(name, BERT))
+
+
+def is_optional_weight(name: str) -> bool:
+    """Return whether a file may lack a parameter of a head or the pooler, or have one more.
+
+    Models that were trained without next-sentence prediction have no pooler.
+    """
+    encoder = ("encoder.", "embeddings.", "bert.", "albert.", "electra.")
+    return name.startswith("encoder.pooler.") or not name.startswith(encoder)
+
+
+def reads_images(names: Iterable[str]) -> bool:
+    """Return whether tensors are of a network that reads images beside texts (MMBT)."""
+    return any(name.startswith("image.") for name in names)
+
+
+def tuned_tensors(names: Iterable[str]) -> list[str]:
+    """Return the names that belong to the head of a fine-tuned model."""
+    return [name for name in names if name.startswith(TUNED_HEADS)]
+
+
+def load_config(directory: Path) -> ModelConfig:
+    """Read the model config of a directory or a Google checkpoint.
+
+    Raises:
+        BertkitError: the directory or file is missing, is not valid JSON, or describes a network
+            that bertkit does not support.
+    """
+    return read_model_config(config_file(directory))
+
+
+def config_file(folder: Path) -> Path:
+    """Return a model's `config.json`, or the `bert_config.json` of a Google checkpoint."""
+    home = folder if folder.is_dir() else folder.parent  # the prefix of a checkpoint
+    google = home / "bert_config.json"
+    if google.is_file() and not (folder / "config.json").is_file():
+        return google
+    if not folder.is_dir():
+        raise BertkitError(f"there is no model directory {folder}; check the path")
+    return folder / "config.json"
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """Read the model config from a `config.json` or Google's `bert_config.json`.
+
+    Fields that bertkit does not know are ignored.
+    """
+    values = read_object(path)
+    for name, value in SUPPORTED.items():
+        if values.get(name, value) != value:
+            raise BertkitError(f"{path}: {name} is {values[name]!r}; only {value!r} is supported")
+    if "vocab_size" not in values:
+        raise BertkitError(f"{path} has no vocab_size; it is not a BERT config")
+    family = family_of(values, path)
+    values = {**family.defaults, **values}
+    types = {f.name: f.type for f in dataclasses.fields(ModelConfig) if f.name not in OWN_FIELDS}
+    fields = {name: values[name] for name in types if name in values}
+    for name, value in fields.items():
+        if types[name] == "float" and type(value) is int:  # such as a dropout of 0
+            fields[name] = float(value)
+    fields |= family.read_config(values, path)
+    act = str(fields.get("hidden_act", "gelu"))
+    if act not in ACTIVATION_NAMES:
+        raise BertkitError(
+            f"{path}: the activation hidden_act {act!r} is not supported; supported: "
+            f"{', '.join(ACTIVATION_NAMES)}"
+        )
+    try:
+        return ModelConfig(**{**fields, "hidden_act": ACTIVATION_NAMES[act]})
+    except BertkitError as error:
+        raise BertkitError(f"{path}: {error}") from None
 
 
 def model_folder(path: Path) -> Path:
     """Return the model directory that a path or a hub name means.
 
     It is the path itself, `model/` inside a run directory, `0_Transformer/` or the like inside a
-    directory of an old sentence-transformers, or the folder of a model of the Hugging Face hub (see
-    `hub.py`), which is downloaded if the cache does not have it.
+    directory of an old sentence-transformers, or the folder of a model of the Hugging Face hub,
+    which is downloaded if the cache does not have it.
 
     Raises:
         BertkitError: there is no model at the path.
@@ -141,7 +387,7 @@ def tokenizer_folder(path: Path) -> Path:
 
 
 def resolve_model(path: Path) -> Path:
-    """Return a path that exists: the one given, or the folder of the hub's model of that name.
+    """Return a path that exists: the path itself, or the folder of the hub's model of that name.
 
     Raises:
         BertkitError: there is neither.
@@ -164,9 +410,18 @@ def model_name(folder: Path) -> str:
 
 
 def read_details(folder: Path) -> dict[str, Any]:
-    """Read a model's `bertkit.json`; return {} if there is none.
-
-    Raises:
-        BertkitError: the file is damaged.
-    """
+    """Return the content of a model's `bertkit.json`; {} if there is none."""
     return read_optional(folder / "bertkit.json")
+
+
+def recorded_recipe(details: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """Return a section of the recipe in a `bertkit.json`; {} if it has none, or other values."""
+    recipe = details.get("recipe")
+    values = recipe.get(section) if isinstance(recipe, dict) else None
+    return values if isinstance(values, dict) else {}
+
+
+def pair_objective(details: Mapping[str, Any], config: ModelConfig) -> str:
+    """Return the objective of the pair head, "nsp" or "sop"; by the family if none is recorded."""
+    usual = "sop" if config.share_layers else "nsp"  # ALBERT
+    return "sop" if recorded_recipe(details, "objectives").get("pair", usual) == "sop" else "nsp"

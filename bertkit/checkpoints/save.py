@@ -1,4 +1,4 @@
-"""Writing of self-contained model directories, which `huggingface` reads."""
+"""Writing of complete model directories, which transformers loads and `pretrained` reads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from bertkit.checkpoints.families import (
+from bertkit.checkpoints.names import (
+    BERTKIT,
     OWN_FIELDS,
     choose_class,
-    family_fields,
-    family_names,
+    file_tensors,
     has_pooler,
-    parameter_names,
 )
+from bertkit.checkpoints.names.bert import Family
 from bertkit.checkpoints.weights import write_tensors
 from bertkit.errors import BertkitError
 from bertkit.files import new_folder, write_json
@@ -36,12 +36,12 @@ SAVED_HEADS = {
     "token-classification": ("token", ""),
     "question-answering": ("span", ""),
 }
-"""Task -> head (a key of `families.CLASSES`) and transformers' `problem_type`."""
+"""Task -> head (a key of `Family.classes`) and transformers' `problem_type`."""
 
 
-def known_elsewhere(config: ModelConfig, task: str) -> bool:
+def has_transformers_class(config: ModelConfig, task: str) -> bool:
     """Return whether transformers has a class for a network with the head of a task."""
-    return choose_class(config, SAVED_HEADS[task][0]) != ("bertkit", "bertkit")
+    return choose_class(config, SAVED_HEADS[task][0])[0] is not BERTKIT
 
 
 def save_model(
@@ -74,11 +74,11 @@ def save_model(
     check_vocabulary(config, tokenizer.size)
     check_free(directory)
     with new_folder(directory) as folder:
-        described = model_details(model, config, details, tokenizer.pad_id)
-        write_json(folder / "config.json", described)
-        family, (architecture,) = described["model_type"], described["architectures"]
-        wanted = pooler and has_pooler(family, architecture)
-        tensors = foreign_tensors(model, family, architecture, pooler=wanted)
+        family, architecture = saved_class(model, details)
+        fields = model_details(model, config, details, tokenizer.pad_id)
+        write_json(folder / "config.json", fields)
+        pooler = pooler and has_pooler(family, architecture)
+        tensors = foreign_tensors(model, family, architecture, pooler=pooler)
         write_tensors(folder / "model.safetensors", tensors, format="pt")
         tokenizer.save(folder, config.max_position_embeddings)
         write_json(folder / "bertkit.json", dict(details))
@@ -99,18 +99,36 @@ def check_free(directory: Path) -> None:
             raise BertkitError(f"{directory} exists and is not a model directory; choose another")
 
 
+def head_of(model: nn.Module, details: Mapping[str, Any]) -> str:
+    """Return the head of a model, a key of `Family.classes`."""
+    if hasattr(model, "classifier") or hasattr(model, "qa_outputs"):
+        return SAVED_HEADS[details.get("task", "classification")][0]
+    if isinstance(model, PretrainingModel):
+        return "words" if model.nsp is None else "pairs"
+    return "replaced" if hasattr(model, "rtd") else "encoder"
+
+
+def saved_class(model: nn.Module, details: Mapping[str, Any]) -> tuple[Family, str]:
+    """Return the family and transformers' class of a model, `BERTKIT` if transformers has none."""
+    config = model.config
+    assert isinstance(config, ModelConfig)
+    family, architecture = choose_class(config, head_of(model, details))
+    if details.get("pooling") == "pooler" and not has_pooler(family, architecture):
+        return BERTKIT, "bertkit"  # transformers would leave the pooler out
+    return family, architecture
+
+
 def model_details(
     model: nn.Module, config: ModelConfig, details: Mapping[str, Any], pad_id: int
 ) -> dict[str, Any]:
     """Return the content of `config.json` for a model and its `bertkit.json` details."""
-    fields = dataclasses.asdict(config)
-    for name in OWN_FIELDS:
-        del fields[name]
+    family, architecture = saved_class(model, details)
+    fields = {k: v for k, v in dataclasses.asdict(config).items() if k not in OWN_FIELDS}
     fields["hidden_act"] = {"gelu": "gelu", "gelu_tanh": "gelu_new"}[config.hidden_act]
     head = getattr(model, "classifier", getattr(model, "qa_outputs", None))
     if isinstance(head, nn.Linear):
-        kind, problem = SAVED_HEADS[details.get("task", "classification")]
-        fields |= {"problem_type": problem} if problem else {}
+        if problem := SAVED_HEADS[details.get("task", "classification")][1]:
+            fields["problem_type"] = problem
         labels = details.get("labels") or [f"LABEL_{i}" for i in range(head.out_features)]
         if len(labels) != head.out_features:
             raise BertkitError(
@@ -118,6 +136,7 @@ def model_details(
             )
         fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
         fields["label2id"] = {label: number for number, label in enumerate(labels)}
+<<<<<<< HEAD
     else:
         kind = "encoder"
         if isinstance(model, PretrainingModel):
@@ -130,29 +149,33 @@ def model_details(
         family = architecture = "bertkit"
     fields |= family_fields(config, family)
     return {"architectures": [architecture], "model_type": family, "pad_token_id": pad_id, **fields}
+=======
+    return {
+        "architectures": [architecture],
+        "model_type": family.model_type,
+        "pad_token_id": pad_id,
+        **fields,
+        **family.write_config(config),
+    }
+>>>>>>> bb3aeba (Checkpoints: a table a family with bertkit's own names in memory, safetensors' reader, one file for loading; export writes ONNX with one check; Google checkpoints are only read; cards shrink)
 
 
 def foreign_tensors(
-    model: nn.Module, family: str, architecture: str = "", *, pooler: bool = True
+    model: nn.Module, family: Family, architecture: str = "", *, pooler: bool = True
 ) -> dict[str, Tensor]:
     """Return a model's parameters by a family's names, in fp32 on the CPU.
 
-    The tied decoder and ELECTRA's generator are excluded, and a pooler that no loss has trained.
-    transformers' class, `architecture`, matters if its head has special names.
+    ELECTRA's generator is excluded, and a pooler that no loss has trained. transformers' class,
+    `architecture`, matters if its head has special names.
     """
-    names, tensors = parameter_names(model), {}
+    bare = isinstance(model, Encoder)
     without_pairs = hasattr(model, "rtd") or getattr(model, "nsp", model) is None
-    own_pooler = "pooler." if isinstance(model, Encoder) else "encoder.pooler."
-    left_out = ("generator.", own_pooler) if without_pairs or not pooler else ("generator.",)
-    for own, tensor in model.state_dict().items():
-        if own.startswith(left_out):
-            continue
-        parts = tensor.detach().to("cpu", torch.float32).chunk(len(names[own]))
-        for name, part in zip(names[own], parts, strict=True):
-            tensors[name] = part.clone(memory_format=torch.contiguous_format)
-    config = model.config
-    assert isinstance(config, ModelConfig)
-    if family == "albert" and not config.embedding_size:  # ALBERT always has this matrix
-        tensors["bert.embeddings_project.weight"] = torch.eye(config.hidden_size)
-        tensors["bert.embeddings_project.bias"] = torch.zeros(config.hidden_size)
-    return family_names(tensors, family, architecture, bare=isinstance(model, Encoder))
+    excluded = ["generator."]
+    if without_pairs or not pooler:
+        excluded.append("pooler." if bare else "encoder.pooler.")
+    tensors = {
+        f"encoder.{name}" if bare else name: tensor.detach().to("cpu", torch.float32)
+        for name, tensor in model.state_dict().items()
+        if not name.startswith(tuple(excluded))
+    }
+    return file_tensors(tensors, family, architecture, bare=bare)

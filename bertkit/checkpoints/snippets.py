@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertkit.checkpoints.families import heads_of_class
-from bertkit.checkpoints.weights import recorded_recipe
+from bertkit.checkpoints.names import heads_of_class
+from bertkit.checkpoints.pretrained import recorded_recipe
 from bertkit.files import read_object, read_optional
 
 HERE_LINE = 'model_name = "."  # this folder, or the name of the model on the hub'

@@ -1,36 +1,31 @@
-"""Reading and writing of Google's BERT checkpoints without TensorFlow.
+"""Reading of Google's BERT checkpoints without TensorFlow.
 
-A checkpoint in TensorFlow's V2 format has a prefix, such as `bert_model.ckpt`, and at least two
-files: `.index`, a sorted table in LevelDB's format (github.com/google/leveldb, doc/table_format.md)
-from variable names to descriptions, and `.data-00000-of-00001`, the bytes of the tensors. The
-descriptions are protocol buffers (tensorflow/core/protobuf/tensor_bundle.proto). Every block of the
-table and every tensor has a checksum, and all that are read are verified.
+A checkpoint in TensorFlow's V2 format has a prefix, such as `bert_model.ckpt`, and two files or
+more. `.index` is a sorted table in LevelDB's format (github.com/google/leveldb,
+doc/table_format.md) from variable names to descriptions, which are protocol buffers
+(tensorflow/core/protobuf/tensor_bundle.proto). `.data-00000-of-00001` has the bytes of the tensors.
+The checksums in them are not verified, as Python would take minutes for a BERT.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import struct
-from collections.abc import Mapping
-from glob import escape
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from bertkit.checkpoints.families import OWN_FIELDS
-from bertkit.checkpoints.huggingface import read_model_config
-from bertkit.checkpoints.limits import TIED, check_finite_weights, check_parameters, readable_count
-from bertkit.checkpoints.sstable import masked_crc32c, read_table, read_varint, varint, write_table
+from bertkit.checkpoints.names import own_tensors
+from bertkit.checkpoints.names.bert import BERT
+from bertkit.checkpoints.weights import check_finite_weights
 from bertkit.errors import BertkitError
-from bertkit.files import check_file_size, write_atomic, write_json
-from bertkit.model.encoder import ModelConfig
 
 STRING = 7
-TENSORFLOW_DTYPES: dict[int, np.dtype[Any]] = {
+DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("<f4"),
     2: np.dtype("<f8"),
     3: np.dtype("<i4"),
@@ -39,7 +34,6 @@ TENSORFLOW_DTYPES: dict[int, np.dtype[Any]] = {
     19: np.dtype("<f2"),
 }
 """The types of tensorflow/core/framework/types.proto that occur in a BERT."""
-
 ENDS = (
     ("LayerNorm/weight", "LayerNorm/gamma"),
     ("LayerNorm/bias", "LayerNorm/beta"),
@@ -50,117 +44,83 @@ ENDS = (
     ("/weight", "/kernel"),
 )
 """Suffixes of Hugging Face's names (with slashes), and Google's; the first match applies."""
-
-MAX_SSTABLE_BYTES = 1 << 24
-"""The maximum size of an index, in which each variable takes about a hundred bytes."""
-
-FIXED_FIELD_6 = bytes([6 << 3 | 5])
-"""The protocol buffer tag before a checksum: field 6, four bytes."""
+MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
+FOOTER_BYTES = 48
 
 ProtoFields = dict[int, list[int | bytes]]
 
 
 class Entry(NamedTuple):
-    """The type, shape, location and checksum of a tensor: a decoded BundleEntryProto."""
+    """The type, shape and location of a tensor: a decoded BundleEntryProto."""
 
     dtype: int
     shape: tuple[int, ...]
     shard: int
     offset: int
     size: int
-    crc32c: int
     sliced: bool
 
 
-def google_tensors(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """Read a Google checkpoint: the model config, and the tensors by Hugging Face's names.
+def google_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read the weights of a Google checkpoint, without the optimizer's, by bertkit's names.
 
     Raises:
-        BertkitError: a file is missing, damaged or cut short, or is not that of a BERT.
+        BertkitError: a file is missing, damaged or cut short; the message names it.
     """
     prefix = find_prefix(path)
-    config = read_model_config(prefix.parent / "bert_config.json")
-    check_parameters(config, data_files(prefix), path)
+    arrays = read_checkpoint(prefix)
     tensors = {}
-    arrays = read_checkpoint(prefix, slots=False)
     for variable in list(arrays):
         array = arrays.pop(variable)  # so that memory holds the weights once
         plain = array.T if variable.endswith("/kernel") else array
         tensor = torch.from_numpy(plain.astype(np.float32, order="C"))
         check_finite_weights(tensor, variable, prefix)
-        tensors[from_google_name(variable)] = tensor
-    return config, tensors
+        tensors[hugging_face_name(variable)] = tensor
+    return own_tensors(tensors, BERT, prefix)
 
 
-def write_google_config(config: ModelConfig, folder: Path) -> None:
-    """Write `bert_config.json`, with "gelu" for either GELU of the model.
-
-    Raises:
-        BertkitError: Google's code does not support the network.
-    """
-    fields, plain = dataclasses.asdict(config), ModelConfig(vocab_size=1)
-    unlike = [name for name in OWN_FIELDS if fields.pop(name) != getattr(plain, name)]
-    if unlike:
-        raise BertkitError(
-            f"Google's code does not support {' or '.join(unlike)}; write a model directory, or "
-            "export with --to onnx"
-        )
-    write_json(folder / "bert_config.json", {**fields, "hidden_act": "gelu"})
+def hugging_face_name(variable: str) -> str:
+    """Translate the name of a variable in a Google checkpoint."""
+    for ours, google in ENDS:
+        if variable.endswith(google):
+            variable = variable.removesuffix(google) + ours
+            break
+    return re.sub(r"/layer_(\d+)/", r"/layer/\1/", variable).replace("/", ".")
 
 
 def find_prefix(path: Path) -> Path:
-    """Return the prefix of a checkpoint, given the prefix, the index file or the directory."""
-    if path.is_dir():
-        found = sorted(path.glob("*.index"))
-        if len(found) != 1:
-            names = ", ".join(file.stem for file in found) or "none"
-            raise BertkitError(f"{path} must hold one checkpoint (*.index), found: {names}")
-        return found[0].with_suffix("")
-    return path.with_suffix("") if path.suffix == ".index" else path
+    """Return the prefix of a checkpoint, from the prefix itself or its directory."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("*.index"))
+    if len(found) != 1:
+        names = ", ".join(file.stem for file in found) or "none"
+        raise BertkitError(f"{path} must hold one checkpoint (*.index), found: {names}")
+    return found[0].with_suffix("")
 
 
-def data_files(prefix: Path) -> list[Path]:
-    """Return the files that hold the tensors of a checkpoint."""
-    return sorted(prefix.parent.glob(f"{escape(prefix.name)}.data-*-of-*"))
+def read_checkpoint(prefix: Path) -> dict[str, np.ndarray]:
+    """Read the variables of a checkpoint but those of the optimizer.
 
-
-def read_checkpoint(prefix: Path, *, slots: bool = True) -> dict[str, np.ndarray]:
-    """Read all variables of a checkpoint except strings, which are not weights.
-
-    `prefix` is the path of the index without `.index`. Without `slots`, the optimizer's variables
-    (`adam_m`, `adam_v`, `global_step`) are left out.
-
-    Raises:
-        BertkitError: a file is missing, damaged or cut short; the message names file and variable.
+    `prefix` is the path of the index without `.index`.
     """
     path = prefix.with_name(f"{prefix.name}.index")
-    check_file_size(path, MAX_SSTABLE_BYTES)
-    shards, entries = read_bundle_index(path)
-    wanted = sum(entry.size for entry in entries.values())
-    held = sum(file.stat().st_size for file in data_files(prefix))
-    if held and wanted > TIED * held:
-        raise BertkitError(
-            f"{path} asks for tensors of {readable_count(wanted)} bytes, but the data files have "
-            f"{held:,}; copy the checkpoint again"
-        )
+    shards, entries = read_index(path)
     arrays = {}
     for name, entry in entries.items():
         slot = name == "global_step" or name.endswith(("/adam_m", "/adam_v"))
-        if entry.dtype == STRING or (slot and not slots):
-            continue
-        data = prefix.with_name(f"{prefix.name}.data-{entry.shard:05d}-of-{shards:05d}")
-        arrays[name] = read_tensor(data, name, entry)
+        if entry.dtype != STRING and not slot:
+            data = prefix.with_name(f"{prefix.name}.data-{entry.shard:05d}-of-{shards:05d}")
+            arrays[name] = read_tensor(data, name, entry)
     return arrays
 
 
 def read_tensor(path: Path, name: str, entry: Entry) -> np.ndarray:
-    """Read one tensor, and check its size and checksum."""
-    if entry.sliced or entry.dtype not in TENSORFLOW_DTYPES:
+    """Read one tensor, and check its size."""
+    if entry.sliced or entry.dtype not in DTYPES:
         kind = "partitioned" if entry.sliced else f"of TensorFlow's type {entry.dtype}"
         raise BertkitError(f"{path}: variable {name} is {kind}; that is not supported")
-    dtype = TENSORFLOW_DTYPES[entry.dtype]
-    if entry.size != math.prod(entry.shape) * dtype.itemsize or max(entry.shape, default=0) >> 48:
-        raise BertkitError(f"{path}: {name} has {entry.size} bytes for shape {entry.shape}")
+    dtype = DTYPES[entry.dtype]
     try:
         with path.open("rb") as file:
             if file.seek(0, 2) < entry.offset + entry.size:
@@ -169,30 +129,24 @@ def read_tensor(path: Path, name: str, entry: Entry) -> np.ndarray:
             data = file.read(entry.size)
     except OSError as error:
         raise BertkitError(f"cannot read {path} ({error.strerror}); check the path") from None
-    if masked_crc32c(data) != entry.crc32c:
-        raise BertkitError(f"{path}: the checksum of {name} is wrong; copy the file again")
+    if entry.size != math.prod(entry.shape) * dtype.itemsize:
+        raise BertkitError(f"{path}: {name} has {entry.size} bytes for shape {entry.shape}")
     return np.frombuffer(data, dtype=dtype).reshape(entry.shape)
 
 
-def read_bundle_index(path: Path) -> tuple[int, dict[str, Entry]]:
+def read_index(path: Path) -> tuple[int, dict[str, Entry]]:
     """Return the number of data files, and the entry of each tensor by name."""
     try:
         table = dict(read_table(path.read_bytes()))
         header = decode_fields(table.pop(b""))
-        if decode_number(header, 2):
-            raise BertkitError("it was written on a big-endian machine")
         entries = {key.decode(): read_entry(value) for key, value in table.items()}
-    except BertkitError as error:
-        raise BertkitError(
-            f"{path}: {error}; copy the file again, or convert it with transformers"
-        ) from None
+        return decode_number(header, 1), entries
     except OSError as error:
         raise BertkitError(f"cannot read {path} ({error.strerror}); check the path") from None
     except (IndexError, KeyError, ValueError, TypeError, struct.error) as error:
         raise BertkitError(
-            f"{path} is not a checkpoint index, or is damaged; copy it again"
+            f"{path} is not a checkpoint index, or is damaged ({error}); copy it again"
         ) from error
-    return decode_number(header, 1), entries
 
 
 def read_entry(data: bytes) -> Entry:
@@ -206,7 +160,6 @@ def read_entry(data: bytes) -> Entry:
         shard=decode_number(fields, 3),
         offset=decode_number(fields, 4),
         size=decode_number(fields, 5),
-        crc32c=decode_number(fields, 6),
         sliced=7 in fields,
     )
 
@@ -220,86 +173,83 @@ def decode_number(fields: ProtoFields, field: int) -> int:
 
 
 def decode_fields(data: int | bytes) -> ProtoFields:
-    """Decode a protocol buffer to field number → values (numbers or bytes)."""
+    """Decode a protocol buffer to field number -> values (numbers or bytes)."""
     if not isinstance(data, bytes):
         raise ValueError("a number where a message should be")
     fields: ProtoFields = {}
-    place = 0
-    while place < len(data):
-        tag, place = read_varint(data, place)
+    position = 0
+    while position < len(data):
+        tag, position = read_varint(data, position)
         value: int | bytes
         if tag & 7 == 0:
-            value, place = read_varint(data, place)
+            value, position = read_varint(data, position)
         elif tag & 7 == 2:
-            size, place = read_varint(data, place)
-            value, place = data[place : place + size], place + size
+            size, position = read_varint(data, position)
+            value, position = data[position : position + size], position + size
         else:
             layout = {1: "<Q", 5: "<I"}[tag & 7]
-            (value,) = struct.unpack_from(layout, data, place)
-            place += struct.calcsize(layout)
+            (value,) = struct.unpack_from(layout, data, position)
+            position += struct.calcsize(layout)
         fields.setdefault(tag >> 3, []).append(value)
-    if place != len(data):
+    if position != len(data):
         raise ValueError("a field ends beyond its message")
     return fields
 
 
-def write_checkpoint(prefix: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write variables as one data file and then an index, which makes the checkpoint visible.
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Decode a number of seven bits a byte; return it and the position after it."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        value |= (byte & 127) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 128:
+            return value, position
+        if shift > 63:
+            raise ValueError("a number is too long")
+
+
+def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys and values of a table, in order.
+
+    A table consists of blocks of sorted keys and values, a "meta index" block, an index block (the
+    last key of each block -> its handle), and a footer with the handles of the last two. A handle
+    is an offset and a size.
 
     Raises:
-        BertkitError: an array's dtype is not supported, or the files cannot be written.
+        IndexError, ValueError, struct.error: the bytes are not a table, or are damaged.
     """
-    # one data file, and producer version 1
-    items = [(b"", encode_field(1, 1) + encode_field(3, encode_field(1, 1)))]
-
-    def write_data(path: Path) -> None:
-        with path.open("wb") as file:
-            for name in sorted(tensors, key=str.encode):
-                array = np.asarray(tensors[name], order="C")
-                data, entry = array.tobytes(), bundle_entry(name, array, file.tell())
-                file.write(data)
-                checksum = struct.pack("<I", masked_crc32c(data))
-                items.append((name.encode(), entry + FIXED_FIELD_6 + checksum))
-
-    write_atomic(prefix.with_name(f"{prefix.name}.data-00000-of-00001"), write_data)
-    index = write_table(items)
-    write_atomic(prefix.with_name(f"{prefix.name}.index"), lambda path: path.write_bytes(index))
+    if data[-8:] != MAGIC or len(data) < FOOTER_BYTES:
+        raise ValueError("not a table")
+    footer, position = data[-FOOTER_BYTES:], 0
+    for _ in range(2):  # skip the handle of the meta index
+        _, position = read_varint(footer, position)
+    before = -1
+    for _, handle in read_block(data, footer[position:]):
+        offset, _ = read_varint(handle, 0)
+        if offset <= before:  # the index could refer to one block many times
+            raise ValueError("the blocks are not in order")
+        before = offset
+        yield from read_block(data, handle)
 
 
-def bundle_entry(name: str, array: np.ndarray, offset: int) -> bytes:
-    """Encode a BundleEntryProto without its checksum."""
-    kinds = [kind for kind, dtype in TENSORFLOW_DTYPES.items() if dtype == array.dtype]
-    if not kinds:
-        raise BertkitError(f"{name}: numbers of type {array.dtype} cannot go into a checkpoint")
-    shape = b"".join(encode_field(2, encode_field(1, size)) for size in array.shape)
-    return (
-        encode_field(1, kinds[0])
-        + encode_field(2, shape)
-        + encode_field(4, offset)
-        + encode_field(5, array.nbytes)
-    )
+def read_block(data: bytes, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys and values of the block that a handle points to.
 
-
-def encode_field(place: int, value: int | bytes) -> bytes:
-    """Encode one field of a protocol buffer: a number or a nested message."""
-    if isinstance(value, int):
-        return varint(place << 3) + varint(value)
-    return varint(place << 3 | 2) + varint(len(value)) + value
-
-
-def google_name(name: str) -> str:
-    """Translate a Hugging Face name to the variable name in a Google checkpoint."""
-    variable = re.sub(r"\.layer\.(\d+)\.", r".layer_\1.", name).replace(".", "/")
-    for ours, google in ENDS:
-        if variable.endswith(ours):
-            return variable.removesuffix(ours) + google
-    return variable
-
-
-def from_google_name(variable: str) -> str:
-    """Translate the variable name in a Google checkpoint to the Hugging Face name."""
-    for ours, google in ENDS:
-        if variable.endswith(google):
-            variable = variable.removesuffix(google) + ours
-            break
-    return re.sub(r"/layer_(\d+)/", r"/layer/\1/", variable).replace("/", ".")
+    A key is stored as the number of bytes it shares with the previous key, and its other bytes.
+    After the block are one byte for the compression (0: none) and a checksum.
+    """
+    offset, position = read_varint(handle, 0)
+    size, _ = read_varint(handle, position)
+    block, compression = data[offset : offset + size], data[offset + size]
+    if compression:
+        raise ValueError("it is compressed, which is not supported")
+    end = size - 4 - 4 * struct.unpack("<I", block[-4:])[0]
+    key, position = b"", 0
+    while position < end:
+        shared, position = read_varint(block, position)
+        rest, position = read_varint(block, position)
+        length, position = read_varint(block, position)
+        key = key[:shared] + block[position : position + rest]
+        yield key, block[position + rest : position + rest + length]
+        position += rest + length

@@ -32,8 +32,6 @@ def extend_command(
     words: Annotated[str | None, TEXT] = None,
     text: Annotated[tuple[str, ...], TEXT] = (),
     count: int | None = None,
-    place: str = "append",
-    init: str = "mean",
     processes: int = 0,
     format: Format = "auto",  # noqa: A002 - the flag's natural name
     column: Column = "text",
@@ -51,10 +49,6 @@ def extend_command(
         tokens by becoming one token are added.
     count
         The number of words to take from --text.
-    place
-        append: after the existing tokens; unused: in place of [unused] entries.
-    init
-        The new embeddings: mean of the tokens that the word had, or random.
     processes
         Processes that count the words of --text; 0 uses one for each core.
     """
@@ -63,8 +57,6 @@ def extend_command(
         words=words,
         text=text,
         count=count,
-        place=place,
-        init=init,
         processes=processes,
         format=format,
         column=column,

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
-from bertkit.checkpoints.save import foreign_tensors
 from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
@@ -209,7 +208,7 @@ def tune_and_test(
 
     The seed is that of the head's initial weights and of the order of examples.
     """
-    weights = foreign_tensors(model, "bert")
+    weights = dict(model.state_dict())
     start = PretrainedWeights(Path("memory"), model.config, weights, tokenizer, {})
     kind = MultipleChoice(max_length=model.config.max_position_embeddings)
     train, test = (kind.items(side, tokenizer) for side in task)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bertkit.checkpoints.huggingface import load_pretraining_model
+from bertkit.checkpoints.pretrained import load_pretraining_model
 from bertkit.config import read_recipe
 from bertkit.console import Console
 from bertkit.corpus.build import PrepareOptions, prepare

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertkit.checkpoints.weights import recorded_recipe
+from bertkit.checkpoints.pretrained import recorded_recipe
 from bertkit.config import matches_type
 from bertkit.model.attention import visible_positions
 from bertkit.model.encoder import Encoder, Layer, activation

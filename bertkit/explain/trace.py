@@ -41,9 +41,9 @@ TOP = 5
 """The number of candidates that are shown for a target."""
 
 PRETRAINING_HEADS = {
-    "mlm": "cls.predictions.",
-    "nsp": "cls.seq_relationship.",
-    "pooler": "bert.pooler.",
+    "mlm": "mlm.",
+    "nsp": "nsp.",
+    "pooler": "encoder.pooler.",
 }
 """Section of a head -> the prefix of its parameter names in a file."""
 

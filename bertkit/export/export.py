@@ -1,8 +1,7 @@
-"""`export_model`: write a model for other libraries, and reject the files if their outputs differ.
+"""`export_model`: write an ONNX file, and keep it only if it computes what the model computes.
 
-The files are read back, run on real sequences and compared with bertkit's packed computation in
-fp32. The library that the files are for runs them; bertkit runs Google's checkpoints, and
-directories for a library that is not installed. `export.json` records who ran them and the result.
+The file is run by onnxruntime on built-in sequences, and its outputs are compared with bertkit's
+packed computation in fp32. `export.json` records the differences, the versions and the settings.
 """
 
 from __future__ import annotations
@@ -11,111 +10,53 @@ import importlib.metadata
 import math
 import platform
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 import bertkit
-from bertkit.checkpoints.card import kept_card, write_card
-from bertkit.checkpoints.families import choose_class, has_pooler
-from bertkit.checkpoints.pretrained import read_details, tokenizer_folder
+from bertkit.checkpoints.card import Card, derived_card, kept_card, origin_text, table, write_card
+from bertkit.checkpoints.pretrained import model_folder
 from bertkit.checkpoints.save import model_details
 from bertkit.console import Console, console_or_new
-from bertkit.datasets.benchmarks import OFFICIAL
-from bertkit.datasets.columns import TextColumns
 from bertkit.errors import BertkitError, check_known
-from bertkit.export.card import export_card, export_form
-from bertkit.export.directories import write_google, write_hugging_face
-from bertkit.export.onnx import (
-    ONNX_FILE,
-    PROGRAM_FILE,
-    graph_facts,
-    write_onnx,
-    write_onnx_int8,
-    write_program,
-)
-from bertkit.export.padded import PADDED_INPUTS
-from bertkit.export.source import ExportSource, read_export_source
-from bertkit.export.verify import (
-    Arrays,
-    Opened,
-    Runner,
-    built_in,
-    in_batches,
-    run_exported,
-    run_packed,
-    task_outputs,
-    text_sequences,
+from bertkit.export.onnx import ONNX_FILE, graph_facts, open_graph, write_onnx, write_onnx_int8
+from bertkit.export.padded import (
+    PADDED_INPUTS,
+    ExportSource,
+    is_token_output,
+    read_export_source,
 )
 from bertkit.files import from_home, new_folder, sha256_file, write_json
-from bertkit.predict.evaluate import scored_inputs
-from bertkit.predict.files import Given, model_inputs
-from bertkit.predict.tables import require_utf8
-from bertkit.predict.text_vectors import read_lines
-from bertkit.tasks.data import check_labelled
-from bertkit.tasks.spec import SPECS
-from bertkit.tasks.task import ItemPart, check_segments
-from bertkit.text.lines import TextCounts, describe_skipped
-from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.model.pooling import OVER_TOKENS, summary_vectors, weighted_vectors
+from bertkit.pretraining_data.batch import Packed, pack
 
-MANIFEST = "export.json"
-MAX_VERIFIED = 200
-"""The maximum number of inputs of a file on which outputs are compared."""
-WRITERS: dict[str, Callable[[ExportSource, Path], Opened]] = {
+Arrays = dict[str, np.ndarray]
+WRITERS: dict[str, Callable[[ExportSource, Path], None]] = {
     "onnx": write_onnx,
     "onnx-int8": write_onnx_int8,
-    "huggingface": write_hugging_face,
-    "tensorflow": write_google,
-    "torch-export": write_program,
 }
-LIBRARIES = {
-    "onnx": ("torch", "onnx", "onnxscript"),
-    "onnx-int8": ("torch", "onnx", "onnxscript"),
-    "huggingface": ("torch", "safetensors"),
-    "tensorflow": ("torch",),
-    "torch-export": ("torch",),
-}
-"""Format → packages that write it. The manifest records their versions and those of `Opened.by`."""
+MANIFEST = "export.json"
+LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
 MAX_ERROR = 1e-4
-"""The largest allowed difference of an fp32 output, multiplied by the largest value if above 1.
-
-8-bit weights have no such bound: for them the metric is what counts.
-"""
-GELU_NOTES = {
-    "gelu": "trained with the GELU with erf; Google's code since February 2019 computes the tanh "
-    "form, so its outputs differ slightly from those checked here",
-    "gelu_tanh": "trained with the tanh form of GELU, as Google's code has computed it since "
-    "February 2019; bertkit and transformers read these files with the GELU with erf",
-}
-CASE_NOTE = (
-    "vocab.txt does not say how text is normalised, and this tokenizer's rules differ from those "
-    "that are inferred from it: keep the source's tokenizer.json, and compare token ids"
+"""The largest difference of an fp32 output, multiplied by the largest value if that is above 1."""
+BATCH_SEQUENCES = 3
+"""The sequences of a batch of the comparison: few, as logits over a vocabulary are large."""
+SENTENCES = (
+    "The river rose in the night, and by morning the old bridge was gone.",
+    "Who built it?",
+    "Nobody in the village could say who had built it, or when.",
+    "In 1903 (or so the letter said) a mason named Ada Varga asked 240 crowns for the work.",
+    "It rained.",
+    "El puente nuevo es más ancho; todos lo cruzan sin pensar en el río.",
+    "Die alte Brücke hielt über hundert Jahre.",
+    "Numbers: 3.14159, 1,000,000 and -7 %.",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """The inputs for checking an exported model, and how much it may differ."""
-
-    parts: Sequence[ItemPart] | None = None
-    """The sequences on which outputs are compared; None for the built-in sentences."""
-    examples: str = "built-in sentences"
-    """The source of the sequences, for messages and the manifest."""
-    labelled: Sequence[Any] | None = None
-    """Labelled inputs of the model's task, for measuring the metric; None to skip it."""
-    dev: str = ""
-    """The file of the labelled inputs."""
-    max_error: float | None = None
-    """The largest allowed difference of an output; None for `MAX_ERROR`, or no bound for int8."""
-    bound: float = 1.0
-    """The largest allowed drop of the task's main metric, in percentage points."""
-
-
-CHECK = Check()
 
 
 def export_model(
@@ -126,285 +67,256 @@ def export_model(
     head: str = "auto",
     pooling: str = "auto",
     normalize: bool | None = None,
-    inputs: str = "",
-    dev: str = "",
-    columns: Given | None = None,
     max_error: float | None = None,
-    bound: float = 1.0,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Write a model for another library, after comparing its outputs with bertkit's.
+    """Write a model as an ONNX file with its tokenizer, after comparing its outputs with bertkit's.
 
     Args:
         model: a model directory, a run, a Google checkpoint or a model of the hub.
         out: the folder to write; an earlier export there is replaced.
-        to: "onnx", "onnx-int8", "huggingface", "tensorflow" or "torch-export".
+        to: "onnx" (fp32) or "onnx-int8" (8-bit weights).
         head: "auto" for the model's own head, "encoder" or "embedding".
         pooling: the pooling of embeddings; see `bertkit.load_embedder`.
         normalize: whether embeddings are divided by their length; None for the model's setting.
-        inputs: a file whose first inputs the outputs are compared on; "" for built-in sentences.
-        dev: a labelled file, or the folder of the model's official data set, on which the change of
-            the metric is measured; "" to skip this.
-        columns: the column options of these files, by name; the others are those that the model was
-            fine-tuned with.
-        max_error: the largest allowed difference of an output; None for `MAX_ERROR`, or no bound
-            for onnx-int8.
-        bound: the largest allowed drop of the main metric, in percentage points.
+        max_error: the largest allowed difference of an output, multiplied by the largest value if
+            that is above 1; None for 0.0001, or no bound for onnx-int8.
         console: the console for messages; None for a new one.
 
     Returns:
-        The manifest, as written to export.json.
+        The content of export.json: format, inputs, outputs, settings, versions, and the check.
 
     Raises:
-        BertkitError: see `write_export`; or a file is missing, is damaged or lacks a column.
+        BertkitError: there is no model, it has no ONNX form, a library is missing, the outputs
+            differ too much, or `out` holds something other than an export. Nothing is written then.
     """
-    for flag, number in (("--bound", bound), ("--max-error", max_error)):
-        if number is not None and not math.isfinite(number):
-            raise BertkitError(f"{flag} must be a finite number, not {number}", code="number")
+    check_known("format", to, WRITERS)
+    if max_error is not None and not math.isfinite(max_error):
+        raise BertkitError(f"--max-error must be a finite number, not {max_error}", code="number")
     model, out = Path(from_home(model)), Path(from_home(out))
     source = read_export_source(model, head=head, pooling=pooling, normalize=normalize)
-    counts, given = TextCounts(), columns or {}
-    require_utf8(out)
+    check_out(source, out)
+    bound = max_error if max_error is not None else MAX_ERROR if to == "onnx" else None
     with console_or_new(console) as shown:
-        check = Check(
-            parts=verification_inputs(source, inputs, given, counts) if inputs else None,
-            examples=inputs or CHECK.examples,
-            labelled=labelled_inputs(source, dev, given, counts) if dev else None,
-            dev=dev,
-            max_error=max_error,
-            bound=bound,
-        )
-        shown.say(*describe_skipped(counts.skipped, counts.examples))
-        manifest = write_export(source, to, out, check)
+        with new_folder(out) as folder:
+            WRITERS[to](source, folder)
+            manifest = write_companions(source, to, folder)
+            manifest["check"] = compare_outputs(source, open_graph(folder / ONNX_FILE), bound)
+            write_json(folder / MANIFEST, manifest)
+            write_card(folder, export_card(source, manifest), replaced=out)
         shown.say(*describe_export(out, manifest))
         if kept := kept_card(out):
             shown.say(kept)
     return manifest
 
 
-def verification_inputs(
-    source: ExportSource, file: str, given: Given, counts: TextCounts
-) -> list[Any]:
-    """Return the sequences of the first `MAX_VERIFIED` inputs of a file."""
-    if source.task is None:
-        known = read_details(tokenizer_folder(source.path)).get("columns")
-        remembered = known.get("text") if isinstance(known, dict) else None
-        text = given.get("text") or remembered or TextColumns.text
-        return text_sequences(source, islice(read_lines(file, text, counts), MAX_VERIFIED))
-    spec = SPECS[source.task.task_type]
-    _, inputs = model_inputs(spec, source.details, file, given, counts)
-    items = source.task.items(list(islice(inputs, MAX_VERIFIED)), source.tokenizer)
-    check_segments(items, source.config)
-    return [part for item in items.items for part in item.parts]
-
-
-def labelled_inputs(
-    source: ExportSource, file: str, given: Given, counts: TextCounts
-) -> Sequence[Any]:
-    """Return the labelled inputs of a file, or of the dev split in the folder of the model's set.
-
-    Raises:
-        BertkitError: the model has no task, or the file is missing, is damaged or lacks a column.
-    """
-    if source.task is None:
-        raise BertkitError(f"a model with the head '{source.head}' has no metric; remove --dev")
-    folder = str(source.details.get("data")) in OFFICIAL and Path(file).is_dir()
-    read, data = (None, file) if folder else (file, None)
-    _, inputs = scored_inputs(source.task, source.details, read, "", data, "dev", given, counts)
-    check_labelled("dev", inputs)
-    return inputs
-
-
-def describe_export(out: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Summarize a manifest in a few lines."""
-    size = sum(file["bytes"] for file in manifest["files"].values())
-    lines = [f"{out}: {manifest['format']}, head {manifest['head']}, {size / 1e6:,.1f} MB"]
-    if note := manifest.get("note"):
-        lines.append(f"note: {note}")
-    check = manifest["check"]
-    told = f"{check['sequences']:,} sequences ({check['examples']}), run by {check['by']}"
-    for name, one in check["outputs"].items():
-        lines.append(
-            f"{name}: differs by at most {one['max_error']:.1g}, for values up to "
-            f"{one['largest']:.2g}, on {told}"
-        )
-    if metric := manifest.get("metric"):
-        name = metric["name"]
-        lines.append(
-            f"{name} on {metric['dev']}: {100 * metric['bertkit'][name]:.2f} → "
-            f"{100 * metric['exported'][name]:.2f}"
-        )
-    elif manifest["format"] == "onnx-int8":
-        lines.append("the effect of 8 bits on the metric is unknown; give a labelled file by --dev")
-    return lines
-
-
-def write_export(source: ExportSource, to: str, out: Path, check: Check = CHECK) -> dict[str, Any]:
-    """Write a model in another format, with a manifest; after any error, nothing is written.
-
-    The format is a key of `WRITERS`. An earlier export in the folder is replaced.
-
-    Returns:
-        The manifest, as written to export.json.
-
-    Raises:
-        BertkitError: the format does not support the network or head, the result differs too much,
-            a library is missing, or the folder holds something else (such as the model itself) or
-            cannot be written.
-    """
-    check_known("format", to, WRITERS)
+def check_out(source: ExportSource, out: Path) -> None:
+    """Raise a BertkitError if the output folder holds the model itself or no export."""
     if source.path.resolve().is_relative_to(out.resolve()):
         raise BertkitError(f"{out} contains the model to export; choose another folder")
     empty = out.is_dir() and not any(out.iterdir())
     if out.exists() and not (out / MANIFEST).is_file() and not empty:
         raise BertkitError(f"{out} exists and is not an export; choose another folder")
-    if to == "huggingface" and source.head == "encoder":
-        # ELECTRA's class has no pooler, and transformers always pools the first token
-        pools = has_pooler(*choose_class(source.config, "encoder"))
-        same = pools and source.config.direction == "bidirectional"
-        source = replace(source, pooler=source.pooler and same)
-    with new_folder(out) as folder:
-        by, run = WRITERS[to](source, folder)
-        if to.startswith("onnx"):
-            source.tokenizer.save(folder, source.max_length)
-            pad_id = source.tokenizer.pad_id
-            config = model_details(source.model, source.config, source.details, pad_id)
-            write_json(folder / "config.json", config)
-        manifest = export_facts(source, to, folder, by)
-        found = compare_outputs(source, run, check, exact=to != "onnx-int8")
-        manifest["check"] = {"by": by[0], **found}
-        if check.labelled is not None:
-            manifest["metric"] = score(source, run, check, to)
-        write_json(folder / MANIFEST, manifest)
-        card = export_card(source, to, manifest)
-        write_card(folder, card, replaced=out, form=export_form(source, to, folder))
-    return manifest
 
 
-def export_facts(source: ExportSource, to: str, folder: Path, by: Sequence[str]) -> dict[str, Any]:
-    """Return the manifest's entries that need no run, such as versions, settings and files."""
-    versions = {"bertkit": bertkit.__version__, "python": platform.python_version()}
-    for name in (*LIBRARIES[to], *by):
-        try:
-            versions.setdefault(name, importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            continue
+def write_companions(source: ExportSource, to: str, folder: Path) -> dict[str, Any]:
+    """Write tokenizer and `config.json` beside the graph, and return the manifest without check."""
+    source.tokenizer.save(folder, source.max_length)
+    pad_id = source.tokenizer.pad_id
+    config = model_details(source.model, source.config, source.details, pad_id)
+    write_json(folder / "config.json", config)
+    settings: dict[str, Any] = {}
+    if source.pooling is None:
+        settings = {name: source.details.get(name) for name in ("labels", "settings")}
+    else:
+        for name in ("pooling", "normalize", "prompt", "lowercase"):
+            settings[name] = getattr(source.pooling, name)
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
     }
-    found: dict[str, Any] = {"format": to, "head": source.head, "versions": versions}
-    if source.task is not None:
-        found |= {"labels": list(source.task.labels), "settings": source.task.settings()}
-    if source.pooling is not None:
-        found |= {"pooling": source.pooling.pooling, "normalize": source.pooling.normalize}
-        found |= {"prompt": source.pooling.prompt, "lowercase": source.pooling.lowercase}
-    found["max_length"] = source.max_length
-    if to == "tensorflow":
-        found["do_lower_case"] = source.tokenizer.lowercase
-        notes = [GELU_NOTES[source.config.hidden_act]]
-        read, own = Tokenizer.load(folder), source.tokenizer
-        if (read.lowercase, read.strip_accents) != (own.lowercase, own.strip_accents):
-            notes.append(CASE_NOTE)
-        found["note"] = "; ".join(notes)
-    if (folder / ONNX_FILE).is_file():
-        found |= graph_facts(folder / ONNX_FILE)
-    elif (folder / PROGRAM_FILE).is_file():
-        found |= {"inputs": list(PADDED_INPUTS), "outputs": list(source.outputs)}
-    return {**found, "files": files}
+    versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    return {
+        "format": to,
+        "head": source.head,
+        "versions": {
+            "bertkit": bertkit.__version__,
+            "python": platform.python_version(),
+            **versions,
+        },
+        **{name: value for name, value in settings.items() if value is not None},
+        "max_length": source.max_length,
+        **graph_facts(folder / ONNX_FILE),
+        "files": files,
+    }
+
+
+def check_batches(source: ExportSource) -> Iterator[Packed]:
+    """Yield batches of short texts, pairs and sequences of the model's maximum length."""
+    tokenizer, room = source.tokenizer, source.max_length - 3
+    texts = tokenizer.encode_batch(SENTENCES)
+    every = [token for text in texts for token in text] or [tokenizer.unk_id]
+    whole = (every * (2 + room // len(every)))[: room + 1]
+    alone = [text[: room + 1] for text in (*texts, whole)]
+    cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
+    rows = [(cls + text + sep, [0] * (len(text) + 2)) for text in alone]
+    if source.config.type_vocab_size > 1:
+        pairs = [(a[: room // 2], b[: room // 2]) for a, b in pairwise(texts)]
+        pairs.append((whole[: room // 3], whole[room // 3 : room]))
+        rows += [
+            (cls + a + sep + b + sep, [0] * (len(a) + 2) + [1] * (len(b) + 1)) for a, b in pairs
+        ]
+    rows = rows[: len(rows) // BATCH_SEQUENCES * BATCH_SEQUENCES]  # whole groups of choices
+    for first in range(0, len(rows), BATCH_SEQUENCES):
+        ids, segments = zip(*rows[first : first + BATCH_SEQUENCES], strict=True)
+        yield pack(ids, segments)
 
 
 def compare_outputs(
-    source: ExportSource, run: Runner, check: Check, *, exact: bool
+    source: ExportSource, run: Callable[[Arrays], Arrays], bound: float | None
 ) -> dict[str, Any]:
-    """Compare the exported outputs with bertkit's on batches of sequences of different lengths.
+    """Compare the outputs of the file with bertkit's, and return the differences.
+
+    For logits the agreement is the fraction of equal best classes, for vectors the least cosine.
 
     Raises:
-        BertkitError: the outputs differ too much or are not finite, or there are no sequences.
-    """
-    parts = built_in(source) if check.parts is None else check.parts
-    if not parts:
-        raise BertkitError(f"{check.examples} has no inputs to compare on; use another file")
-    outputs = output_differences(
-        (name, np.asarray(found[name]), own)
-        for batch in in_batches(parts)  # one at a time, as logits over a vocabulary are large
-        for found, wanted in zip(
-            run_exported(run, source, batch), run_packed(source, batch), strict=True
-        )
-        for name, own in wanted.items()
-    )
-    bound = check.max_error if check.max_error is not None else MAX_ERROR if exact else None
-    for name, one in outputs.items():
-        if bound is not None and not one["max_error"] <= bound * max(1.0, one["largest"]):
-            raise BertkitError(
-                f"{name} differs from bertkit's by up to {one['max_error']:.2g} (for values up to "
-                f"{one['largest']:.2g}), but the bound is {bound:g}; choose another format or "
-                "--max-error"
-            )
-    tokens = sum(part.tokens for part in parts)
-    about = {"examples": CHECK.examples if check.parts is None else check.examples}
-    return {**about, "sequences": len(parts), "tokens": tokens, "bound": bound, "outputs": outputs}
-
-
-def output_differences(outputs: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> dict[str, Any]:
-    """Return each output's largest difference, its largest value and a measure of agreement.
-
-    It reads (name, exported output, bertkit's) of every sequence. For logits, the agreement is the
-    fraction of equal best classes; for vectors, the least cosine.
-
-    Raises:
-        BertkitError: the shapes differ, or a number is not finite.
+        BertkitError: the outputs differ by more than the bound, or are not finite.
     """
     errors, largest, agreed = (defaultdict[str, list[float]](list) for _ in range(3))
-    for name, a, b in outputs:
-        if a.shape != b.shape:
-            raise BertkitError(f"{name} has shape {a.shape}, but bertkit's has {b.shape}")
-        if not np.isfinite(b).all():
-            raise BertkitError(f"the model's own {name} has NaN or infinity; export another model")
-        if not np.isfinite(a).all():
-            raise BertkitError(f"the exported {name} has NaN or infinity; choose another format")
-        errors[name].append(float(np.abs(a - b).max()))
-        largest[name].append(float(np.abs(b).max()))
-        if name.endswith("logits"):
-            one, other = np.atleast_1d(a, b)
-            agreed[name].extend(np.ravel(one.argmax(-1) == other.argmax(-1)))
-        else:
-            cosine = np.vdot(a, b) / max(1e-12, np.linalg.norm(a) * np.linalg.norm(b))
-            agreed[name].append(float(cosine))
-    found = {}
-    for name, each in agreed.items():
-        key, summary = ("same_best", np.mean) if name.endswith("logits") else ("least_cosine", min)
-        measured = {"max_error": max(errors[name]), "largest": max(largest[name])}
-        found[name] = {**measured, key: float(summary(each))}
-    return found
+    sequences = tokens = 0
+    for packed in check_batches(source):
+        sequences, tokens = sequences + len(packed.lengths), tokens + len(packed.ids)
+        arrays = padded_arrays(packed, source.head)
+        exported = run(arrays)
+        for name, own in packed_outputs(source, packed).items():
+            theirs = exported[name]
+            if is_token_output(source.head, name):
+                theirs = theirs[arrays["attention_mask"].astype(bool)]
+            check_finite(name, own, theirs)
+            errors[name].append(float(np.abs(theirs - own).max()))
+            largest[name].append(float(np.abs(own).max()))
+            agreed[name].append(agreement(name, own, theirs))
+    outputs = {
+        name: {
+            "max_error": max(errors[name]),
+            "largest": max(largest[name]),
+            "same_best" if name.endswith("logits") else "least_cosine": min(agreed[name]),
+        }
+        for name in errors
+    }
+    for name, measured in outputs.items():
+        if bound is not None and measured["max_error"] > bound * max(1.0, measured["largest"]):
+            raise BertkitError(
+                f"{name} differs from bertkit's by up to {measured['max_error']:.2g} (for values "
+                f"up to {measured['largest']:.2g}), but the bound is {bound:g}; choose another "
+                "format or --max-error"
+            )
+    return {"sequences": sequences, "tokens": tokens, "bound": bound, "outputs": outputs}
 
 
-def score(source: ExportSource, run: Runner, check: Check, to: str) -> dict[str, Any]:
-    """Return the task's scores of bertkit and of the exported model on labelled inputs.
+def check_finite(name: str, own: np.ndarray, theirs: np.ndarray) -> None:
+    """Raise a BertkitError if an output has NaN or infinity, or another shape than bertkit's."""
+    if theirs.shape != own.shape:
+        raise BertkitError(f"{name} has shape {theirs.shape}, but bertkit's has {own.shape}")
+    if not np.isfinite(own).all():
+        raise BertkitError(f"the model's own {name} has NaN or infinity; export another model")
+    if not np.isfinite(theirs).all():
+        raise BertkitError(f"the exported {name} has NaN or infinity; choose another format")
 
-    Raises:
-        BertkitError: there are no inputs, or the metric drops by more than `check.bound`.
-    """
-    task, inputs = source.task, check.labelled
-    assert task is not None, "only a model with a task has labelled inputs"
-    if not inputs:
-        raise BertkitError(f"{check.dev} has no labelled inputs; use another file")
-    items = task.items(inputs, source.tokenizer)
-    check_segments(items, source.config)
-    parts = [part for item in items.items for part in item.parts]
 
-    def scores(found: Sequence[Arrays]) -> Mapping[str, float]:
-        return task.score(inputs, task.decode(inputs, items, task_outputs(source, items, found)))
+def agreement(name: str, own: np.ndarray, theirs: np.ndarray) -> float:
+    """Return the fraction of equal best classes of logits, or the cosine of other outputs."""
+    if name.endswith("logits"):
+        return float(np.mean(own.argmax(-1) == theirs.argmax(-1)))
+    return float(np.vdot(own, theirs) / max(1e-12, np.linalg.norm(own) * np.linalg.norm(theirs)))
 
-    before = scores(run_packed(source, parts))
-    after = scores(run_exported(run, source, parts))
-    change = 100 * (after[task.metric] - before[task.metric])
-    if not change >= -check.bound:
-        raise BertkitError(
-            f"{to} lowers {task.metric} on {check.dev or 'the labelled inputs'} from "
-            f"{100 * before[task.metric]:.2f} to {100 * after[task.metric]:.2f}, but the bound is "
-            f"{check.bound:.2f} points; choose another format or --bound"
+
+def padded_arrays(packed: Packed, head: str) -> Arrays:
+    """Return padded inputs, (sequences, length); (1, choices, length) for "multiple-choice"."""
+    shape = len(packed.lengths), packed.max_seqlen
+    rows, columns = packed.owners, packed.position_ids
+    values = (packed.ids, torch.ones_like(packed.ids), packed.segment_ids)
+    arrays = {}
+    for name, flat in zip(PADDED_INPUTS, values, strict=True):
+        padded = torch.zeros(shape, dtype=torch.int64)
+        padded[rows, columns] = flat
+        arrays[name] = padded.numpy()[None] if head == "multiple-choice" else padded.numpy()
+    return arrays
+
+
+@torch.inference_mode()
+def packed_outputs(source: ExportSource, packed: Packed) -> Arrays:
+    """Return bertkit's outputs by name: a row for each token, or for each sequence."""
+    model, encoder, head = source.model, source.encoder, source.head
+    if source.task is not None:
+        logits = model(packed)
+        if head == "question-answering":
+            names = ("start_logits", "end_logits")
+            return {n: t.numpy() for n, t in zip(names, logits.unbind(-1), strict=True)}
+        return {"logits": (logits.view(1, -1) if head == "multiple-choice" else logits).numpy()}
+    if head == "embedding":
+        return {"sentence_embedding": embedded(source, packed).numpy()}
+    hidden = encoder(packed)
+    pooled = encoder.pool(hidden[encoder.summary_tokens(packed).long()])
+    outputs: dict[str, Callable[[], Tensor]] = {
+        "last_hidden_state": lambda: hidden,
+        "pooler_output": lambda: pooled,
+        "prediction_logits": lambda: model.mlm(hidden, encoder.word_embeddings),
+        "seq_relationship_logits": lambda: model.nsp(pooled),
+        "logits": lambda: (
+            model.rtd(hidden) if head == "replaced" else model.mlm(hidden, encoder.word_embeddings)
+        ),
+    }
+    return {name: outputs[name]().numpy() for name in source.outputs}
+
+
+def embedded(source: ExportSource, packed: Packed) -> Tensor:
+    """Return (sequences, width) vectors, as `bertkit.predict.embeddings` does for short texts."""
+    assert source.pooling is not None
+    pooling = source.pooling.pooling
+    if pooling in OVER_TOKENS:
+        shares = torch.tensor([1 / n for n in packed.lengths for _ in range(n)])
+        vectors = weighted_vectors(source.encoder, packed, pooling, shares)
+    else:
+        vectors = summary_vectors(source.encoder, packed, pooling)
+    return torch.nn.functional.normalize(vectors) if source.pooling.normalize else vectors
+
+
+def export_card(source: ExportSource, manifest: Mapping[str, Any]) -> Card:
+    """Return the card of an export: that of its model, without scores, and with the check."""
+    card = derived_card(source.path, model_folder(source.path), source.config, source.tokenizer)
+    eight = manifest["format"] == "onnx-int8"
+    metadata = {k: v for k, v in card.metadata.items() if k not in ("model-index", "metrics")}
+    if eight and "base_model" in metadata:
+        metadata["base_model_relation"] = "quantized"
+    weights = "8-bit" if eight else "fp32"
+    summary = (
+        f"This folder holds {origin_text(source.path)} as an ONNX graph with {weights} weights."
+    )
+    check = manifest["check"]
+    rows = [
+        (name, f"{one['max_error']:.2g}", f"{one['largest']:.3g}")
+        for name, one in check["outputs"].items()
+    ]
+    compared = (
+        f"onnxruntime ran the graph on {check['sequences']:,} sequences; these are the largest "
+        "differences from bertkit in fp32:\n\n"
+        f"{table(('output', 'largest difference', 'largest value'), rows)}\n\n"
+        "`export.json` has the inputs, outputs, settings and versions."
+    )
+    metadata |= {"library_name": "onnx", "tags": ["onnx", "bertkit"]}
+    sections = {"Export": compared}
+    return Card(title=f"{card.title} (ONNX)", summary=summary, metadata=metadata, sections=sections)
+
+
+def describe_export(out: Path, manifest: Mapping[str, Any]) -> Sequence[str]:
+    """Summarize a manifest in a few lines."""
+    size = sum(file["bytes"] for file in manifest["files"].values())
+    lines = [f"{out}: {manifest['format']}, head {manifest['head']}, {size / 1e6:,.1f} MB"]
+    for name, one in manifest["check"]["outputs"].items():
+        key = "same_best" if "same_best" in one else "least_cosine"
+        lines.append(
+            f"{name}: differs by at most {one['max_error']:.1g}, for values up to "
+            f"{one['largest']:.2g}; {key.replace('_', ' ')} {one[key]:.4f}"
         )
-    shown = {"dev": check.dev, "inputs": len(inputs), "name": task.metric, "bound": check.bound}
-    return {**shown, "change": change, "bertkit": dict(before), "exported": dict(after)}
+    return lines

@@ -1,4 +1,4 @@
-"""Write ONNX files and torch's exported programs from one trace of the padded network.
+"""ONNX files: writing from a trace of the padded network, conversion to 8 bits, and running.
 
 The number and the length of sequences are dynamic, the length up to the model's positions. The int8
 file is made from the fp32 file: weights of matrix products and embeddings have 8 bits and a scale
@@ -8,12 +8,11 @@ per output; inputs of matrix products are quantized to 8 bits at run time.
 from __future__ import annotations
 
 import importlib.util
-import io
 import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,12 @@ import numpy as np
 import torch
 
 from bertkit.errors import BertkitError
-from bertkit.export.padded import PADDED_INPUTS, PaddedModel, is_token_output
-from bertkit.export.source import ExportSource
-from bertkit.export.verify import Arrays, Opened
+from bertkit.export.padded import PADDED_INPUTS, ExportSource, PaddedModel, is_token_output
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # which onnxruntime reads at its import
 ONNX_FILE = "model.onnx"
-PROGRAM_FILE = "model.pt2"
 MAX_PROTOBUF_BYTES = 1_900_000_000
 """The maximum number of bytes of weights: a protocol buffer file is limited to 2 GB."""
-
-
 QUIET = ("", "torch.onnx", "transformers")
 """Loggers to silence; "" is the root logger, which onnxruntime's quantizer uses."""
 
@@ -74,59 +68,20 @@ def trace(model: PaddedModel) -> Any:
     }
     names = axes(model.head, "input_ids")
     ids = torch.zeros((2, 3, 5) if len(names) == 3 else (2, 5), dtype=torch.int64)
-    free = {place: dimensions[name] for place, name in enumerate(names)}
+    free = {axis: dimensions[name] for axis, name in enumerate(names)}
     shapes = dict.fromkeys(PADDED_INPUTS, free)
     arguments = (ids, torch.ones_like(ids), torch.zeros_like(ids))
     with silence(), torch.no_grad():
-        program = torch.export.export(model, arguments, dynamic_shapes=shapes)
-    for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # it would show the paths of this machine
-    return program
+        return torch.export.export(model, arguments, dynamic_shapes=shapes)
 
 
-def write_program(source: ExportSource, folder: Path) -> Opened:
-    """Write `model.pt2`, for `torch.export.load`.
-
-    Raises:
-        BertkitError: the model has no padded form.
-    """
-    program = trace(source.padded())
-    program.example_inputs = None  # they would be pickled; the rest of the file is plain numbers
-    with silence():
-        buffer = io.BytesIO()  # on a full disk, torch would abort the process
-        torch.export.save(program, buffer)
-        (folder / PROGRAM_FILE).write_bytes(buffer.getvalue())
-        module = torch.export.load(folder / PROGRAM_FILE).module()
-    return open_module(module, source.outputs, "torch")
-
-
-def open_module(module: Any, outputs: Sequence[str], library: str) -> Opened:
-    """Wrap a module that returns a tensor for each of its outputs, named here."""
-
-    @torch.inference_mode()
-    def run(arrays: Arrays) -> Arrays:
-        found = module(*(torch.from_numpy(arrays[name]) for name in PADDED_INPUTS))
-        return dict(zip(outputs, (tensor.numpy() for tensor in found), strict=True))
-
-    return Opened((library,), run)
-
-
-def write_onnx(source: ExportSource, folder: Path) -> Opened:
-    """Write `model.onnx` in fp32.
-
-    Raises:
-        BertkitError: the model has no padded form or is too large, or a library is missing.
-    """
+def write_onnx(source: ExportSource, folder: Path) -> None:
+    """Write `model.onnx` in fp32."""
     export_graph(source, folder / ONNX_FILE)
-    return open_graph(folder / ONNX_FILE)
 
 
-def write_onnx_int8(source: ExportSource, folder: Path) -> Opened:
-    """Write `model.onnx` with 8-bit weights.
-
-    Raises:
-        BertkitError: the model cannot be written as fp32 (see `write_onnx`).
-    """
+def write_onnx_int8(source: ExportSource, folder: Path) -> None:
+    """Write `model.onnx` with 8-bit weights."""
     check_libraries()
     from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
 
@@ -134,15 +89,10 @@ def write_onnx_int8(source: ExportSource, folder: Path) -> Opened:
         exact = Path(scratch) / ONNX_FILE
         export_graph(source, exact)
         quantize_dynamic(exact, folder / ONNX_FILE, per_channel=True, weight_type=QuantType.QInt8)
-    return open_graph(folder / ONNX_FILE)
 
 
 def check_libraries() -> None:
-    """Check that the libraries of the `onnx` extra are installed.
-
-    Raises:
-        BertkitError: a library is missing.
-    """
+    """Raise a BertkitError if a library of the `onnx` extra is missing."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(name) is None:
             raise BertkitError(f"ONNX files need {name}; install bertkit with the extra 'onnx'")
@@ -156,8 +106,7 @@ def export_graph(source: ExportSource, path: Path) -> None:
     size = sum(tensor.nbytes for tensor in source.model.state_dict().values())
     if size > MAX_PROTOBUF_BYTES:
         raise BertkitError(
-            f"{source.path} has {size / 1e9:.1f} GB of weights, but an ONNX file holds 2 GB; use "
-            "--to torch-export"
+            f"{source.path} has {size / 1e9:.1f} GB of weights, but an ONNX file holds 2 GB"
         )
     model = source.padded()
     program = trace(model)
@@ -177,13 +126,13 @@ def export_graph(source: ExportSource, path: Path) -> None:
         del node.metadata_props[:]  # where torch's code made it, with paths of this machine
     for value in (*graph.graph.input, *graph.graph.output):
         dimensions = value.type.tensor_type.shape.dim
-        for place, name in enumerate(axes(source.head, value.name)):
-            dimensions[place].dim_param = name
+        for axis, name in enumerate(axes(source.head, value.name)):
+            dimensions[axis].dim_param = name
     onnx.save(graph, path)
 
 
-def open_graph(path: Path) -> Opened:
-    """Load an ONNX file with onnxruntime on the CPU, with as many threads as torch uses."""
+def open_graph(path: Path) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """Return an ONNX file as a function, run by onnxruntime on as many threads as torch uses."""
     import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()
@@ -191,12 +140,7 @@ def open_graph(path: Path) -> Opened:
     options.log_severity_level = 3  # errors
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-
-    def run(arrays: Arrays) -> Arrays:
-        found: list[np.ndarray] = session.run(names, arrays)
-        return dict(zip(names, found, strict=True))
-
-    return Opened(("onnxruntime",), run)
+    return lambda arrays: dict(zip(names, session.run(names, arrays), strict=True))
 
 
 def graph_facts(path: Path) -> dict[str, Any]:
@@ -204,8 +148,7 @@ def graph_facts(path: Path) -> dict[str, Any]:
     import onnx
 
     model = onnx.load(path, load_external_data=False)
-    opsets = [one.version for one in model.opset_import if not one.domain]
-    facts: dict[str, Any] = {"opset": max(opsets)}
+    facts: dict[str, Any] = {"opset": max(o.version for o in model.opset_import if not o.domain)}
     for field in ("input", "output"):
         facts[f"{field}s"] = {
             value.name: {

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bertkit.checkpoints.card import (
+    PIPELINES,
     Card,
     Scored,
     inherited_metadata,
@@ -19,7 +20,6 @@ from bertkit.checkpoints.card import (
     table,
 )
 from bertkit.checkpoints.pretrained import PretrainedWeights
-from bertkit.checkpoints.snippets import PIPELINES
 from bertkit.finetuning.results import scores_text
 from bertkit.finetuning.settings import RunSettings
 from bertkit.tasks.data import TaskData

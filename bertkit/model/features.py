@@ -14,11 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.checkpoints.card import Card
-from bertkit.checkpoints.huggingface import load_model
-from bertkit.checkpoints.limits import check_finite_weights
-from bertkit.checkpoints.pretrained import read_details
+from bertkit.checkpoints.pretrained import load_model, read_details
 from bertkit.checkpoints.save import save_model
-from bertkit.checkpoints.weights import read_tensors, shown_names, write_tensors
+from bertkit.checkpoints.weights import check_finite_weights, read_tensors, shown_names, write_tensors
 from bertkit.errors import BertkitError, check_known
 from bertkit.model.bilstm import BiLSTM
 from bertkit.model.encoder import Dropout, Encoder, ModelConfig, initialize

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertkit.checkpoints.huggingface import load_model
+from bertkit.checkpoints.pretrained import load_model
 from bertkit.checkpoints.weights import read_tensors
 from bertkit.model.bilstm import BiLSTM
 from bertkit.model.encoder import Dropout, Encoder, ModelConfig, initialize

@@ -26,18 +26,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertkit.checkpoints.huggingface import LoadResult, load_model
-from bertkit.checkpoints.pretrained import model_folder, resolve_model
+from bertkit.checkpoints.pretrained import LoadResult, load_model, model_folder, resolve_model
+from bertkit.checkpoints.sentence_transformers import TextPooling, read_pooling
 from bertkit.errors import BertkitError, checked_texts
 from bertkit.model.encoder import Encoder, check_vocabulary
-from bertkit.model.pooling import (
-    OVER_TOKENS,
-    TextPooling,
-    check_pooling,
-    read_pooling,
-    summary_vectors,
-    weighted_vectors,
-)
+from bertkit.model.pooling import OVER_TOKENS, check_pooling, summary_vectors, weighted_vectors
 from bertkit.tasks.inference import choose_mode, prepare_network, run_model
 from bertkit.tasks.task import ItemPart, TaskBatch
 from bertkit.tasks.windows import plan_windows, surround

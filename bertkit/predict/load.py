@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.checkpoints.pretrained import model_folder, read_pretrained, resolve_model
+from bertkit.checkpoints.sentence_transformers import is_embedder
 from bertkit.errors import BertkitError
 from bertkit.files import read_optional
-from bertkit.model.pooling import is_embedder
 from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.predict.predictor import TaskPredictor
 from bertkit.predict.pretrained import Predictor, load_pretrained

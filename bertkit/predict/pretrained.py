@@ -10,8 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertkit.checkpoints.huggingface import load_pretraining_model
-from bertkit.checkpoints.pretrained import model_folder, pair_objective, read_details
+from bertkit.checkpoints.pretrained import (
+    load_pretraining_model,
+    model_folder,
+    pair_objective,
+    read_details,
+)
 from bertkit.errors import BertkitError, InputTypeError, checked_texts, is_ordered, short_repr
 from bertkit.model.encoder import ONE_SEGMENT
 from bertkit.model.heads import PretrainingModel

@@ -21,10 +21,10 @@ from bertkit.checkpoints.pretrained import (
     read_pretrained,
     resolve_model,
 )
+from bertkit.checkpoints.sentence_transformers import TextPooling, is_embedder, read_pooling
 from bertkit.errors import BertkitError
 from bertkit.files import from_home
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.pooling import TextPooling, is_embedder, read_pooling
 from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.predict.load import is_tuned, load_predictor
 from bertkit.predict.predictors import TaskPredictor
@@ -230,7 +230,7 @@ def task_sample(predictor: TaskPredictor, sample: Any) -> Any:
 
 def has_masks(start: PretrainedWeights) -> bool:
     """Whether the weights have a head for masked tokens; only bidirectional models qualify."""
-    masked = any(name.startswith("cls.predictions.transform") for name in start.tensors)
+    masked = any(name.startswith("mlm.") for name in start.tensors)
     return masked and start.config.direction == "bidirectional"
 
 

@@ -14,9 +14,14 @@ from typing import Any, get_type_hints
 
 import torch
 
-from bertkit.checkpoints.families import heads_of_class
-from bertkit.checkpoints.huggingface import load_model, require_all_weights
-from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_details
+from bertkit.checkpoints.names import heads_of_class
+from bertkit.checkpoints.pretrained import (
+    PretrainedWeights,
+    load_model,
+    model_folder,
+    read_details,
+    require_all_weights,
+)
 from bertkit.config import matches_type
 from bertkit.errors import BertkitError, nearest, short_repr
 from bertkit.files import read_object, read_optional

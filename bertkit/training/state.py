@@ -165,7 +165,7 @@ def pretrained_network(
     )
     tensors = dict(found.tensors)
     if (found.pair == "sop") != (recipe.objectives.pair == "sop"):
-        tensors = {n: t for n, t in tensors.items() if not n.startswith("cls.seq_relationship.")}
+        tensors = {n: t for n, t in tensors.items() if not n.startswith("nsp.")}
     given = replace(found, config=config, tensors=tensors)
     loaded = given.build(recipe.objectives.model, keep_head=True)
     pairs = recipe.objectives.has_pairs

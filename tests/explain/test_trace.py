@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import BertForPreTraining
 
-from bertkit.checkpoints.huggingface import load_pretraining_model
+from bertkit.checkpoints.pretrained import load_pretraining_model
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.explain.sections import SECTIONS

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from bertkit.checkpoints.save import save_model
+from bertkit.checkpoints.sentence_transformers import TextPooling, write_pooling
 from bertkit.export.padded import Discriminator
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import FeatureModel, save_with_head
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.pooling import TextPooling, write_pooling
 from bertkit.tasks.classification import Classification, MultiLabelClassification
 from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tasks.question_answering import QuestionAnswering

@@ -15,22 +15,22 @@ import numpy as np
 import pytest
 import torch
 from bertkit.datasets.examples import TextExample
+from bertkit.export.directories import read_back
+from bertkit.export.source import ExportSource, read_export_source
+from bertkit.export.verify import Opened, built_in, padded_arrays, run_exported, run_packed
 from safetensors.torch import load_file, save_file
 
+from bertkit.checkpoints.extend import extend_vocabulary
 from bertkit.checkpoints.save import save_model
+from bertkit.checkpoints.sentence_transformers import read_pooling
 from bertkit.checkpoints.tensorflow import read_checkpoint
-from bertkit.checkpoints.vocabulary import extend_vocabulary
 from bertkit.cli.export import export_command
 from bertkit.errors import BertkitError
 from bertkit.export import export as export_module
-from bertkit.export.directories import read_back
 from bertkit.export.export import Check, compare_outputs, export_model, write_export
 from bertkit.export.padded import OUTPUTS
-from bertkit.export.source import ExportSource, read_export_source
-from bertkit.export.verify import Opened, built_in, padded_arrays, run_exported, run_packed
 from bertkit.files import read_json, temporary_name, write_json
 from bertkit.model.features import FeatureModel
-from bertkit.model.pooling import read_pooling
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load
 from bertkit.tasks.classification import Classification

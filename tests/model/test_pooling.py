@@ -15,9 +15,14 @@ from hypothesis import strategies as st
 from tokenizers.normalizers import Lowercase
 
 from bertkit.checkpoints.save import save_model
+from bertkit.checkpoints.sentence_transformers import (
+    TextPooling,
+    lower,
+    read_pooling,
+    write_pooling,
+)
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.pooling import TextPooling, lower, read_pooling, write_pooling
 from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 

@@ -10,12 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from bertkit.checkpoints import sstable as crc32c_module
 from bertkit.checkpoints.families import parameter_names
-from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.sstable import (
     crc32c,
     masked_crc32c,
@@ -24,6 +19,12 @@ from bertkit.checkpoints.sstable import (
     varint,
     write_table,
 )
+from bertkit.export.source import read_export_source
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit.checkpoints import sstable as crc32c_module
+from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.tensorflow import (
     from_google_name,
     google_name,
@@ -31,7 +32,6 @@ from bertkit.checkpoints.tensorflow import (
     write_checkpoint,
 )
 from bertkit.errors import BertkitError
-from bertkit.export.source import read_export_source
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.pretraining_data.batch import pack

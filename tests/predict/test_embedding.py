@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.checkpoints.save import save_model
+from bertkit.checkpoints.sentence_transformers import TextPooling, read_pooling, write_pooling
 from bertkit.cli.predict import embed_command, similar_command
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
 from bertkit.model.encoder import Encoder
 from bertkit.model.inference import possible_modes
-from bertkit.model.pooling import TextPooling, read_pooling, write_pooling
 from bertkit.predict import embeddings as embedding
 from bertkit.predict import engine
 from bertkit.predict.embeddings import Embedder, load_embedder, nearest_texts

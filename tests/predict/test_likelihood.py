@@ -16,7 +16,7 @@ from bertkit.predict.likelihood import SentenceScorer, choose_method, masked_cop
 from transformers import BertForMaskedLM, BertLMHeadModel
 
 from bertkit import load
-from bertkit.checkpoints.huggingface import load_pretraining_model
+from bertkit.checkpoints.pretrained import load_pretraining_model
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError, InputTypeError
 from bertkit.model.encoder import ModelConfig

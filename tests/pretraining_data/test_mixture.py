@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.checkpoints.huggingface import load_pretraining_model
+from bertkit.checkpoints.pretrained import load_pretraining_model
 from bertkit.cli.app import application
 from bertkit.config import parse
 from bertkit.console import Console

@@ -16,26 +16,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bertkit.export.source import read_export_source
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from bertkit.checkpoints.huggingface import (
+from bertkit.checkpoints.pretrained import (
     load_config,
     load_model,
     load_pretraining_model,
+    read_pretrained,
 )
-from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
+from bertkit.checkpoints.sentence_transformers import TextPooling, write_pooling
 from bertkit.checkpoints.tensorflow import google_tensors
 from bertkit.checkpoints.weights import load_state, read_safetensors, read_tensors
 from bertkit.errors import BertkitError
-from bertkit.export.source import read_export_source
 from bertkit.files import read_json, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import save_with_head
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.pooling import TextPooling, write_pooling
 from bertkit.model.task_heads import ClassificationModel, add_bilstm
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load as load_anything

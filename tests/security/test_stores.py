@@ -16,13 +16,9 @@ from bertkit.datasets.submissions import ZIPPED, write_glue_zip
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bertkit.checkpoints.sstable import write_table
-from bertkit.checkpoints.tensorflow import encode_field, read_checkpoint
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, sha256_file, write_json
-from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import PretrainingModel
 from bertkit.training.checkpoint import (
     PROGRESS,
     checkpoints,
@@ -33,7 +29,6 @@ from bertkit.training.checkpoint import (
     seal_checkpoint,
 )
 from tests.conftest import Bomb
-from tests.google import load_google_checkpoint, save_google_checkpoint
 
 
 @pytest.fixture
@@ -266,61 +261,6 @@ def test_a_file_without_tensors_makes_way_for_the_checkpoint_before(
     assert latest is not None
     assert latest.step == 3
     assert len(warned) == 1
-
-
-@pytest.fixture
-def google(config: ModelConfig, tmp_path: Path) -> Path:
-    """A checkpoint of Google's format."""
-    (tmp_path / "google").mkdir()
-    save_google_checkpoint(PretrainingModel(config), tmp_path / "google" / "bert.ckpt")
-    return tmp_path / "google"
-
-
-def index_of(*entries: tuple[bytes, bytes]) -> bytes:
-    """An index with right checksums."""
-    return write_table(
-        [(b"", encode_field(1, 1) + encode_field(3, encode_field(1, 1))), *sorted(entries)]
-    )
-
-
-def entry(shape: tuple[int, ...], size: int, offset: int = 0) -> bytes:
-    """Where a float32 tensor lies, it is said."""
-    dimensions = b"".join(encode_field(2, encode_field(1, n)) for n in shape)
-    return (
-        encode_field(1, 1)
-        + encode_field(2, dimensions)
-        + encode_field(4, offset)
-        + encode_field(5, size)
-    )
-
-
-def test_an_index_that_asks_for_giant_tensors_is_refused(google: Path) -> None:
-    prefix = google / "bert.ckpt"
-    index = google / "bert.ckpt.index"
-    size = (google / "bert.ckpt.data-00000-of-00001").stat().st_size // 4 * 4
-    whole = entry((size // 4,), size)
-    for entries, message in (
-        ([(b"a", entry((10**12,), 4 * 10**12))], r"asks for tensors of 4,000,000,000,000 bytes"),
-        ([(b"a%d" % n, whole) for n in range(5)], r"asks for tensors of"),  # the same bytes
-        ([(b"a", entry((2**64 - 1, 0), 0))], "bytes for shape"),
-        ([(b"a", entry((10**6,), 4))], "4 bytes for shape"),
-        ([(b"a" * 9999, whole)], "not a checkpoint index"),
-    ):
-        index.write_bytes(index_of(*entries))
-        with pytest.raises(BertkitError, match=message):
-            read_checkpoint(prefix)
-    with index.open("wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(BertkitError, match=r"bytes; at most"):
-        read_checkpoint(prefix)
-
-
-def test_a_config_beside_a_google_checkpoint_is_not_believed(google: Path) -> None:
-    load_google_checkpoint(google)
-    fields = read_json(google / "bert_config.json")
-    write_json(google / "bert_config.json", {**fields, "vocab_size": 10**11})
-    with pytest.raises(BertkitError, match=r"the config asks for 1,600,000,0[\d,]+ parameters"):
-        load_google_checkpoint(google)
 
 
 def test_names_in_the_archive_are_the_servers_own(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from bertkit.finetuning.grid import best_run, read_results
 
 from bertkit import DataFiles, FinetuneSettings, TrainingSettings, finetune, load
-from bertkit.checkpoints.huggingface import load_config
+from bertkit.checkpoints.pretrained import load_config
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.finetuning import finetune as finetuning

@@ -14,10 +14,9 @@ from bertkit.datasets.examples import WordsExample
 from bertkit.finetuning.heads import same_task
 
 from bertkit import load
-from bertkit.checkpoints.huggingface import load_config
-from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.checkpoints.extend import extend_vocabulary
+from bertkit.checkpoints.pretrained import load_config, read_pretrained
 from bertkit.checkpoints.save import save_model
-from bertkit.checkpoints.vocabulary import extend_vocabulary
 from bertkit.cli.export import export_command
 from bertkit.cli.options import ColumnFlags
 from bertkit.errors import BertkitError

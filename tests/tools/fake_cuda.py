@@ -41,11 +41,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from bertkit.checkpoints.sentence_transformers import TextPooling
 from bertkit.model import attention
 from bertkit.model.electra import ReplacedTokenModel
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.pooling import POOLINGS, TextPooling
+from bertkit.model.pooling import POOLINGS
 from bertkit.model.task_heads import add_bilstm
 from bertkit.objectives import pretraining_objective, replaced_objective
 from bertkit.predict.embeddings import Embedder

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertkit.checkpoints.huggingface import load_pretraining_model
-from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.checkpoints.pretrained import load_pretraining_model, read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.cli.app import main
 from bertkit.cli.vocab import extend_command

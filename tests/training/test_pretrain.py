@@ -24,8 +24,7 @@ from transformers import AutoModelForPreTraining
 
 from bertkit import objectives
 from bertkit.checkpoints.card import CARD
-from bertkit.checkpoints.huggingface import load_model, load_pretraining_model
-from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.checkpoints.pretrained import load_model, load_pretraining_model, read_pretrained
 from bertkit.corpus import store as store_module
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore

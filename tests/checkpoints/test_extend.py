@@ -15,9 +15,14 @@ from bertkit.checkpoints.extend import (
     extend_tokenizer,
     write_extended,
 )
-from bertkit.checkpoints.huggingface import load_model, load_pretraining_model
-from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
+from bertkit.checkpoints.pretrained import (
+    PretrainedWeights,
+    load_model,
+    load_pretraining_model,
+    read_pretrained,
+)
 from bertkit.checkpoints.save import save_model
+from bertkit.checkpoints.sentence_transformers import TextPooling, read_pooling, write_pooling
 from bertkit.cli.app import application as cli
 from bertkit.cli.vocab import vocab_application
 from bertkit.config import parse
@@ -25,7 +30,6 @@ from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.pooling import TextPooling, read_pooling, write_pooling
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.text.documents import TextCounts

@@ -11,42 +11,35 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bertkit.checkpoints.families import (
-    bert_name,
-    choose_class,
-    family_name,
-    heads_of_class,
-    parameter_names,
-)
-from bertkit.checkpoints.huggingface import (
+from bertkit.checkpoints.names import BERTKIT, choose_class, heads_of_class
+from bertkit.checkpoints.names.bert import BERT
+from bertkit.checkpoints.names.electra import ELECTRA
+from bertkit.checkpoints.pretrained import (
     load_config,
     load_model,
     load_pretraining_model,
+    read_pretrained,
 )
-from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
 from bertkit.model.electra import ReplacedTokenModel, save_generator
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.heads import PretrainingModel, count_parameters
-from bertkit.model.inference import prepare_encoder
+from bertkit.model.heads import PretrainingModel
 from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
-from bertkit.pretraining_data.batch import Packed, pack
+from bertkit.pretraining_data.batch import Packed
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import load_encoder, need_precision
+from tests.conftest import load_encoder
 
 transformers = pytest.importorskip("transformers")
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "bert": {},
     "albert": {"share_layers": True, "embedding_size": 8},
-    "shared": {"share_layers": True},
     "factorised": {"embedding_size": 8},
     "electra": {"embedding_size": 8, "pooler_act": "gelu"},
     "electra-base": {"pooler_act": "gelu"},
     "left_to_right": {"direction": "left_to_right"},
-    "right_to_left": {"direction": "right_to_left"},
 }
 """Name -> fields of `ModelConfig`."""
 
@@ -103,9 +96,6 @@ KNOWN = [
     ("albert", "classification", "AlbertForSequenceClassification"),
     ("albert", "token-classification", "AlbertForTokenClassification"),
     ("albert", "question-answering", "AlbertForQuestionAnswering"),
-    ("shared", "encoder", "AlbertModel"),
-    ("shared", "pairs", "AlbertForPreTraining"),
-    ("shared", "classification", "AlbertForSequenceClassification"),
     ("bert", "token-classification", "BertForTokenClassification"),
     ("bert", "question-answering", "BertForQuestionAnswering"),
     ("bert", "words", "BertForMaskedLM"),
@@ -128,11 +118,6 @@ KNOWN = [
     ("left_to_right", "token-classification", "BertForTokenClassification"),
 ]
 OWN = [
-    ("right_to_left", "encoder"),
-    ("right_to_left", "pairs"),
-    ("right_to_left", "words"),
-    ("right_to_left", "token-classification"),
-    ("right_to_left", "classification"),
     ("left_to_right", "pairs"),
     ("left_to_right", "classification"),
     ("left_to_right", "question-answering"),
@@ -141,7 +126,6 @@ OWN = [
     ("factorised", "multiple-choice"),
     ("electra", "pairs"),
     ("albert", "replaced"),
-    ("shared", "replaced"),
 ]
 
 
@@ -225,7 +209,7 @@ def assert_is_a_start(folder: Path, model: Any) -> None:
     encoder = model if isinstance(model, Encoder) else model.encoder
     for name, tensor in encoder.state_dict().items():
         assert name.startswith("pooler.") or torch.equal(found[name], tensor), name
-    assert all(name.startswith(("classifier.", "bert.pooler.")) for name in built.missing_keys)
+    assert all(name.startswith(("classifier.", "encoder.pooler.")) for name in built.missing_keys)
 
 
 @pytest.mark.parametrize(("network", "head", "name"), KNOWN)
@@ -267,7 +251,7 @@ def test_what_transformers_has_not_is_read_back(
         transformers.AutoModel.from_pretrained(folder)
     assert load_config(folder) == model.config
     loaded = load_model(folder, BUILD[head])
-    left = ("generator.", "bert.pooler.") if head in ("words", "replaced") else ()
+    left = ("generator.", "encoder.pooler.") if head in ("words", "replaced") else ()
     assert all(name.startswith(left) for name in loaded.missing_keys)
     assert loaded.unexpected_keys == []
     assert_is_a_start(folder, model)
@@ -276,13 +260,13 @@ def test_what_transformers_has_not_is_read_back(
 
 
 def test_poolers_come_back_where_the_class_has_one(make: Any, write: Any) -> None:
-    for network in ("albert", "left_to_right", "right_to_left"):
+    for network in ("albert", "left_to_right"):
         model = make(network, "encoder")
         assert torch.equal(load_encoder(write(model, "encoder")).pooler.weight, model.pooler.weight)
     folder = write(make("factorised", "encoder"), "encoder")
-    with pytest.raises(BertkitError, match=r"lacks bert.pooler"):
+    with pytest.raises(BertkitError, match=r"lacks encoder.pooler"):
         load_encoder(folder)
-    assert "bert.pooler.dense.weight" in load_model(folder, Encoder).missing_keys
+    assert "encoder.pooler.weight" in load_model(folder, Encoder).missing_keys
 
 
 def theirs(name: str, **fields: Any) -> Any:
@@ -334,7 +318,7 @@ def test_directories_of_transformers_load(
     other = theirs(name, **fields)
     other.save_pretrained(tmp_path)
     loaded = load_model(tmp_path, BUILD[head])
-    assert all(new.startswith(("generator.", "bert.pooler.")) for new in loaded.missing_keys), (
+    assert all(new.startswith(("generator.", "encoder.pooler.")) for new in loaded.missing_keys), (
         loaded.missing_keys
     )
     assert loaded.unexpected_keys == []
@@ -367,120 +351,43 @@ def test_both_parts_of_electra_are_directories(
     assert_same([logits], our_outputs(load_pretraining_model(tmp_path / "generator"), packed))
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-def test_sizes_alone_give_the_count(network: str, config: ModelConfig) -> None:
-    sizes = replace(config, **NETWORKS[network])
-    for heads, kind in ((False, Encoder), (True, PretrainingModel)):
-        real = sum(parameter.numel() for parameter in kind(sizes).parameters())
-        assert count_parameters(sizes, heads=heads) == real
-
-
-def test_sizes_of_the_papers() -> None:
-    """ALBERT-base has 12M parameters (Lan et al., table 1), ELECTRA-small 14M (Clark et al.)."""
-    albert = ModelConfig(vocab_size=30_000, embedding_size=128, share_layers=True)
-    assert count_parameters(albert) == pytest.approx(12e6, rel=0.05)
-    small = ModelConfig(
-        vocab_size=30_522, embedding_size=128, hidden_size=256, num_attention_heads=4,
-        intermediate_size=1024,
-    )  # fmt: skip
-    assert count_parameters(small) == pytest.approx(14e6, rel=0.05)
-
-
-@pytest.mark.parametrize("mode", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize(
-    "fields",
-    [*NETWORKS.values(), {"share_layers": True, "direction": "right_to_left", "embedding_size": 8}],
-    ids=[*NETWORKS, "all"],
-)
-def test_prepared_encoders_agree(mode: str, fields: dict[str, Any], batch: Any) -> None:
-    torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=50, hidden_size=64, num_hidden_layers=3, num_attention_heads=2,
-        intermediate_size=96, max_position_embeddings=32, initializer_range=0.1, **fields,
-    )  # fmt: skip
-    need_precision(mode, config)
-    encoder = Encoder(config).eval()
-    packed, rows = batch(9, 4, 12, 1), torch.tensor([3, 0, 20])
-    with torch.no_grad():
-        before = encoder(packed)
-        prepare_encoder(encoder, mode)
-        after, some, states = encoder(packed), encoder(packed, rows), encoder.layers_of(packed)
-    assert len(encoder.stack) == 3
-    assert after.dtype == torch.float32
-    tolerance = {"fp32": 1e-5, "bf16": 0.06, "int8": 0.1}[mode]
-    torch.testing.assert_close(after, before, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(some, after[rows], atol=tolerance / 2, rtol=tolerance / 2)
-    torch.testing.assert_close(states[-1], after)
-    cosine = torch.nn.functional.cosine_similarity(after, before)
-    assert cosine.min() > {"fp32": 1 - 1e-6, "bf16": 0.999, "int8": 0.998}[mode]
-
-
-@pytest.mark.parametrize("direction", ["left_to_right", "right_to_left"])
-def test_a_token_sees_one_side_alone(direction: str, config: ModelConfig) -> None:
-    torch.manual_seed(0)
-    encoder = Encoder(replace(config, direction=direction)).eval()
-    one, other = pack([[5, 6, 7, 8, 9], [5, 6]]), pack([[5, 6, 40, 8, 9], [5, 6]])
-    with torch.no_grad():
-        differs = (encoder(one) != encoder(other)).any(1).tolist()
-    if direction == "left_to_right":
-        assert differs == [False, False, True, True, True, False, False]
-        assert encoder.summary_tokens(one).tolist() == [4, 6]
-    else:
-        assert differs == [True, True, True, False, False, False, False]
-        assert encoder.summary_tokens(one).tolist() == [0, 5]
-
-
-def test_names_go_there_and_back(config: ModelConfig) -> None:
-    for network, family in (("albert", "albert"), ("factorised", "electra"), ("bert", "bert")):
-        model = PretrainingModel(replace(config, **NETWORKS[network]), pairs=family != "electra")
-        for name in (name for names in parameter_names(model).values() for name in names):
-            if not (family == "electra" and "pooler" in name) and name != "cls.predictions.bias":
-                assert bert_name(family_name(name, family)) == name
-
-
 def test_classes_by_architecture() -> None:
     assert heads_of_class("BertForMaskedLM") == {"words"}
     assert heads_of_class("AlbertForQuestionAnswering") == {"span"}
     assert heads_of_class("bertkit") == heads_of_class("GPT2LMHeadModel") == set()
     plain = ModelConfig(vocab_size=9)
-    assert choose_class(plain, "pairs") == ("bert", "BertForPreTraining")
-    own = ("bertkit", "bertkit")
+    assert choose_class(plain, "pairs") == (BERT, "BertForPreTraining")
+    own = (BERTKIT, "bertkit")
     assert choose_class(replace(plain, embedding_size=768), "encoder") == own
     narrow = replace(plain, embedding_size=128)
-    assert choose_class(narrow, "words") == ("electra", "ElectraForMaskedLM")
+    assert choose_class(narrow, "words") == (ELECTRA, "ElectraForMaskedLM")
     # the head of ELECTRA's generator has the GELU with erf, whatever its config says
     assert choose_class(replace(narrow, hidden_act="gelu_tanh"), "words") == own
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"num_hidden_groups": 3}, "num_hidden_groups is 3; only 1 is supported"),
-        ({"inner_group_num": 2}, "inner_group_num is 2; only 1"),
-        ({"embedding_size": 9}, r"word_embeddings.weight has shape \(\d+, 8\)"),
-        ({"embedding_size": -1}, "embedding_size must be 0 or more, not -1"),
-        ({"model_type": "bert"}, "word_embeddings.weight has shape"),
-        ({"model_type": "electra"}, "weights have 1 layers, config.json says 3"),
-        ({"model_type": "roformer"}, "model_type is 'roformer'; it must be one of bert, albert"),
-        ({"model_type": "bertkit", "direction": "up"}, "unknown direction 'up'"),
-        (
-            {
-                "model_type": "electra",
-                "architectures": ["ElectraForMaskedLM"],
-                "hidden_act": "gelu_new",
-            },
-            "generator always has the GELU with erf",
-        ),
+        {"num_hidden_groups": 3},
+        {"inner_group_num": 2},
+        {"embedding_size": 9},
+        {"embedding_size": -1},
+        {"model_type": "bert"},
+        {"model_type": "electra"},
+        {"model_type": "roformer"},
+        {"model_type": "bertkit", "direction": "up"},
+        {
+            "model_type": "electra",
+            "architectures": ["ElectraForMaskedLM"],
+            "hidden_act": "gelu_new",
+        },
     ],
 )
-def test_configs_that_do_not_fit(
-    changes: dict[str, Any], message: str, make: Any, write: Any
-) -> None:
+def test_configs_that_do_not_fit(changes: dict[str, Any], make: Any, write: Any) -> None:
     folder = write(make("albert", "pairs"), "pairs")
     write_json(folder / "config.json", {**read_json(folder / "config.json"), **changes})
-    with pytest.raises(BertkitError, match=message) as error:
+    with pytest.raises(BertkitError, match=str(folder)):
         load_pretraining_model(folder)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("family", ["bert", "albert", "electra"])

@@ -1,0 +1,228 @@
+"""How the texts of a model become vectors: sentence-transformers' files, or `bertkit.json`.
+
+| file                               | content                                                  |
+|------------------------------------|----------------------------------------------------------|
+| `modules.json`                     | the modules: transformer, pooling, normalisation         |
+| `1_Pooling/config.json`            | cls, mean or last token                                  |
+| `sentence_bert_config.json`        | `max_seq_length`, `do_lower_case`                        |
+| `config_sentence_transformers.json`| the prompt to prepend to every text, if there is one     |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bertkit.checkpoints.pretrained import load_config
+from bertkit.errors import BertkitError
+from bertkit.files import read_json, read_object, read_optional, write_json
+from bertkit.model.encoder import ModelConfig
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS
+
+MODULES = ("Transformer", "Pooling", "Normalize")
+"""sentence-transformers' modules that bertkit supports."""
+OLD_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""The flags by which sentence-transformers before version 6 selects a mode."""
+SPECIAL = re.compile(f"({'|'.join(map(re.escape, SPECIAL_TOKENS))})")
+
+
+@dataclass(frozen=True)
+class TextPooling:
+    """Settings for turning texts into vectors."""
+
+    pooling: str = "mean"
+    """One of `bertkit.model.pooling.POOLINGS`."""
+    normalize: bool = True
+    """Whether to divide vectors by their L2 norm, so that dot products are cosines."""
+    max_length: int = 0
+    """Tokens per window, including special tokens; 0 for as many as the model has positions."""
+    prompt: str = ""
+    """A prefix for every text."""
+    lowercase: bool = False
+    """Whether to lowercase prompt and text before tokenization."""
+
+    def whole_texts(self, texts: Sequence[str], *, special: bool) -> list[str]:
+        """Return the texts to tokenize: with the prompt, and in lower case if that is set.
+
+        If the tokenizer reads `special` tokens in raw text, such as "[MASK]", as one token, these
+        stay in upper case, as in sentence-transformers.
+        """
+        prompted = [self.prompt + text for text in texts]
+        if not self.lowercase:
+            return prompted
+        return [lower_around(text) if special else lower(text) for text in prompted]
+
+
+def lower(text: str) -> str:
+    """Lowercase a text letter by letter, like the `tokenizers` library.
+
+    `str.lower` depends on context: it uses a different sigma at the end of a word.
+    """
+    return text.lower() if text.isascii() else "".join(map(str.lower, text))
+
+
+def lower_around(text: str) -> str:
+    """Lowercase a text, except for its special tokens."""
+    pieces = SPECIAL.split(text)
+    pieces[::2] = map(lower, pieces[::2])
+    return "".join(pieces)
+
+
+def is_embedder(folder: Path) -> bool:
+    """Return whether a directory configures how texts become vectors; see `read_pooling`.
+
+    sentence-transformers writes `modules.json` for its cross-encoders, too, which are classifiers.
+    """
+    modules = (folder / "modules.json").is_file()
+    path = folder / "config_sentence_transformers.json"
+    theirs = modules and read_optional(path).get("model_type") != "CrossEncoder"
+    return theirs or "embedding" in read_optional(folder / "bertkit.json")
+
+
+def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling]:
+    """Return the folder with the weights, and the settings that a model directory configures.
+
+    A directory without sentence-transformers' files gives itself and the settings in its
+    `bertkit.json`, or the normalised mean. Unless it is "auto", `pooling` replaces the directory's,
+    which then need not be supported.
+
+    Raises:
+        BertkitError: a file is damaged, a module or mode is not supported, or the mode reads a
+            token that cannot attend to the others in the model's direction.
+    """
+    if not (folder / "modules.json").is_file():
+        settings = recorded_pooling(folder)
+        return folder, settings if pooling == "auto" else replace(settings, pooling=pooling)
+    modules = dict(read_modules(folder, encoder_alone=pooling != "auto"))
+    weights = folder / modules.get("Transformer", "")
+    transformer = read_optional(weights / "sentence_bert_config.json")
+    prompt = default_prompt(folder)
+    if pooling == "auto":
+        pooling = configured_pooling(folder / modules["Pooling"] / "config.json", weights, prompt)
+    return weights, TextPooling(
+        pooling=pooling,
+        normalize="Normalize" in modules,
+        max_length=read_max_length(weights, transformer),
+        prompt=prompt,
+        lowercase=bool(transformer.get("do_lower_case")),
+    )
+
+
+def recorded_pooling(folder: Path) -> TextPooling:
+    """Return the settings in a `bertkit.json`; fields that it lacks have their defaults."""
+    saved = read_optional(folder / "bertkit.json").get("embedding", {})
+    usual = asdict(TextPooling())
+    known = {name: saved[name] for name in usual if name in saved} if saved else {}
+    if any(type(value) is not type(usual[name]) for name, value in known.items()):
+        raise BertkitError(f"{folder / 'bertkit.json'}: embedding is not valid; save it again")
+    return TextPooling(**known)
+
+
+def default_prompt(folder: Path) -> str:
+    """Return the prompt that sentence-transformers prepends to every text; "" if there is none."""
+    described = read_optional(folder / "config_sentence_transformers.json")
+    prompts, chosen = described.get("prompts") or {}, str(described.get("default_prompt_name"))
+    prompt = (prompts.get(chosen) if isinstance(prompts, dict) else prompts) or ""
+    if not isinstance(prompt, str):
+        raise BertkitError(f"{folder}: the prompts are not texts by name; copy the directory again")
+    return prompt
+
+
+def configured_pooling(path: Path, weights: Path, prompt: str) -> str:
+    """Return bertkit's name of the mode in a file of the Pooling module.
+
+    sentence-transformers pools the first ("cls") or last token; bertkit's "cls" is the one that
+    attends to all others.
+    """
+    settings = read_object(path)
+    if prompt and not settings.get("include_prompt", True):
+        raise BertkitError(
+            f"{path}: include_prompt false is not supported with a prompt; choose --pooling, which "
+            "reads the prompt, too"
+        )
+    mode = settings.get("pooling_mode") or [
+        m for flag, m in OLD_MODES.items() if settings.get(flag)
+    ]
+    modes = mode if isinstance(mode, list) else [mode]
+    if modes in (["mean"], []):
+        return "mean"
+    if modes != [summary_mode(load_config(weights))]:
+        raise BertkitError(
+            f"{path}: pooling by {' and '.join(map(str, modes))} is not supported for this model; "
+            "choose --pooling cls or mean"
+        )
+    return "cls"
+
+
+def summary_mode(config: ModelConfig) -> str:
+    """Return sentence-transformers' name for pooling the token that attends to all others."""
+    return "lasttoken" if config.direction == "left_to_right" else "cls"
+
+
+def read_modules(folder: Path, *, encoder_alone: bool = False) -> list[tuple[str, str]]:
+    """Return the class name and the folder of each module in `modules.json`.
+
+    With `encoder_alone`, the modules after the encoder need not be supported.
+    """
+    path = folder / "modules.json"
+    try:
+        modules = [(str(m["type"]).rpartition(".")[2], str(m["path"])) for m in read_json(path)]
+    except (TypeError, KeyError):
+        raise BertkitError(f"{path} is not a list of modules; copy it again") from None
+    for _, inside in modules:
+        if Path(inside).is_absolute() or ".." in Path(inside).parts:
+            raise BertkitError(f"{path}: the module {inside} is not inside the directory")
+    names = {name for name, _ in modules}
+    wrong = sorted(names - set(MODULES)) or sorted({"Transformer", "Pooling"} - names)
+    if wrong and not encoder_alone:
+        raise BertkitError(
+            f"{path}: {wrong[0]} is missing or not supported; known: {', '.join(MODULES)}; choose "
+            "--pooling to read the encoder alone"
+        )
+    return modules
+
+
+def read_max_length(weights: Path, transformer: Mapping[str, Any]) -> int:
+    """Return how many tokens of a text sentence-transformers reads; 0 if no file limits it."""
+    path, name = weights / "tokenizer_config.json", "model_max_length"
+    max_length = transformer.get("max_seq_length") or read_optional(path).get(name) or 0
+    if not isinstance(max_length, int | float):
+        raise BertkitError(f"{weights}: the maximum length {max_length!r} is not a number")
+    return int(max_length) if max_length < 1e6 else 0  # transformers writes 1e30 for "no limit"
+
+
+def write_pooling(folder: Path, pooling: TextPooling, config: ModelConfig) -> None:
+    """Write the files that make a model directory readable by sentence-transformers.
+
+    They have the format of version 2, which all later versions read.
+    """
+    if pooling.pooling not in ("cls", "mean"):
+        raise BertkitError(
+            f"sentence-transformers has no pooling '{pooling.pooling}'; choose cls or mean"
+        )
+    mode = "mean" if pooling.pooling == "mean" else summary_mode(config)
+    names = MODULES if pooling.normalize else MODULES[:2]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, path) in enumerate(zip(names, ("", "1_Pooling", "2_Normalize"), strict=False))
+    ]
+    write_json(folder / "modules.json", modules)
+    flags = {flag: name == mode for flag, name in OLD_MODES.items()}
+    pooled = {"word_embedding_dimension": config.hidden_size, **flags}
+    write_json(folder / "1_Pooling" / "config.json", pooled)
+    max_length = pooling.max_length or config.max_position_embeddings
+    transformer = {"max_seq_length": max_length, "do_lower_case": pooling.lowercase}
+    write_json(folder / "sentence_bert_config.json", transformer)
+    if pooling.prompt:
+        prompts = {"prompts": {"default": pooling.prompt}, "default_prompt_name": "default"}
+        write_json(folder / "config_sentence_transformers.json", prompts)
