@@ -15,20 +15,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from bertkit.checkpoints.pretrained import tuned_tensors
-from bertkit.checkpoints.pretrained import require_all_weights
 from bertkit.checkpoints.pretrained import (
     PretrainedWeights,
     model_folder,
     read_pretrained,
+    require_all_weights,
     resolve_model,
+    tuned_tensors,
 )
+from bertkit.checkpoints.sentence_transformers import TextPooling, is_embedder
 from bertkit.checkpoints.weights import shown_names
 from bertkit.errors import BertkitError, check_known
 from bertkit.export.padded import OUTPUTS, Discriminator, PaddedModel
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.checkpoints.sentence_transformers import TextPooling, is_embedder
 from bertkit.predict.embeddings import read_embedder
 from bertkit.predict.load import is_tuned
 from bertkit.tasks.saved import load_task_model

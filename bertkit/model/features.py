@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from bertkit.checkpoints.card import Card
 from bertkit.checkpoints.pretrained import load_model, read_details
 from bertkit.checkpoints.save import save_model
-from bertkit.checkpoints.weights import check_finite_weights, read_tensors, shown_names, write_tensors
+from bertkit.checkpoints.weights import (
+    check_finite_weights,
+    read_tensors,
+    shown_names,
+    write_tensors,
+)
 from bertkit.errors import BertkitError, check_known
 from bertkit.model.bilstm import BiLSTM
 from bertkit.model.encoder import Dropout, Encoder, ModelConfig, initialize

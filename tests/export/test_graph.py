@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from bertkit.datasets.examples import TextExample
-from bertkit.export.source import read_export_source
 from huggingface_hub import ModelCard
 
 from bertkit.checkpoints.card import CARD
 from bertkit.export.export import Check, write_export
 from bertkit.export.padded import OUTPUTS, PADDED_INPUTS
+from bertkit.export.source import read_export_source
 from bertkit.predict.load import load
 from tests.export.test_card import run_snippets
 from tests.markdown import ROOT, blocks

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from bertkit.datasets.examples import GoldAnswer, QuestionExample
-from bertkit.export.source import read_export_source
 from bertkit.finetuning.heads import same_task
 
 from bertkit import (
@@ -27,6 +26,7 @@ from bertkit.checkpoints.pretrained import load_config, read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.export.export import write_export
+from bertkit.export.source import read_export_source
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.settings import Grid, HeadSettings
 from bertkit.model.electra import ReplacedTokenModel
