@@ -33,10 +33,6 @@ from bertkit.model.encoder import Encoder, ModelConfig, check_vocabulary, initia
 from bertkit.model.heads import PretrainingModel
 from bertkit.tokenizer.wordpiece import Tokenizer
 
-<<<<<<< HEAD
-KEPT_WEIGHTS = ("bert.pooler.", "cls.predictions.transform.", "cls.predictions.bias")
-"""Weights that are used without the head of a task."""
-=======
 Model = TypeVar("Model", bound=nn.Module)
 
 ACTIVATION_NAMES = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -61,7 +57,6 @@ class LoadResult(Generic[Model]):
     """Parameters of heads or the pooler that the file lacks: random, or 0 if not `trainable`."""
     unexpected_keys: list[str]
     """Tensors in the file that belong to other heads."""
->>>>>>> bb3aeba (Checkpoints: a table a family with bertkit's own names in memory, safetensors' reader, one file for loading; export writes ONNX with one check; Google checkpoints are only read; cards shrink)
 
 
 @dataclass(frozen=True)
@@ -294,11 +289,6 @@ def is_optional_weight(name: str) -> bool:
     """
     encoder = ("encoder.", "embeddings.", "bert.", "albert.", "electra.")
     return name.startswith("encoder.pooler.") or not name.startswith(encoder)
-
-
-def reads_images(names: Iterable[str]) -> bool:
-    """Return whether tensors are of a network that reads images beside texts (MMBT)."""
-    return any(name.startswith("image.") for name in names)
 
 
 def tuned_tensors(names: Iterable[str]) -> list[str]:

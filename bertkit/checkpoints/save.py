@@ -136,20 +136,6 @@ def model_details(
             )
         fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
         fields["label2id"] = {label: number for number, label in enumerate(labels)}
-<<<<<<< HEAD
-    else:
-        kind = "encoder"
-        if isinstance(model, PretrainingModel):
-            kind = "words" if model.nsp is None else "pairs"
-        elif hasattr(model, "rtd"):
-            kind = "replaced"
-    family, architecture = choose_class(config, kind)
-    unread = details.get("pooling") == "pooler" and not has_pooler(family, architecture)
-    if unread:  # transformers would leave the pooler out
-        family = architecture = "bertkit"
-    fields |= family_fields(config, family)
-    return {"architectures": [architecture], "model_type": family, "pad_token_id": pad_id, **fields}
-=======
     return {
         "architectures": [architecture],
         "model_type": family.model_type,
@@ -157,7 +143,6 @@ def model_details(
         **fields,
         **family.write_config(config),
     }
->>>>>>> bb3aeba (Checkpoints: a table a family with bertkit's own names in memory, safetensors' reader, one file for loading; export writes ONNX with one check; Google checkpoints are only read; cards shrink)
 
 
 def foreign_tensors(

@@ -61,18 +61,13 @@ def read_weights(directory: Path, family: Family) -> dict[str, Tensor]:
         content |= {n: t for n, t in shard.items() if not n.endswith("embeddings.position_ids")}
 
     def convert(tensor: Tensor, name: str) -> Tensor:
-        if not is_floating_point(tensor):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise BertkitError(f"{directory}: {name} is not a floating-point tensor; remake it")
         weights = tensor.float()
         check_finite_weights(weights, name, directory)
         return weights
 
     return own_tensors(content, family, directory, convert)
-
-
-def is_floating_point(tensor: object) -> bool:
-    """Return whether a value is a tensor that can be a weight."""
-    return isinstance(tensor, Tensor) and tensor.is_floating_point()
 
 
 def check_finite_weights(tensor: Tensor, name: str, source: object) -> None:
