@@ -23,7 +23,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background job 
 import numpy as np
 import pytest
 import torch  # before what is instrumented, or its bytecode is not found
-from bertkit.datasets.tabular import numbered_rows
 
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
@@ -179,7 +178,9 @@ def run(*words: object, status: int = 0) -> None:
 
 def read_rows(*words: Any, **options: Any) -> Iterator[tuple[str, Any]]:
     """Yield the location and the fields of every usable row of a file."""
-    for _, place, row in numbered_rows(*words, **options):
+    from bertkit.tasks.rows import read_rows as rows_of_file
+
+    for _, place, row in rows_of_file(*words, **options):
         yield place, row
 
 

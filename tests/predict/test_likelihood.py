@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bertkit.predict.engine import compute_with
-from bertkit.predict.likelihood import SentenceScorer, choose_method, masked_copies
 from transformers import BertForMaskedLM, BertLMHeadModel
 
 from bertkit import load
@@ -23,6 +21,8 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict import likelihood
 from bertkit.predict.pretrained import Predictor
+from bertkit.predict.scoring import SentenceScorer, choose_method, masked_copies
+from bertkit.tasks.inference import compute_with
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import WORDS, tiny_config
 

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bertkit.datasets.conll import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit.errors import BertkitError
+from bertkit.tasks.entities import (
+    WordsExample,
     are_entity_tags,
     conll_sentences,
     entity_scores,
@@ -17,11 +22,6 @@ from bertkit.datasets.conll import (
     to_iob2,
     write_conll,
 )
-from bertkit.datasets.examples import WordsExample
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from bertkit.errors import BertkitError
 from bertkit.tasks.token_classification import tag_labels
 from bertkit.text.lines import TextCounts
 
@@ -66,7 +66,7 @@ def test_documents_and_places(write: Write) -> None:
         "-DOCSTART-\n-DOCSTART- -X- O\n\nאב N I-LOC\n👋🏽 E O"
     )
     inputs = sentences(path, TextCounts())
-    assert [(given.id, given.document, given.place) for given in inputs] == [
+    assert [(given.id, given.document, given.location) for given in inputs] == [
         ("0", 0, f"{path}:1"),
         ("1", 1, f"{path}:5"),
         ("2", 1, f"{path}:10"),
@@ -175,7 +175,7 @@ def test_other_paths_than_a_file(tmp_path: Path, write: Write) -> None:
     path = write("a O\n")
     for place in (tmp_path, tmp_path / "*.txt"):
         [given] = sentences(place, TextCounts())
-        assert given.place == f"{path}:1"
+        assert given.location == f"{path}:1"
     (tmp_path / "second.txt").write_text("b O\n")
     for place in (tmp_path, tmp_path / "*.txt"):
         with pytest.raises(BertkitError, match="is 2 files; name one of them"):

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bertkit.datasets.conll import conll_sentences
-from bertkit.datasets.examples import WordsExample
 
 from bertkit.errors import BertkitError
+from bertkit.tasks.entities import WordsExample, conll_sentences
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
@@ -46,7 +45,7 @@ def test_comments_ranges_and_empty_nodes(write: Write) -> None:
     path = write("c.conllu", head + SENTENCES)
     inputs, counts = read(path, 1, 3)
     assert [(i.words, i.tags) for i in inputs] == WORDS
-    assert [i.place for i in inputs] == [f"{path}:6", f"{path}:15"]
+    assert [i.location for i in inputs] == [f"{path}:6", f"{path}:15"]
     assert counts.skipped == LEFT_OUT | {"comment (CoNLL-U)": 8}
     assert counts.examples["empty node (CoNLL-U)"] == f"{path}:10"
 

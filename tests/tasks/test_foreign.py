@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bertkit.datasets.examples import WordsExample
 from bertkit.finetuning.heads import same_task
 
 from bertkit import load
@@ -24,6 +23,7 @@ from bertkit.explain.trace import trace_example
 from bertkit.files import read_json, write_json
 from bertkit.model.heads import PretrainingModel
 from bertkit.tasks.classification import Classification
+from bertkit.tasks.entities import WordsExample
 from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.regression import Regression

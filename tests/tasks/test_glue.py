@@ -11,13 +11,13 @@ import pytest
 from bertkit.cli.submit import submit_command
 from bertkit.datasets.benchmarks import DataFiles, glue_columns
 from bertkit.datasets.columns import TextColumns
-from bertkit.datasets.examples import TextExample
-from bertkit.datasets.glue import GLUE, glue_task, read_glue
 from bertkit.datasets.submissions import HEADER, ZIPPED, write_glue_zip, write_submission
 
 from bertkit.errors import BertkitError
 from bertkit.predict.evaluate import evaluate
 from bertkit.tasks.data import glue_dataset
+from bertkit.tasks.official import GLUE, glue_task, read_glue
+from bertkit.tasks.texts import TextExample
 from bertkit.tasks.windows import WindowLengths
 from bertkit.text.lines import TextCounts
 from tests.conftest import run
@@ -100,7 +100,7 @@ def test_official_quirks(data: Path) -> None:
     assert mrpc[0].label == "equivalent"
     cola, _ = read("cola", glue, "dev")  # no header
     assert cola[0].text.startswith("The sailors rode")
-    assert cola[0].place.endswith("dev.tsv:1")
+    assert cola[0].location.endswith("dev.tsv:1")
     # the accuracy of the larger class, as the literature gives it for these sets
     assert [given.label for given in cola].count("acceptable") / 1043 == pytest.approx(
         0.691, abs=1e-3

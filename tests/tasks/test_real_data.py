@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bertkit.datasets.squad import read_squad
 from bertkit.datasets.submissions import HEADER
 
 from bertkit import load
-from bertkit.tasks.metrics import squad_scores
+from bertkit.tasks.squad import read_questions as read_squad
+from bertkit.tasks.squad import squad_scores
 from bertkit.text.lines import TextCounts
 from bertkit.training.journal import read_journal
 from tests.conftest import run

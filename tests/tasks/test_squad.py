@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from bertkit.datasets.benchmarks import read_official
-from bertkit.datasets.examples import GoldAnswer, QuestionExample
-from bertkit.datasets.squad import SQUAD_FILES, locate, make_question, read_squad
 from bertkit.tasks.spans import Span
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,6 +25,14 @@ from bertkit.tasks.metrics import (
 )
 from bertkit.tasks.question_answering import QuestionAnswering as AnswerTask
 from bertkit.tasks.question_answering import write_predictions
+from bertkit.tasks.squad import (
+    SQUAD_FILES,
+    GoldAnswer,
+    QuestionExample,
+    locate,
+    make_question,
+    read_squad,
+)
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -93,7 +99,7 @@ def test_reads_both_versions_and_files_without_answers(write: Callable[..., Path
         ("7", (GoldAnswer("river", 4),)),
     ]
     assert {item.context for item in found} == {CONTEXT}
-    assert found[0].place == f"{path}, question a"
+    assert found[0].location == f"{path}, question a"
     assert not counts.skipped
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pandas
 import pytest
-from bertkit.datasets.examples import ChoiceExample
-from bertkit.datasets.swag import read_swag, write_swag_predictions
 
 from bertkit.cli.options import ColumnFlags
 from bertkit.cli.predict import predict_command
 from bertkit.errors import BertkitError
 from bertkit.predict.evaluate import evaluate
+from bertkit.tasks.multiple_choice import ChoiceExample
+from bertkit.tasks.official import read_swag, write_swag_predictions
 from bertkit.text.lines import TextCounts
 from tests.conftest import run
 

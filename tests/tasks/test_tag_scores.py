@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from bertkit.datasets.conll import conll_scheme, find_entities, to_iob2
-from bertkit.datasets.examples import WordsExample
-from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.tasks.predictions import tagged_text
 
+from bertkit.tasks.entities import WordsExample, conll_scheme, find_entities, to_iob2
 from bertkit.tasks.token_classification import TagsPrediction, TokenClassification, tag_labels
+from bertkit.tasks.words import split_words_with_offsets
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 

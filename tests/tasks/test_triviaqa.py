@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from bertkit.datasets.columns import QuestionColumns
-from bertkit.datasets.examples import GoldAnswer, QuestionExample
-from bertkit.datasets.triviaqa import golds_in_context
 
 from bertkit.errors import BertkitError
+from bertkit.tasks.squad import GoldAnswer, QuestionExample, golds_in_context
 from bertkit.text.lines import TextCounts
 
 FIRST = "The Rhine\nrises in the Alps. The river RHINE ends in the North Sea."

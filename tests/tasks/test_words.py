@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from bertkit.datasets.examples import WordsExample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.tasks.entities import WordsExample
 from bertkit.tasks.windows import context_windows, word_tokens
 from bertkit.tokenizer.wordpiece import Tokenizer
 
