@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bertkit.export.source import read_export_source
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard import metadata_load
 
@@ -28,7 +29,6 @@ from bertkit.checkpoints.card import (
 from bertkit.checkpoints.publish import check_license
 from bertkit.errors import BertkitError
 from bertkit.export.export import write_export
-from bertkit.export.source import read_export_source
 from bertkit.model.encoder import ModelConfig
 from tests.export.test_export import EVERY
 from tests.markdown import blocks

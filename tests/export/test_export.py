@@ -16,6 +16,7 @@ import pytest
 import torch
 from bertkit.datasets.examples import TextExample
 from bertkit.export.directories import read_back
+from bertkit.export.source import ExportSource, read_export_source
 from bertkit.export.verify import Opened, built_in, padded_arrays, run_exported, run_packed
 from safetensors.torch import load_file, save_file
 
@@ -28,7 +29,6 @@ from bertkit.errors import BertkitError
 from bertkit.export import export as export_module
 from bertkit.export.export import Check, compare_outputs, export_model, write_export
 from bertkit.export.padded import OUTPUTS
-from bertkit.export.source import ExportSource, read_export_source
 from bertkit.files import read_json, temporary_name, write_json
 from bertkit.model.features import FeatureModel
 from bertkit.predict.embeddings import load_embedder

@@ -19,6 +19,7 @@ from bertkit.checkpoints.sstable import (
     varint,
     write_table,
 )
+from bertkit.export.source import read_export_source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,6 @@ from bertkit.checkpoints.tensorflow import (
     write_checkpoint,
 )
 from bertkit.errors import BertkitError
-from bertkit.export.source import read_export_source
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.pretraining_data.batch import pack

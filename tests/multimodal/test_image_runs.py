@@ -16,6 +16,7 @@ import pytest
 import torch
 from bertkit.datasets.columns import LabelSetColumns, NumberColumns, TextColumns
 from bertkit.datasets.records import Records
+from bertkit.export.source import read_export_source
 from bertkit.multimodal import images
 from bertkit.tasks.images import ImageChoice
 from PIL import Image
@@ -25,7 +26,6 @@ import bertkit
 from bertkit.checkpoints.save import save_model
 from bertkit.cli.app import main
 from bertkit.errors import BertkitError
-from bertkit.export.source import read_export_source
 from bertkit.finetuning.settings import FinetuneSettings, Grid, HeadSettings
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.files import predict_file

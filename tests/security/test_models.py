@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bertkit.export.source import read_export_source
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -31,7 +32,6 @@ from bertkit.checkpoints.sentence_transformers import TextPooling, write_pooling
 from bertkit.checkpoints.tensorflow import google_tensors
 from bertkit.checkpoints.weights import load_state, read_safetensors, read_tensors
 from bertkit.errors import BertkitError
-from bertkit.export.source import read_export_source
 from bertkit.files import read_json, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import save_with_head
