@@ -27,7 +27,7 @@ MAX_DIFFERENCE = 120
 """The maximum number of characters that an error message shows of one difference."""
 SIGNS = (
     *("config.json", "model", "vocab.txt", "manifest.json", "journal.jsonl"),
-    *("finetune.json", "reproduce.json", "export.json"),
+    *("finetune.json", "export.json"),
 )
 """Files that show what a folder holds: a model, a tokenizer, a store, a run, an export, ..."""
 FLATTEN = Parameter(name="*")

@@ -25,12 +25,12 @@ OWN_FILES = (
     *("config.json", "bertkit.json", "bert_config.json", "modules.json", "*_tokens*.json"),
     *("[0-9]*.json",),  # the parts of a store
     *("sentence_bert_config.json", "config_sentence_transformers.json", "model*.safetensors*"),
-    *("generation_config.json", "head*.safetensors", "beside*.safetensors", "pytorch_model*"),
+    *("generation_config.json", "pytorch_model*"),
     *("*.ckpt*", "vocab.txt", "tokenizer*.json", "vocabulary.json", "*.tokens.npy"),
     *("*.sentences.npy", "*.documents.npy", "unigrams.npy", "manifest.json"),
     *("remote.json", "recipe.json", "journal.jsonl", "corpus.json", "environment.json"),
     *("finetune.json", "grid.json", "settings.json", "results.json", "run.json", "demo.json"),
-    *("progress.json", "optimizer*.safetensors", "report.html", "reproduce.json", "export.json"),
+    *("progress.json", "optimizer*.safetensors", "report.html", "export.json"),
     "README.md",  # the model card
 )
 """Patterns for the names of the files that make up runs, models, tokenizers and stores."""

@@ -210,13 +210,6 @@ def test_an_app_with_arguments_of_the_wrong_type() -> None:
     assert "the token must be" in token
 
 
-def test_a_reproduction_needs_tables_and_data(tmp_path: Path) -> None:
-    with pytest.raises(bertkit.BertkitError, match="no table is given"):
-        bertkit.reproduce_tables([], tmp_path)
-    with pytest.raises(bertkit.BertkitError, match="--data"):
-        bertkit.reproduce_tables(["table-1"], tmp_path, scale="tiny")
-
-
 def test_paths_may_be_text_and_lists_must_be_lists(run: Path, tmp_path: Path) -> None:
     text = run.parent / "corpus.txt"
     tokenizer = bertkit.learn_tokenizer([text], str(tmp_path / "t"), 150)

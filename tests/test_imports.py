@@ -33,7 +33,7 @@ STORY = [
     ("sklearn",),
     ("export",),
     ("report",),
-    ("doctor", "explain", "reproduce"),
+    ("doctor", "explain"),
     ("serve",),
     ("demo",),
     ("cli",),

@@ -158,8 +158,6 @@ def test_usual_names_of_outputs_are_marked() -> None:
         "finetune classification --train new.csv --model run --out .",
         "pretrain tiny --store run/store --out run",
         "pretrain tiny --text new.csv --out .",
-        "submit run --out run/glue.zip",
-        "submit . --out glue.zip",
         "doctor run --json run/findings.json",
         "clean new.csv --out clean.jsonl --json clean.json",
         "learn https://a.example/in.txt hf:in --out in",

@@ -96,7 +96,7 @@ def test_the_overview_shows_every_command() -> None:
 def test_the_reference_names_a_function_for_every_command() -> None:
     table = section((ROOT / "docs/reference.md").read_text(), "Commands as functions")
     rows = re.findall(r"^\| `bertkit ([\w-]+)(?: [\w-]+)?` \| (.+) \|$", table, re.MULTILINE)
-    assert {command for command, _ in rows} == {*COMMANDS} - {"demo", "launch", "submit"}
+    assert {command for command, _ in rows} == {*COMMANDS} - {"demo", "launch"}
     for command, functions in rows:
         named = re.findall(r"`(\w+)", functions)
         assert named, command

@@ -186,9 +186,7 @@ def missing_heads(new: list[str], start: PretrainedWeights, pair: str | None) ->
         if any(name.startswith(prefix) for name in new):
             left_out[key] = f"the model has no such head ({prefix.rstrip('.')})"
     if start.config.direction != "bidirectional":
-        plain = start.config.direction.replace("_", " ")
-        asked = "next token" if start.config.direction == "left_to_right" else "previous token"
-        left_out["mlm"] = f"the model reads {plain} and learns the {asked}, not masked ones"
+        left_out["mlm"] = "the model reads left to right and learns the next token, not masked ones"
     if "pooler" in left_out:
         left_out.setdefault("nsp", "the model has no pooler (bert.pooler), which this head reads")
     elif pair is None:

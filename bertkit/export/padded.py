@@ -45,9 +45,7 @@ from bertkit.checkpoints.weights import shown_names
 from bertkit.errors import BertkitError, check_known
 from bertkit.model.electra import ReplacedTokenHead
 from bertkit.model.encoder import Encoder, Layer, ModelConfig, activation
-from bertkit.model.features import FeatureModel, combine
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.task_heads import extra_head
 from bertkit.predict.embeddings import read_embedder
 from bertkit.tasks.saved import is_tuned, load_task_model
 from bertkit.tasks.task import Task
@@ -102,9 +100,6 @@ class PaddedModel(nn.Module):
         head: the model's head, a key of `OUTPUTS`.
         outputs: the names of the outputs to export; the head "encoder" may leave out the pooler's.
         pooling: the pooling settings; only for the head "embedding".
-
-    Raises:
-        BertkitError: the model has an `extra_head` or a second encoder, which have no padded form.
     """
 
     def __init__(
@@ -115,11 +110,6 @@ class PaddedModel(nn.Module):
         pooling: TextPooling | None = None,
     ) -> None:
         super().__init__()
-        if extra_head(model) or getattr(model, "beside", None) is not None:
-            raise BertkitError(
-                "a model with a BiLSTM, a conditional end or a second encoder has no padded form; "
-                "export its encoder with --head encoder"
-            )
         self.model, self.head, self.pooling = model, head, pooling
         found = model if isinstance(model, Encoder) else model.encoder
         assert isinstance(found, Encoder)
@@ -167,8 +157,6 @@ class PaddedModel(nn.Module):
         if self.head == "embedding":
             return (self.embedding(states, mask),)
         if self.head == "token-classification":
-            if isinstance(model, FeatureModel):  # it reads chosen layers
-                hidden = combine(states, model.layers, model.mix)
             return (model.classifier(hidden),)
         if self.head == "question-answering":
             return self.ends_exchanged(model.qa_outputs(hidden), mask).unbind(-1)

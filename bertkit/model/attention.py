@@ -44,8 +44,8 @@ HAS_TRITON = has_triton()
 if HAS_TRITON:
     from bertkit.model.triton_kernels import WIDTHS, packed_attention
 
-DIRECTIONS = ("bidirectional", "left_to_right", "right_to_left")
-WINDOWS = dict(zip(DIRECTIONS, ((-1, -1), (-1, 0), (0, -1)), strict=True))
+DIRECTIONS = ("bidirectional", "left_to_right")
+WINDOWS = dict(zip(DIRECTIONS, ((-1, -1), (-1, 0)), strict=True))
 """How many tokens a token sees to its left and right, in the flash kernel's terms; -1: all."""
 
 FLASH_ARGUMENTS = (
@@ -68,8 +68,7 @@ def self_attention(
         projected: (tokens, 3, heads, head width) queries, keys and values.
         packed: the batch, which holds the sequence boundaries.
         direction: which tokens of its sequence a token attends to: all of them ("bidirectional"),
-            or itself and those before it ("left_to_right", the ablation in the paper's section 5.1)
-            or after it ("right_to_left").
+            or itself and those before it ("left_to_right", section 5.1).
         dropout: the probability of setting an attention weight to 0; pass 0 for evaluation.
     """
     return KERNELS[choose_kernel(projected)](projected, packed, direction, dropout)
@@ -113,11 +112,8 @@ def grouped(projected: Tensor, packed: Packed, direction: str, dropout: float) -
     outputs = []
     for run, part in zip(runs, parts, strict=True):
         q, k, v = part.view(*run, *part.shape[1:]).permute(2, 0, 3, 1, 4).unbind()
-        if direction == "right_to_left":  # the same as left_to_right on the reversed sequence
-            q, k, v = (one.flip(2) for one in (q, k, v))
         causal = direction != "bidirectional"
         output = scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
-        output = output.flip(2) if direction == "right_to_left" else output
         outputs.append(output.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)
 
@@ -127,7 +123,7 @@ def visible_positions(length: int, direction: str, device: torch.device) -> Tens
     every = torch.ones(length, length, dtype=torch.bool, device=device)
     if direction == "bidirectional":
         return every
-    return every.tril() if direction == "left_to_right" else every.triu()
+    return every.tril()
 
 
 def flash(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
@@ -198,10 +194,6 @@ def padded(projected: Tensor, packed: Packed, direction: str, dropout: float) ->
         mask = mask.expand(-1, 1, max_length, -1)
     if direction == "left_to_right":
         mask = None  # is_causal suffices: all padded keys come after a real query
-    elif direction == "right_to_left":
-        after = visible_positions(max_length, direction, projected.device)
-        # A padded query sees itself: a row without keys would give NaN in the backward pass.
-        mask = after if mask is None else after & (mask | after.T)
 
     q, k, v = (pad_rows(rows, inside, sequences, max_length) for rows in projected.unbind(1))
     output = scaled_dot_product_attention(

@@ -31,7 +31,7 @@ SOURCE = Path(__file__).with_name("native.c")
 NATIVE_LIBRARIES = {"avx512": {"avx512_dq"}, "avx2": {"avx2", "fma3"}}
 """The names of the sets of instructions for which the code is compiled, the fastest first, and what
 the processor needs for each, by torch's names."""
-DIRECTION_SIGNS = {"bidirectional": 0, "left_to_right": -1, "right_to_left": 1}
+DIRECTION_SIGNS = {"bidirectional": 0, "left_to_right": -1}
 MODES = ("fp32", "bf16", "int8")
 """What matrix products of inference are computed in, in the order of native.c."""
 SIZES = (

@@ -57,7 +57,7 @@ class ModelConfig:
     layer_norm_eps: float = 1e-12
     direction: str = "bidirectional"
     """Which other tokens a token attends to: all, or only those before it ("left_to_right", the
-    ablation in the paper's section 5.1), or only those after it ("right_to_left")."""
+    ablation in the paper's section 5.1)."""
     embedding_size: int = 0
     """The width of the embeddings if a matrix projects them to `hidden_size` (ALBERT, Lan et al.
     2019, section 3.1). 0: they are as wide as hidden states, and there is no such matrix."""

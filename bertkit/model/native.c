@@ -741,7 +741,7 @@ INLINE void weigh_keys(int mode, int count, const Layer *layer, const int64_t *p
     const int64_t size = element_size(mode), room = scratch->length;
     const int64_t keys = groups_of_keys(mode, length) * 4 / size;
     for (int i = 0; i < count; i++) {
-        const int64_t from = layer->direction > 0 ? positions[i] : 0;
+        const int64_t from = 0;
         const int64_t to = layer->direction < 0 ? positions[i] + 1 : length;
         normalizers[i] = softmax_row(mode, scratch->scores + i * room, from, to, keys,
                                      scratch->scale, scratch->weights + i * room * size,
@@ -1432,7 +1432,7 @@ INLINE void compute_slopes(int mode, const Attention *a, const Gradients *g, int
     const int64_t size = element_size(mode), groups = groups_of_keys(mode, length);
     for (int64_t i = 0; i < count; i++) {
         const int64_t key = first + i, direction = a->layer.direction;
-        const int64_t from = direction < 0 ? key : 0, to = direction > 0 ? key + 1 : length;
+        const int64_t from = direction < 0 ? key : 0, to = length;
         char *weights = g->weights + i * g->room * size, *slopes = g->slopes + i * g->room * size;
         for (int64_t q = 0; q < round_up(length, 32); q += VECTOR) {
             vec y = load(g->scores + i * g->room + q);

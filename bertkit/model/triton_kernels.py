@@ -25,7 +25,7 @@ from torch import Tensor
 BLOCK_SIZE = 64
 """The queries, and the keys at a time, of one program."""
 FORWARD_WARPS, BACKWARD_WARPS = 4, 4
-DIRECTION_NUMBERS = {"bidirectional": 0, "left_to_right": 1, "right_to_left": 2}
+DIRECTION_NUMBERS = {"bidirectional": 0, "left_to_right": 1}
 MASK_LINES, MASK_LENGTH = 4, 1024
 """The elements of a mask that one program stores."""
 WIDTHS = (16, 32, 64)
@@ -61,8 +61,6 @@ def is_seen(queries, keys, length, DIRECTION: tl.constexpr):
     seen = (queries < length) & (keys < length)
     if DIRECTION == 1:
         seen = seen & (keys <= queries)
-    if DIRECTION == 2:
-        seen = seen & (keys >= queries)
     return seen
 
 
@@ -115,9 +113,8 @@ def forward_kernel(
         total = tl.zeros((SIZE,), tl.float32)
         sums = tl.zeros((SIZE, WIDTH), tl.float32)
         hashes = query_hashes(seed, first + rows, head, HEADS) if THRESHOLD else rows
-        begin = low if DIRECTION == 2 else 0
         end = low + SIZE if DIRECTION == 1 else length
-        for at in range(begin, end, SIZE):
+        for at in range(0, end, SIZE):
             columns = at + tl.arange(0, SIZE)
             key = load_rows(start + HEADS * WIDTH, columns, length, stride, WIDTH)
             value = load_rows(start + 2 * HEADS * WIDTH, columns, length, stride, WIDTH)
@@ -225,7 +222,7 @@ def backward_kernel(
             for at in range(0, length, SIZE):
                 if at != low:
                     other = at + tl.arange(0, SIZE)
-                    if DIRECTION == 0 or (DIRECTION == 1) == (at > low):
+                    if DIRECTION == 0 or at > low:
                         # the block as keys: other queries see it
                         query_2 = load_rows(start, other, length, stride, WIDTH)
                         above_2 = load_rows(up, other, length, across, WIDTH)
@@ -241,7 +238,7 @@ def backward_kernel(
                         )  # fmt: skip
                         values = tl.dot(tl.trans(used), above_2, values)
                         keys = tl.dot(tl.trans(scores), query_2, keys)
-                    if DIRECTION == 0 or (DIRECTION == 2) == (at > low):
+                    if DIRECTION == 0 or at < low:
                         # the block as queries: it sees other keys
                         key_2 = load_rows(start + across, other, length, stride, WIDTH)
                         value_2 = load_rows(start + 2 * across, other, length, stride, WIDTH)

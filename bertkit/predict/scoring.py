@@ -111,14 +111,13 @@ def masked_copies(ids: np.ndarray, tokenizer: Tokenizer, method: str) -> Reading
     return Readings(copies[kept], places[kept, None], rows, ids.reshape(-1))
 
 
-def causal_readings(ids: np.ndarray, tokenizer: Tokenizer, direction: str) -> Readings:
-    """Return sentences of one length, each token of which is predicted from the adjacent one.
+def causal_readings(ids: np.ndarray, tokenizer: Tokenizer) -> Readings:
+    """Return sentences of one length, each token of which is predicted from those before it.
 
-    The ids are (sentences, n), and the direction is "left_to_right" or "right_to_left".
+    The ids are (sentences, n).
     """
     sentences, n = ids.shape
-    first = 0 if direction == "left_to_right" else 2
-    positions = np.tile(np.arange(first, first + n), (sentences, 1))
+    positions = np.tile(np.arange(n), (sentences, 1))
     whole = with_special(ids, tokenizer)
     return Readings(whole, positions, np.arange(sentences * n), ids.reshape(-1))
 
@@ -202,7 +201,7 @@ class SentenceScorer:
                 progress(done, total)
                 ids = np.stack([unique[i] for i in group])
                 if method == "causal":
-                    readings = causal_readings(ids, self.tokenizer, self.model.config.direction)
+                    readings = causal_readings(ids, self.tokenizer)
                 else:
                     readings = masked_copies(ids, self.tokenizer, method)
                 numbers = self._run(readings, tokens, each)

@@ -72,7 +72,7 @@ class BatchBuilder:
 
     It reads the tokens, masks and packs them. The targets are masked tokens ("mlm", "rtd"), at most
     `max_predictions` per example (20 at length 128, 77 at 512), or, without masking, each token's
-    next ("clm") or previous token ("clm-reversed").
+    next ("clm").
     """
 
     def __init__(
@@ -135,8 +135,6 @@ class BatchBuilder:
         """Return target positions and the ids to predict there; for "mlm" and "rtd", also mask."""
         if self.token == "clm":
             return np.arange(len(example) - 1), example[1:].copy()
-        if self.token == "clm-reversed":
-            return np.arange(1, len(example)), example[:-1].copy()
         epoch, window, number = (int(row[name]) for name in ("epoch", "window", "row"))
         rng = keyed_rng(self.seed, MASKS, epoch=epoch, window=window, row=number)
         candidates = np.concatenate([np.arange(1, middle - 1), np.arange(middle, len(example) - 1)])

@@ -29,7 +29,7 @@ from bertkit.pretraining_data.rng import PAIRS, keyed_rng
 SPECIALS = 3
 """The special tokens of [CLS] A [SEP] B [SEP]; if B is empty, there is one fewer."""
 
-TOKEN_OBJECTIVES = ("mlm", "clm", "clm-reversed", "rtd")
+TOKEN_OBJECTIVES = ("mlm", "clm", "rtd")
 """The token objectives: see `training.recipe.Objectives`."""
 PAIR_OBJECTIVES = ("nsp", "sop", "none", "single-segment")
 """The pair objectives: see `PairOptions.pair`."""

@@ -32,7 +32,6 @@ MAX_NAMES = 20
 TOKEN_TEXTS = {
     "mlm": "to predict masked tokens",
     "clm": "to predict the next token",
-    "clm-reversed": "to predict the previous token",
     "rtd": "to tell which tokens were replaced (ELECTRA)",
 }
 PAIR_TEXTS = {

@@ -156,8 +156,7 @@ def special_shares(recipe: PretrainRecipe, pairs: PairStatistics) -> list[float]
     if recipe.objectives.direction == "bidirectional":
         return []
     seps = 1 if recipe.objectives.pair == "single-segment" else 2
-    counts = [seps] if recipe.objectives.direction == "left_to_right" else [1, seps - 1]
-    return [count / (pairs.mean_tokens - 1) for count in counts if count]
+    return [seps / (pairs.mean_tokens - 1)]
 
 
 def start_record(

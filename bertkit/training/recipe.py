@@ -116,7 +116,6 @@ class Objectives:
     |--------------|---------------|-----------------------------------------------------|
     | mlm          | bidirectional | the token that was masked (task 1)                  |
     | clm          | left to right | the next token (section 5.1)                        |
-    | clm-reversed | right to left | the previous token                                  |
     | rtd          | bidirectional | whether the token was replaced (`model.electra`)    |
 
     | `pair`         | B                                              | loss          |
@@ -128,7 +127,7 @@ class Objectives:
     """
 
     token: str = "mlm"
-    """Token objective: mlm, clm (left to right), clm-reversed (right to left) or rtd (ELECTRA)."""
+    """Token objective: mlm, clm (left to right) or rtd (ELECTRA)."""
     pair: str = "nsp"
     """Pair objective: nsp, sop, none or single-segment."""
     generator_share: float = 1 / 3
@@ -158,8 +157,7 @@ class Objectives:
     @property
     def direction(self) -> str:
         """The direction of the model's attention: one of `DIRECTIONS`."""
-        causal = {"clm": "left_to_right", "clm-reversed": "right_to_left"}
-        return causal.get(self.token, "bidirectional")
+        return "left_to_right" if self.token == "clm" else "bidirectional"
 
     def model(self, config: ModelConfig) -> nn.Module:
         """Return a new network for these objectives, initialized by torch's random generator."""

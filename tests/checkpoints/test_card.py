@@ -208,16 +208,15 @@ def test_licenses_are_identifiers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [*EVERY, "bilstm"])
+@pytest.mark.parametrize("name", EVERY)
 def test_the_code_of_a_model_directory_runs(
     name: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = carded(models, name, tmp_path / "model")
     theirs = json.loads((folder / "config.json").read_text())["model_type"] != "bertkit"
-    own_head = name in ("frozen", "bilstm")
-    assert run_snippets(folder, monkeypatch) == (2 if theirs and not own_head else 1)
+    assert run_snippets(folder, monkeypatch) == (2 if theirs else 1)
     assert ModelCard.load(folder / CARD).data.library_name == (
-        "bertkit" if not theirs or own_head
+        "bertkit" if not theirs
         else "sentence-transformers" if name == "embedding"
         else "transformers"
     )  # fmt: skip

@@ -16,12 +16,10 @@ from safetensors.torch import load_file
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.features import FeatureModel, save_with_head
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load
 from bertkit.tasks.classification import Classification
-from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import load_encoder
 
@@ -41,13 +39,6 @@ def classifier(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
     task = Classification(("dry", "damp", "wet"), max_length=32)
     details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
     save_model(folder, task.build(config), tokenizer, details)
-
-
-def frozen_tagger(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    task = TokenClassification(("O", "B-X", "I-X"), max_length=32)
-    details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
-    model = FeatureModel(config, 3, "last", "bilstm", units=4)
-    save_with_head(folder, model, tokenizer, details)
 
 
 def as_bin(write: Callable[..., None]) -> Callable[..., None]:
@@ -95,10 +86,9 @@ def start(folder: Path) -> Callable[[], Any]:
         (pretrained, weights),
         (pretrained, start),
         (classifier, predict),
-        (frozen_tagger, predict),
         (as_bin(pretrained), weights),
     ],
-    ids=["masks", "embed", "encoder", "start", "classify", "frozen", "bin"],
+    ids=["masks", "embed", "encoder", "start", "classify", "bin"],
 )
 def test_files_may_be_overwritten_and_cut_while_the_model_is_in_use(
     write: Callable[..., None],

@@ -277,12 +277,12 @@ def test_the_files_of_a_model(run: Path, tmp_path: Path) -> None:
     names, _ = published_files(run / "model")
     assert CARD in names
     part = "model-00001-of-00001.safetensors"
-    known = ("1_Pooling/config.json", "beside/model.safetensors")
+    known = ("1_Pooling/config.json", "2_Dense/model.safetensors")
     for name in (*known, "x/config.json", "a/b/c.png", part):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     names, others = published_files(tmp_path)
-    assert names == ["1_Pooling/config.json", "beside/model.safetensors"]
+    assert names == ["1_Pooling/config.json", "2_Dense/model.safetensors"]
     assert others == ["a/b/c.png", part, "x/config.json"]
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     assert part in published_files(tmp_path)[0]

@@ -12,7 +12,6 @@ from bertkit.checkpoints.save import save_model
 from bertkit.checkpoints.sentence_transformers import TextPooling, write_pooling
 from bertkit.export.padded import Discriminator
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.features import FeatureModel, save_with_head
 from bertkit.model.heads import PretrainingModel
 from bertkit.tasks.classification import Classification, MultiLabelClassification
 from bertkit.tasks.multiple_choice import MultipleChoice
@@ -60,9 +59,8 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     save_model(folder / "answer-left-to-right", task.build(spans), tokenizer, details)
     albert = sizes(tokenizer, num_hidden_layers=2, share_layers=True, embedding_size=16)
     save_model(folder / "albert", PretrainingModel(albert), tokenizer, pretraining)
-    for direction in ("left_to_right", "right_to_left"):
-        model = PretrainingModel(sizes(tokenizer, direction=direction), pairs=False)
-        save_model(folder / direction, model, tokenizer, pretraining)
+    model = PretrainingModel(sizes(tokenizer, direction="left_to_right"), pairs=False)
+    save_model(folder / "left_to_right", model, tokenizer, pretraining)
     for name in ("classify", "choose"):
         task = TASKS[name]
         details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
@@ -79,15 +77,4 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
         {"task": "embedding"},
         extra=lambda inside: write_pooling(inside, TextPooling("mean", max_length=24), plain),
     )
-    tags = TASKS["tag"]
-    details = {
-        "task": "token-classification",
-        "labels": list(tags.labels),
-        "settings": tags.settings(),
-    }
-    deep = sizes(tokenizer, num_hidden_layers=4)
-    for name, head in (("frozen", "linear"), ("bilstm", "bilstm")):
-        layers = "weighted-sum-last-four" if name == "frozen" else "last"
-        frozen = FeatureModel(deep, 3, layers, head, units=8)
-        save_with_head(folder / name, frozen, tokenizer, details)
     return folder

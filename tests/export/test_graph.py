@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from bertkit.datasets.examples import TextExample
+from bertkit.export.source import read_export_source
 from huggingface_hub import ModelCard
 
 from bertkit.checkpoints.card import CARD
 from bertkit.export.export import Check, write_export
 from bertkit.export.padded import OUTPUTS, PADDED_INPUTS
-from bertkit.export.source import read_export_source
 from bertkit.predict.load import load
 from tests.export.test_card import run_snippets
 from tests.markdown import ROOT, blocks
@@ -25,7 +25,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 HOMES = [str(place).encode() for place in (ROOT, Path(torch.__file__).parent)]
 """Folders of this machine, which no exported file may name."""
 HEADS = [
-    *("choose", "frozen", "answer-left-to-right", "albert", "left_to_right", "electra", "encoder"),
+    *("choose", "tag", "answer-left-to-right", "albert", "left_to_right", "electra", "encoder"),
     "embedding",
 ]
 """Every operation is in one of them: what is written is a second each."""

@@ -15,7 +15,6 @@ from bertkit.model.task_heads import (
     SpanModel,
     TaskModel,
     TokenClassificationModel,
-    add_bilstm,
 )
 from tests.model.test_encoder import spread
 
@@ -91,7 +90,7 @@ def test_classification_logits_equal_transformers(
 def head_training(model: Any) -> Any:
     """Training mode for what stands on the encoder, so that the encoder draws nothing."""
     for name, part in model.train().named_children():
-        if name in {"encoder", "bilstm"}:
+        if name == "encoder":
             part.eval()
     return model
 
@@ -106,19 +105,15 @@ def read_by(layer: torch.nn.Module, model: TaskModel, packed: Any) -> torch.Tens
     return given
 
 
-@pytest.mark.parametrize("bilstm", [False, True])
 @pytest.mark.parametrize("kind", [ClassificationModel, TokenClassificationModel])
 def test_classifiers_read_what_is_dropped_out_once(
     kind: type[ClassificationModel | TokenClassificationModel],
-    bilstm: bool,
     config: ModelConfig,
     batch: Any,
 ) -> None:
     """Vectors of sequences or of tokens, once more than in the encoder; only in training."""
     torch.manual_seed(0)
     model = kind(replace(config, hidden_dropout_prob=0.25), 3)
-    if bilstm:
-        add_bilstm(model)
     packed = batch(*[5] * 80)
     whole = read_by(model.classifier, model.eval(), packed)
     thinned = read_by(model.classifier, head_training(model), packed)
@@ -129,13 +124,8 @@ def test_classifiers_read_what_is_dropped_out_once(
     torch.testing.assert_close(thinned[kept], whole[kept] / 0.75)
 
 
-@pytest.mark.parametrize("bilstm", [False, True])
-def test_span_logits_have_no_dropout_of_their_own(
-    bilstm: bool, config: ModelConfig, batch: Any
-) -> None:
+def test_span_logits_have_no_dropout_of_their_own(config: ModelConfig, batch: Any) -> None:
     model = SpanModel(replace(config, hidden_dropout_prob=0.5))
-    if bilstm:
-        add_bilstm(model)
     packed = batch(6, 20, 3)
     whole = model.eval()(packed)
     assert torch.equal(head_training(model)(packed), whole)

@@ -141,13 +141,6 @@ def test_left_to_right_scores_equal_transformers(save: Save) -> None:
         assert one.log_probabilities == pytest.approx(wanted, abs=1e-4)
 
 
-def test_right_to_left_scores_do_not_depend_on_earlier_words(save: Save) -> None:
-    bert = load(save("right_to_left"), device="cpu", precision="fp32")
-    one, other = bert.score(["river stone bridge", "winter stone bridge"])
-    assert one.log_probabilities[1:] == pytest.approx(other.log_probabilities[1:], abs=1e-5)
-    assert one.log_probabilities[0] != pytest.approx(other.log_probabilities[0], abs=1e-3)
-
-
 def random_sentences(count: int) -> list[str]:
     rng = np.random.default_rng(0)
     return [" ".join(rng.choice(WORDS, int(rng.integers(1, 12)))) for _ in range(count)]
@@ -228,9 +221,8 @@ def test_what_cannot_be_scored_is_refused(bert: Predictor, save: Save) -> None:
 
 def test_the_default_method_follows_the_direction() -> None:
     config = ModelConfig(vocab_size=10)
-    directions: Sequence[str] = ("bidirectional", "left_to_right", "right_to_left")
+    directions: Sequence[str] = ("bidirectional", "left_to_right")
     assert [choose_method("auto", replace(config, direction=one)) for one in directions] == [
         "within-word-l2r",
-        "causal",
         "causal",
     ]

@@ -34,9 +34,7 @@ from bertkit.checkpoints.weights import load_state, read_safetensors, read_tenso
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.features import save_with_head
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.task_heads import ClassificationModel, add_bilstm
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load as load_anything
 from bertkit.tasks.classification import Classification
@@ -350,23 +348,12 @@ def test_vocabularies_that_do_not_fit_are_refused(model: Path) -> None:
         {"labels": ["a"] * 4},
         {"settings": [1]},
         {"settings": {"__class__": 1}},
-        {"head": "linear", "frozen": True},
-        {"head": "bilstm", "frozen": False},
     ],
 )
 def test_absurd_details_are_refused(changes: dict[str, Any], tuned: Path) -> None:
     load_task_model(tuned, CPU)
     write_json(tuned / "bertkit.json", {**read_json(tuned / "bertkit.json"), **changes})
     is_refused(load_task_model, tuned, CPU)
-
-
-def test_a_head_takes_no_more_than_its_file(tuned: Path) -> None:
-    """The units of a BiLSTM are read off one tensor; a network of 10^7 would take terabytes."""
-    details = read_json(tuned / "bertkit.json") | {"head": "bilstm", "frozen": False}
-    write_json(tuned / "bertkit.json", details)
-    tensors = {"bilstm.lstm.weight_hh_l0": torch.zeros(1, 10**7)}
-    save_file(tensors, tuned / "head.safetensors")
-    is_refused(load_task_model, tuned, CPU, match="missing, unknown or of another shape")
 
 
 def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
@@ -436,20 +423,12 @@ def test_weights_that_are_no_numbers_are_refused(kind: str, number: float, model
         is_refused(load, model, match=rf"{name} has NaN or infinite numbers")
 
 
-def test_other_weights_that_are_no_numbers_are_refused(
-    tuned: Path, config: ModelConfig, tmp_path: Path
-) -> None:
+def test_other_weights_that_are_no_numbers_are_refused(config: ModelConfig, tmp_path: Path) -> None:
     (tmp_path / "google").mkdir()
     google = PretrainingModel(config)
     torch.nn.init.constant_(google.encoder.pooler.bias, torch.nan)
     save_google_checkpoint(google, tmp_path / "google" / "bert.ckpt")
     is_refused(google_tensors, tmp_path / "google", match=r"pooler/dense/bias has NaN")
-
-    details = read_json(tuned / "bertkit.json") | {"head": "bilstm", "frozen": False}
-    network = add_bilstm(ClassificationModel(config, 3), 4)
-    torch.nn.init.constant_(network.classifier.bias, torch.inf)
-    save_with_head(tuned, network, Tokenizer.load(tuned), details)
-    is_refused(load_task_model, tuned, CPU, match=r"head\.safetensors: classifier\.bias has NaN")
 
 
 def test_predictions_are_numbers_or_one_line(tuned: Path, model: Path) -> None:

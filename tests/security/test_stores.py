@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bertkit.datasets.submissions import ZIPPED, write_glue_zip
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -261,17 +260,6 @@ def test_a_file_without_tensors_makes_way_for_the_checkpoint_before(
     assert latest is not None
     assert latest.step == 3
     assert len(warned) == 1
-
-
-def test_names_in_the_archive_are_the_servers_own(tmp_path: Path) -> None:
-    """What goes into glue.zip is named by a table, whatever files are given."""
-    file = tmp_path / "x.tsv"
-    file.write_text("index\tprediction\n")
-    for name in ("../CoLA.tsv", "/CoLA.tsv", "x.tsv"):
-        with pytest.raises(BertkitError, match=r"glue\.zip has no file"):
-            write_glue_zip({name: file}, tmp_path / "glue.zip")
-    assert not (tmp_path / "glue.zip").exists()
-    assert all(Path(name).name == name for name in ZIPPED)
 
 
 def test_text_in_an_archive_is_read_as_a_stream(

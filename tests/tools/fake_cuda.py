@@ -47,7 +47,6 @@ from bertkit.model.electra import ReplacedTokenModel
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.pooling import POOLINGS
-from bertkit.model.task_heads import add_bilstm
 from bertkit.objectives import pretraining_objective, replaced_objective
 from bertkit.predict.embeddings import Embedder
 from bertkit.predict.features import Extraction, extract
@@ -78,7 +77,6 @@ NETWORKS: dict[str, ModelConfig] = {
     "mlm and nsp": BASE,
     "without dropout": replace(BASE, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0),
     "left to right": replace(BASE, direction="left_to_right"),
-    "right to left": replace(BASE, direction="right_to_left"),
     "odd heads": replace(BASE, hidden_size=96, num_attention_heads=8),  # width 12 rules out flash
     "ALBERT": replace(BASE, share_layers=True, embedding_size=64),
 }
@@ -342,8 +340,6 @@ def tuning_cases() -> Iterator[tuple[str, Case]]:
         build, items = partial(task.build, BASE), task.items([example] * 3, TOKENIZER)
         batch = make_batch([part for item in items.items for part in item.parts], task.targets)
         yield f"fine-tune {name}", partial(train, build, task.objective, batch)
-    bilstm = partial(lambda task: add_bilstm(task.build(BASE)), task)
-    yield "fine-tune with a BiLSTM", partial(train, bilstm, task.objective, batch)
 
 
 def prediction_cases() -> Iterator[tuple[str, Case]]:

@@ -232,9 +232,6 @@ def task_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
         yield f"{name}: predictions", bertkit(folder, *command).splitlines()[:5]
         bertkit(folder, "export", f"tuned-{name}", "--to", "onnx", "--out", f"onnx-{name}")
         yield f"{name}: ONNX", logits(folder / f"onnx-{name}")
-    frozen = ["finetune", *TUNED["tag"], "--model", "bert", "--out", "frozen", "--frozen"]
-    bertkit(folder, *frozen, "--head", "bilstm", "--units", "8", "--epochs", "1")
-    yield "frozen: weights", weights(folder / "frozen/model")
     for kind in ("features", "embed"):
         words = ["features"] if kind == "features" else ["predict", "embed"]
         options = ["--precision", "fp32", "--out", f"{kind}.npy"]

@@ -17,7 +17,7 @@ import pandas
 from tests.markdown import ROOT
 
 IN_WHEEL = ("py.typed", "recipes/base.toml", "serve/web/index.html", "serve/web/page.js")
-IN_WHEEL += ("report/templates/explain.html", "reproduce/paper.toml")
+IN_WHEEL += ("report/templates/explain.html",)
 
 
 @dataclass

@@ -225,7 +225,6 @@ OTHER_OBJECTIVES = {
     "no-nsp": (Objectives(pair="none"), {}),
     "albert": (Objectives(pair="sop"), {"embedding_size": 16, "share_layers": True}),
     "left-to-right": (Objectives(token="clm", pair="none"), {}),
-    "right-to-left": (Objectives(token="clm-reversed", pair="single-segment"), {}),
     "electra": (
         Objectives(token="rtd", pair="single-segment", generator_share=0.5),
         {"embedding_size": 24},
