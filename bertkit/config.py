@@ -20,16 +20,8 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.config import Toml
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.files import read_json, write_json
 
 Recipe = TypeVar("Recipe")
-MAX_DIFFERENCE = 120
-"""The maximum number of characters that an error message shows of one difference."""
-SIGNS = (
-    *("config.json", "model", "vocab.txt", "manifest.json", "journal.jsonl"),
-    *("finetune.json", "export.json"),
-)
-"""Files that show what a folder holds: a model, a tokenizer, a store, a run, an export, ..."""
 FLATTEN = Parameter(name="*")
 """The mark for a dataclass parameter whose fields become flags of the command."""
 

@@ -1,4 +1,8 @@
-"""Files that are either complete or absent: atomic writes and checksums."""
+"""Files that are either complete or absent, and folders that hold work of one kind.
+
+`write_text`, `new_file` and `new_folder` write under a temporary name and rename. `check_output`
+and `claim` decide whether a command may write where its user says.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,11 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from bertkit.errors import BertkitError, HeldError
 
@@ -24,24 +28,144 @@ if TYPE_CHECKING:
     import numpy as np
 
 BLOCK_BYTES = 1 << 20
-MOST_OBJECT_BYTES = 1 << 24
+MAX_OBJECT_BYTES = 1 << 24
 """The maximum size in bytes of a JSON file that describes a model, such as `config.json`."""
-DESCRIPTORS = re.compile(r"/proc/.+/fd")
-"""The folders in which Linux shows the open files of a process as links."""
-MAX_LINKS = 40
-"""The maximum number of links that are followed from one path, as in Linux."""
 LEFTOVER_SECONDS = 24 * 3600.0
 """The age at which a temporary file that may belong to another machine counts as abandoned."""
 WAIT_SECONDS = 60.0
 """How long to wait for another process that locks a folder briefly; see `exclusive_lock`."""
+RECORDS = {
+    "pre-training run": "recipe.json",
+    "fine-tuning": "finetune.json",
+    "corpus": "corpus.json",
+    "token store": "settings.json",
+    "tokenizer": "vocabulary.json",
+    "export": "export.json",
+    "model": "bertkit.json",
+    "reproduction": "reproduce.json",
+}
+"""What a folder can hold -> the file that records the settings with which it was made."""
+SIGNS = (
+    *("recipe.json", "finetune.json", "settings.json", "export.json", "bertkit.json"),
+    *("config.json", "vocab.txt", "manifest.json", "journal.jsonl"),
+)
+"""Files by which a folder is recognized as one that holds something already."""
+DIGEST = re.compile("[0-9a-f]{16,128}")
+REASONS = {
+    errno.ENOSPC: "the disk is full; free some space and run the same command again",
+    errno.EDQUOT: "the disk quota is used up; free some space and run the command again",
+    errno.EACCES: "permission denied; choose another folder or change its permissions",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
+}
 
 
 def from_home(path: str | Path) -> str:
     """Return a path or URL with a leading ~ expanded; ~NAME stays if there is no such user."""
-    path = str(path)
-    with suppress(RuntimeError):
-        return str(Path(path).expanduser()) if path.startswith("~") else path
+    return os.path.expanduser(path)  # noqa: PTH111 - pathlib raises an error for an unknown user
+
+
+def check_output(
+    out: Path | str, inputs: Iterable[Path | str] = (), *, folder: bool = False
+) -> Path:
+    """Return the path of an output, after checking that it can be written and damages no input.
+
+    Args:
+        out: the file or folder to write; a leading ~ is expanded.
+        inputs: files, folders, globs and addresses that are read.
+        folder: whether the output is a folder.
+
+    Raises:
+        BertkitError: the output is remote, cannot be written, is an input or lies in one, or is a
+            folder where a file is needed, or the reverse.
+    """
+    path = Path(from_home(out))
+    if re.match(r"[a-z0-9]+:/", str(path)):
+        raise BertkitError(f"{out} is remote; write to a local or mounted folder, then copy")
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.is_dir() != folder:
+            what = "is not a folder" if folder else "is a folder; give the name of a file"
+            raise BertkitError(f"{path} {what}")
+        if not os.access(path if path.is_dir() else path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "permission denied", str(path))
+    real = Path(os.path.realpath(path))
+    for given in inputs:
+        name = from_home(given)
+        local = [] if not name or "://" in name or name.startswith("hf:") else glob.glob(name) or [name]  # noqa: PTH207
+        for source in map(os.path.realpath, local):
+            if real.is_relative_to(source):
+                where = "is an input" if real == Path(source) else f"lies in the input {given}"
+                raise BertkitError(f"{path} {where}; choose another path for the output")
     return path
+
+
+def claim(
+    out: Path, kind: str, settings: Mapping[str, Any], *, may_change: Collection[str] = ()
+) -> dict[str, Any]:
+    """Take a folder for one piece of work: record its settings, or find the same ones there.
+
+    An absent or empty folder gets the record. A folder whose record has equal settings holds this
+    same work, which is resumed. Any other folder is refused, so that no work mixes with another.
+
+    Args:
+        out: the folder; created if it is missing.
+        kind: what the folder holds, a key of `RECORDS`.
+        settings: the settings, as values that JSON can hold.
+        may_change: dotted names of settings, or groups of them, that may differ from the record.
+
+    Returns:
+        The settings in the record.
+
+    Raises:
+        BertkitError: the folder holds work with other settings, or of another kind.
+    """
+    record, new = out / RECORDS[kind], json.loads(json.dumps(settings, default=str))
+    if not record.is_file():
+        if sign := next((name for name in SIGNS if (out / name).exists()), ""):
+            raise BertkitError(
+                f"{out} has a {sign} but no {record.name}, so it holds no {kind}; choose another "
+                "folder"
+            )
+        write_json(record, new)
+        return dict(new)
+    old = read_object(record, file_names=True)
+    if changed := differences(old, new, ignored=may_change):
+        named = "; ".join(text[:120] for text in changed[:3])
+        raise BertkitError(
+            f"{out} holds a {kind} with other settings ({named}); choose another folder, or "
+            "restore the settings to resume"
+        )
+    return old
+
+
+def check_replaceable(out: Path, kind: str) -> None:
+    """Raise a BertkitError unless a folder may be replaced: it is absent, empty or of this kind."""
+    empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    if not empty and not (out / RECORDS[kind]).is_file():
+        raise BertkitError(f"{out} exists and holds no {kind}; choose another folder")
+
+
+def differences(
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    prefix: str = "",
+    *,
+    ignored: Collection[str] = (),
+) -> list[str]:
+    """Return the dotted names of fields that differ, with both values (of checksums, without).
+
+    `ignored` are dotted names of fields, or of groups of fields, that may differ.
+    """
+    changed: list[str] = []
+    for key in sorted(key for key in {*before, *after} if f"{prefix}{key}" not in ignored):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed += differences(old, new, f"{prefix}{key}.", ignored=ignored)
+        elif old != new:
+            digests = DIGEST.fullmatch(str(old)) and DIGEST.fullmatch(str(new))
+            changed.append(f"{prefix}{key} {'differs' if digests else f'{old!r} -> {new!r}'}")
+    return changed
 
 
 def sha256_file(path: Path) -> str:
@@ -62,30 +186,14 @@ def disk_errors(path: Path, inside: Path | None = None) -> Iterator[None]:
         named = [Path(str(name)) for name in (error.filename, error.filename2) if name]
         if inside and named and not any(name.is_relative_to(inside) for name in named):
             raise
-        reasons = {
-            errno.ENOSPC: "the disk is full; free some space and run the same command again",
-            errno.EDQUOT: "the disk quota is used up; free some space and run the command again",
-            errno.EACCES: "permission denied; choose another folder or change its permissions",
-            errno.EROFS: "the file system is read-only; choose another folder",
-            errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
-            errno.ENAMETOOLONG: "its name is too long; choose a shorter one",
-            errno.ELOOP: "it is a symbolic link, which is not followed here; remove it",
-        }
         # NumPy raises "8 requested and 0 written" without an error number.
         number = errno.ENOSPC if "requested and" in str(error) else error.errno or 0
-        reason = reasons.get(number, f"{error.strerror or error}; choose another folder")
+        reason = REASONS.get(number, f"{error.strerror or error}; choose another folder")
         raise BertkitError(f"cannot write {path}: {reason}") from error
 
 
 def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under a temporary name, flush it to disk, then rename it to `path`.
-
-    `write` writes the whole content to the temporary path that it is given. The folder of `path` is
-    created if it is missing.
-
-    Raises:
-        BertkitError: the disk is full or the folder cannot be written.
-    """
+    """Let `write` fill a temporary file, flush it to disk, then rename it to `path`."""
     with new_file(path) as temporary, disk_errors(path):
         write(temporary)
 
@@ -94,11 +202,15 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
 def new_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path; what the block writes there becomes `path` if the block succeeds.
 
-    After an error the old `path` is unchanged. OSErrors of the block itself are not converted.
+    After an error the old `path` is unchanged. A link is followed, and the missing folders above
+    are created. OSErrors of the block itself are not converted.
     """
-    if is_descriptor(path) or (path.exists() and not path.is_file()):  # a file would replace it
+    if str(path.absolute().parent) in ("/dev", "/dev/fd", "/proc/self/fd") or (
+        path.exists() and not path.is_file()
+    ):
         what = "a folder" if path.is_dir() else "a device or a pipe"
         raise BertkitError(f"{path} is {what}; give the name of a file")
+    path = Path(os.path.realpath(path))
     temporary = temporary_name(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,27 +227,12 @@ def new_file(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def is_descriptor(path: Path) -> bool:
-    """Return whether a path, such as /dev/stdout, is a link to an open file of a process."""
-    with suppress(OSError, ValueError):  # no file can have this name
-        for _ in range(MAX_LINKS):
-            folder = os.path.realpath(path.parent)
-            if DESCRIPTORS.fullmatch(folder):
-                return True
-            path = Path(folder, path.readlink())  # an OSError if it is no link
-    return False
-
-
 def temporary_name(path: Path) -> Path:
-    """Return a unique name next to `path`; even containers that share a folder and pids differ.
-
-    Raises:
-        BertkitError: the path has no file name, such as ".".
-    """
+    """Return a unique name next to `path`; even containers that share a folder and pids differ."""
     if not path.name:
         raise BertkitError(f"{path} does not end in a name; give the path of a file or folder")
-    own = f"{process_namespace()}-{os.getpid()}-{secrets.token_hex(4)}"
-    return path.with_name(f".{path.name}.tmp-{own}")
+    unique = f"{process_namespace()}-{os.getpid()}-{secrets.token_hex(4)}"
+    return path.with_name(f".{path.name}.tmp-{unique}")
 
 
 @cache
@@ -234,11 +331,7 @@ def write_json_lines(path: Path, rows: Iterable[Any]) -> None:
 
 
 def map_array(path: Path) -> np.ndarray:
-    """Map a `.npy` file into memory, refusing an array of objects, which would be a pickle.
-
-    Raises:
-        BertkitError: the file is not such an array, or is shorter than its header says.
-    """
+    """Map a `.npy` file into memory, refusing an array of objects, which would be a pickle."""
     import numpy as np
 
     try:
@@ -249,12 +342,8 @@ def map_array(path: Path) -> np.ndarray:
 
 
 def check_file_size(path: Path, maximum: int) -> None:
-    """Refuse a file that is too large to be read into memory.
-
-    Raises:
-        BertkitError: the file has more than `maximum` bytes, or is a folder, a pipe or a device.
-    """
-    if path.exists() and not path.is_file():  # a pipe or a device may never end
+    """Refuse a file of more than `maximum` bytes, and what is no file: a pipe may never end."""
+    if path.exists() and not path.is_file():
         raise BertkitError(f"{path} is not a regular file; put a copy of the file there")
     if path.is_file() and (size := path.stat().st_size) > maximum:
         raise BertkitError(
@@ -263,11 +352,7 @@ def check_file_size(path: Path, maximum: int) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        BertkitError: the file is missing or is not JSON; the message gives file and line.
-    """
+    """Read a JSON file; a BertkitError names the file and the line of what cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -279,14 +364,11 @@ def read_json(path: Path) -> Any:
 
 
 def jsonable(value: Any) -> Any:
-    """Return a value in which everything is of a type that JSON has.
-
-    NaN and infinity become None, and scalars of NumPy and torch become numbers.
-    """
+    """Return a value with JSON types only: NaN becomes None, scalars of NumPy and torch numbers."""
     if isinstance(value, Mapping):
-        return {str(name): jsonable(one) for name, one in value.items()}
+        return {str(name): jsonable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [jsonable(one) for one in value]
+        return [jsonable(item) for item in value]
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -302,32 +384,24 @@ def read_optional(path: Path, **how: Any) -> dict[str, Any]:
 
 
 def read_object(
-    path: Path, maximum: int = MOST_OBJECT_BYTES, *, file_names: bool = False
+    path: Path, maximum: int = MAX_OBJECT_BYTES, *, file_names: bool = False
 ) -> dict[str, Any]:
     """Read a JSON object of at most `maximum` bytes from a folder that a stranger may have made.
 
     With `file_names`, texts may be names of files, whose undecodable bytes are halves of surrogate
     pairs.
-
-    Raises:
-        BertkitError: the file is missing, is not a regular file, is too large or does not hold a
-            JSON object, or a text in it has half of a surrogate pair, which JSON can write.
     """
     check_file_size(path, maximum)
     value = read_json(path)
     if not isinstance(value, dict):
         raise BertkitError(f"{path} does not hold a JSON object; restore or remake it")
-    halves = "surrogatepass" if file_names else "strict"
     try:
-        json.dumps(value, ensure_ascii=False).encode(errors=halves)
-    except UnicodeEncodeError as error:
-        half = ascii(error.object[error.start])
-        raise BertkitError(
-            f"{path} has the character {half}, half of a surrogate pair, in a text; restore or "
-            "remake the file"
-        ) from None
-    except RecursionError:
-        raise BertkitError(f"{path} is nested too deeply; restore or remake it") from None
+        json.dumps(value, ensure_ascii=False).encode(
+            errors="surrogatepass" if file_names else "strict"
+        )
+    except (UnicodeEncodeError, RecursionError) as error:
+        what = "half of a surrogate pair" if isinstance(error, ValueError) else "deep nesting"
+        raise BertkitError(f"{path} has {what}; restore or remake it") from None
     return value
 
 
@@ -388,17 +462,14 @@ def exclusive_lock(folder: Path, wait: float = 0.0, name: str = ".lock") -> Iter
     """Lock a folder against other processes for the duration of a block; a kill releases it.
 
     The folder is created if it is missing. `wait` is the number of seconds to wait for another
-    process that holds the lock, and `name` that of the lock file, for locks of parts of a folder.
-
-    Raises:
-        HeldError: another process held the lock for all of `wait`.
-        BertkitError: the folder cannot be written, or its file system does not support locks.
+    process that holds the lock. Windows has no such lock.
     """
+    give_up = time.monotonic() + max(wait, 0.2)  # others hold it for a moment to see if it is free
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    give_up = time.monotonic() + max(wait, 0.2)  # others hold it for a moment to see if it is free
-    with open_lock(folder / name) as file:
-        while not try_lock(file, folder):
+        file = (folder / name).open("ab")
+    with file:
+        while not try_lock(file.fileno(), folder):
             if time.monotonic() >= give_up:
                 raise HeldError(
                     f"another process is working in {folder}; wait for it or choose another folder"
@@ -407,31 +478,12 @@ def exclusive_lock(folder: Path, wait: float = 0.0, name: str = ".lock") -> Iter
         yield
 
 
-def not_through_links(path: str, flags: int) -> int:
-    """Open a file without following links, as the `opener` of files in folders of other users."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
-
-
-def open_lock(path: Path) -> IO[bytes]:
-    """Open a lock file, creating it if it is missing; its content never changes.
-
-    Raises:
-        BertkitError: the path is a link or a folder, or cannot be written.
-    """
-    with disk_errors(path):
-        return open(path, "ab", opener=not_through_links)
-
-
-def try_lock(file: IO[bytes], folder: Path) -> bool:
-    """Return whether an open file of a folder could be locked; always True on Windows (no lock).
-
-    Raises:
-        BertkitError: the file system does not support locks.
-    """
+def try_lock(descriptor: int, folder: Path) -> bool:
+    """Return whether an open file of a folder could be locked; always True on Windows."""
     try:
         import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except ImportError:
         return True
     except OSError as error:

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bertkit.predict.tables import new_text
 
 from bertkit import files
 from bertkit.corpus.writers import write_array
-from bertkit.errors import BertkitError, HeldError, nearest
+from bertkit.errors import BertkitError, HeldError
 from bertkit.files import (
     LEFTOVER_SECONDS,
     check_file_size,
@@ -34,7 +33,7 @@ from bertkit.files import (
     write_json,
     write_text,
 )
-from bertkit.training.journal import Journal
+from bertkit.predict.tables import new_text
 
 
 def test_interrupted_write_leaves_the_old_file(
@@ -163,45 +162,6 @@ os.kill(os.getpid(), 9)
     assert {"model", alive.name, foreign.name} < left
 
 
-def test_a_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("all of it")
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / ".lock").symlink_to(precious)
-    with pytest.raises(BertkitError, match="symbolic link"), exclusive_lock(folder):
-        pass
-    assert precious.read_text() == "all of it"
-    (folder / ".lock").unlink()
-    (folder / ".lock").write_text("of somebody else")
-    with exclusive_lock(folder), pytest.raises(HeldError), exclusive_lock(folder):
-        pass
-    assert (folder / ".lock").read_text() == "of somebody else"
-
-
-def test_a_journal_is_not_written_through_a_link(tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    (tmp_path / "journal.jsonl").symlink_to(precious)  # which is not there yet
-    with pytest.raises(BertkitError, match="symbolic link"):
-        Journal(tmp_path)
-    assert not precious.exists()
-    precious.write_text("")
-    journal = Journal(tmp_path)
-    journal.write({"kind": "note"})
-    journal.close()
-    assert precious.read_text() == ""
-
-
-def test_a_folder_in_the_place_of_a_link_leaves_its_target_alone(tmp_path: Path) -> None:
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "file").write_text("all of it")
-    (tmp_path / "model").symlink_to(tmp_path / "precious")
-    with new_folder(tmp_path / "model") as folder:
-        (folder / "file").write_text("new")
-    assert (tmp_path / "precious" / "file").read_text() == "all of it"
-    assert {path.name for path in tmp_path.iterdir()} == {"model", "precious"}
-
-
 def test_devices_and_pipes_are_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path(os.devnull)):
@@ -307,12 +267,6 @@ def test_a_file_system_without_locks_is_no_other_process(
     with expected as caught, exclusive_lock(tmp_path, wait=600):
         pass
     assert not isinstance(caught.value, HeldError)
-
-
-def test_nearest() -> None:
-    assert nearest("lerning", ["learning", "seed"]) == "; did you mean 'learning'?"
-    assert nearest("zzz", ["b", "a"]) == "; known: a, b"
-    assert nearest("zzz", []) == ""
 
 
 def test_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ import bertkit
 from bertkit.cli.streams import end_by_exception, stop_looking, take_streams
 from bertkit.config import FLAGS, fill_from, find_recipe, parse
 from bertkit.errors import BertkitError, nearest
-from bertkit.outputs import check_output_files, types_in
 from bertkit.processes import is_alone, rank
 
 NO_DEVICE_MEMORY = (
@@ -182,7 +181,7 @@ def check_values(arguments: ArgumentCollection) -> None:
     for argument in arguments:
         hint = next((h for h in get_args(argument.hint) if get_origin(h) is tuple), argument.hint)
         several = get_origin(hint) is tuple
-        needs_value = not {bool, str, Path} & {*types_in(argument.hint)}
+        needs_value = not {bool, str} & {hint, *get_args(argument.hint), *get_args(hint)}
         kind = get_args(hint)[:1] or (hint,)
         for token in argument.tokens:
             if not token.value and needs_value:
@@ -209,7 +208,6 @@ def recipe_flags(app: App, commands: tuple[str, ...], arguments: ArgumentCollect
     Flags on the command line override the file.
     """
     check_values(arguments)
-    check_output_files(arguments)
     for argument in arguments:
         if argument.name == "--recipe" and argument.tokens:
             fill_from(find_recipe(argument.tokens[0].value), app, commands, arguments)

@@ -8,17 +8,16 @@ from typing import Annotated
 from bertkit.config import FLATTEN
 from bertkit.corpus.clean import CleanOptions
 from bertkit.corpus.clean import clean as clean_text
-from bertkit.files import write_json
-from bertkit.outputs import FILE, REPLACED, TEXT
+from bertkit.files import check_output, write_json
 
 CLEAN_DEFAULTS = CleanOptions()
 
 
 def clean_command(
-    *paths: Annotated[str, TEXT],
-    out: Annotated[Path, REPLACED],
+    *paths: str,
+    out: Path,
     processes: int = 0,
-    json: Annotated[Path | None, FILE] = None,
+    json: Path | None = None,
     options: Annotated[CleanOptions, FLATTEN] = CLEAN_DEFAULTS,
 ) -> None:
     """Drop duplicates and, optionally, low-quality documents from text, and count what is dropped.
@@ -35,6 +34,7 @@ def clean_command(
     json
         A JSON file to write the counts to.
     """
+    json = json and check_output(json, paths)
     cleaned = clean_text(list(paths), out, options, processes=processes)
     if json is not None:
         write_json(json, {"read": cleaned.read.as_dict(), "kept": cleaned.kept.as_dict()})

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from bertkit.config import refuse_foreign
 from bertkit.console import Console
-from bertkit.outputs import FOLDER
+from bertkit.files import check_output
 
 
-def demo_command(*, out: Annotated[Path, FOLDER] = Path("runs/demo")) -> int:
+def demo_command(*, out: Path = Path("runs/demo")) -> int:
     """Pre-train and fine-tune a small BERT on the docstrings of Python and of installed packages.
 
     Nothing is downloaded. It takes minutes on two cores.
@@ -24,7 +22,7 @@ def demo_command(*, out: Annotated[Path, FOLDER] = Path("runs/demo")) -> int:
 
     from bertkit.demo.run import run_demo
 
-    refuse_foreign(out / "recipe.json", "a run")
+    out = check_output(out, folder=True)
     torch.set_num_threads(1)  # the network is so small that threads mostly wait for each other
     with Console() as console:
         stopped = run_demo(out, console)

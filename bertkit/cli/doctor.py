@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 from bertkit.doctor.findings import SEVERITIES
 from bertkit.doctor.run import diagnose
 from bertkit.files import write_json
-from bertkit.outputs import FILE
 
 
-def doctor_command(path: Path, *, json: Annotated[Path | None, FILE] = None) -> int:
+def doctor_command(path: Path, *, json: Path | None = None) -> int:
     """Diagnose a pre-training run or a token store, and advise what to change.
 
     Every finding states the number behind it. The exit status is 1 if there is a problem.

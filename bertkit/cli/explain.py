@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import rich.console
 
 from bertkit.cli.options import AnyModel
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
-from bertkit.outputs import FILE
 
 
 def explain_command(
@@ -18,7 +16,7 @@ def explain_command(
     text: str,
     pair: str | None = None,
     *,
-    html: Annotated[Path | None, FILE] = None,
+    html: Path | None = None,
     seed: int = 0,
     layer: int | None = None,
     head: int | None = None,

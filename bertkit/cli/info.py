@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import rich.console
 from rich.markup import escape
@@ -12,13 +12,12 @@ from rich.table import Table
 
 import bertkit
 from bertkit.cli.options import AnyModel
-from bertkit.files import write_json
-from bertkit.outputs import FILE
+from bertkit.files import check_output, write_json
 
 MAX_SHOWN = 20
 
 
-def info_command(model: AnyModel, *, json: Annotated[Path | None, FILE] = None) -> None:
+def info_command(model: AnyModel, *, json: Path | None = None) -> None:
     """Show what a model is: its task, labels, network, vocabulary, size and origin.
 
     Parameters
@@ -33,7 +32,7 @@ def info_command(model: AnyModel, *, json: Annotated[Path | None, FILE] = None) 
             table.add_row(name.replace("_", " "), escape(shown(value)))
     rich.console.Console().print(table)
     if json is not None:
-        write_json(json, facts)
+        write_json(check_output(json), facts)
 
 
 def shown(value: Any) -> str:

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 from bertkit.config import FLATTEN
-from bertkit.outputs import FOLDER, TEXT
 from bertkit.tokenizer.learn import LEARN_DEFAULTS, LearnOptions, learn_tokenizer
 
 
 def learn_command(
-    *paths: Annotated[str, TEXT],
-    out: Annotated[Path, FOLDER],
+    *paths: str,
+    out: Path,
     size: int = 30522,
     options: Annotated[LearnOptions, FLATTEN] = LEARN_DEFAULTS,
 ) -> None:

@@ -11,8 +11,7 @@ import rich.console
 from rich.table import Table
 
 from bertkit.config import FLATTEN, as_json, dotted_values, read_recipe
-from bertkit.files import write_json
-from bertkit.outputs import FILE, NAMED
+from bertkit.files import check_output, write_json
 from bertkit.planning import GIB, HERE
 from bertkit.planning.plan import MEASURE_SECONDS, UNKNOWN, CorpusSize, plan
 from bertkit.training.recipe import PretrainRecipe
@@ -24,7 +23,7 @@ PLANNED_DEFAULTS = PretrainRecipe()
 
 
 def plan_command(
-    recipe: Annotated[str, NAMED] = "base",
+    recipe: str = "base",
     *,
     machine: str = HERE,
     device: str = "auto",
@@ -32,7 +31,7 @@ def plan_command(
     mfu: float | None = None,
     hours: float | None = None,
     price: float | None = None,
-    json: Annotated[Path | None, FILE] = None,
+    json: Path | None = None,
     corpus: Annotated[CorpusSize, FLATTEN] = UNKNOWN,
     settings: Annotated[PretrainRecipe, FLATTEN] = PLANNED_DEFAULTS,
 ) -> None:
@@ -60,6 +59,7 @@ def plan_command(
     json
         A file to write the plan to.
     """
+    json = json and check_output(json)
     made = plan(
         *(settings, corpus),
         machine=machine,

@@ -7,16 +7,15 @@ from typing import Annotated
 
 from bertkit.config import FLATTEN
 from bertkit.corpus.build import PrepareOptions, prepare, prepare_share
-from bertkit.outputs import FOLDER, TEXT
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 PREPARE_DEFAULTS = PrepareOptions()
 
 
 def prepare_command(
-    *paths: Annotated[str, TEXT],
+    *paths: str,
     tokenizer: Path,
-    out: Annotated[Path, FOLDER],
+    out: Path,
     processes: int = 0,
     share: str = "",
     options: Annotated[PrepareOptions, FLATTEN] = PREPARE_DEFAULTS,

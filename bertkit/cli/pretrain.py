@@ -13,7 +13,7 @@ from bertkit.console import Console
 from bertkit.corpus.from_text import NO_TEXT, TextOptions, store_from_text
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, flag
-from bertkit.outputs import FOLDER, NAMED, OWN
+from bertkit.files import check_output
 from bertkit.processes import is_alone, rank
 from bertkit.report.pretraining import write_report
 from bertkit.training.journal import JOURNAL, read_journal
@@ -23,11 +23,11 @@ RECIPE_DEFAULTS = PretrainRecipe()
 
 
 def pretrain_command(
-    recipe: Annotated[str, NAMED],
+    recipe: str,
     *,
-    out: Annotated[Path, FOLDER],
-    store: Annotated[tuple[str, ...], OWN] = (),
-    cache: Annotated[Path | None, FOLDER] = None,
+    out: Path,
+    store: tuple[str, ...] = (),
+    cache: Path | None = None,
     cache_gigabytes: float | None = None,
     smoothing: float | None = None,
     weights: tuple[float, ...] = (),
@@ -91,6 +91,7 @@ def pretrain_command(
     if compile:
         check_compiler(on)
     check_options(settings, strategy=strategy, workers=workers, timeout=timeout, track=track)
+    out = check_output(out, corpus.text, folder=True)
     if init_from is not None:
         corpus = check_start(init_from, recipe, settings, corpus)
     with Console() as console:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import rich.console
 from cyclopts import App
@@ -16,8 +16,7 @@ import bertkit
 from bertkit.cli.options import AnyModel, Column, Format
 from bertkit.console import Console
 from bertkit.errors import BertkitError
-from bertkit.files import write_json
-from bertkit.outputs import FILE, REPLACED, TEXT
+from bertkit.files import check_output, write_json
 from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped
 from bertkit.tokenizer.learn import documents
@@ -28,9 +27,9 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 def extend_command(
     model: AnyModel,
     *,
-    out: Annotated[Path, REPLACED],
-    words: Annotated[str | None, TEXT] = None,
-    text: Annotated[tuple[str, ...], TEXT] = (),
+    out: Path,
+    words: str | None = None,
+    text: tuple[str, ...] = (),
     count: int | None = None,
     processes: int = 0,
     format: Format = "auto",  # noqa: A002 - the flag's natural name
@@ -65,9 +64,9 @@ def extend_command(
 
 def measure_command(
     tokenizer: Path,
-    *paths: Annotated[str, TEXT],
+    *paths: str,
     max_documents: int | None = None,
-    json: Annotated[Path | None, FILE] = None,
+    json: Path | None = None,
     format: Format = "auto",  # noqa: A002 - the flag's natural name
     column: Column = "text",
 ) -> None:
@@ -86,6 +85,7 @@ def measure_command(
     """
     if max_documents is not None and max_documents < 1:
         raise BertkitError(f"--max-documents must be at least 1, got {max_documents}")
+    json = json and check_output(json, paths)
     counts = TextCounts()
     loaded = Tokenizer.load(tokenizer)
     with Console() as console:

@@ -22,7 +22,14 @@ from bertkit.corpus.steps import CorpusPart, PartResult, finished_part, plan_par
 from bertkit.corpus.store import ShardInfo, TokenStore
 from bertkit.corpus.writers import write_manifest
 from bertkit.errors import BertkitError, HeldError
-from bertkit.files import WAIT_SECONDS, exclusive_lock, from_home, read_json, write_json
+from bertkit.files import (
+    WAIT_SECONDS,
+    check_output,
+    exclusive_lock,
+    from_home,
+    read_json,
+    write_json,
+)
 from bertkit.processes import Workers, worker_count
 from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped
@@ -238,17 +245,7 @@ def check_inputs(paths: Sequence[str], folder: Path, options: PrepareOptions) ->
         raise BertkitError(f"held_out must be at least 0 and below 1, got {options.held_out}")
     if not 1 <= options.shard_megabytes <= 1000:
         raise BertkitError(f"shard_megabytes must be 1 to 1000, got {options.shard_megabytes}")
-    if is_remote(folder):
-        raise BertkitError(
-            f"{folder} is remote, but shards are renamed into place and mapped into memory; "
-            "prepare into a local or mounted folder, then copy it"
-        )
-    for path in map(from_home, paths):
-        if Path(path).is_dir() and folder.resolve().is_relative_to(Path(path).resolve()):
-            raise BertkitError(
-                f"{folder} lies in {path}, whose files are all read as text; choose a folder "
-                "outside of it"
-            )
+    check_output(folder, paths, folder=True)
     return find_sources(paths, format=options.format)
 
 

@@ -21,8 +21,7 @@ from bertkit.console import Console, console_or_new
 from bertkit.corpus.minhash import KeySet, band_keys, exact_key, word_patterns
 from bertkit.corpus.writers import open_writer
 from bertkit.errors import BertkitError
-from bertkit.files import from_home
-from bertkit.outputs import REPLACED, refuse_overwriting
+from bertkit.files import check_output
 from bertkit.processes import Workers, worker_count
 from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.lines import cut_blocks, describe_skipped
@@ -197,8 +196,7 @@ def clean(
         BertkitError: there is nothing to read, an option is impossible, no document is kept, or the
             disk is full.
     """
-    options, out = options or CleanOptions(), Path(from_home(out))
-    refuse_overwriting(out, paths, REPLACED)
+    options, out = options or CleanOptions(), check_output(out, paths)
     workers = worker_count(processes)
     check_clean_options(options)
     with console_or_new(console) as shown:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from bertkit.config import as_json, claim_settings
+from bertkit.config import as_json
 from bertkit.console import Console, console_or_new
 from bertkit.corpus.build import PrepareOptions, check_inputs, prepare, text_changed
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.files import exclusive_lock, from_home
-from bertkit.outputs import TEXT
+from bertkit.files import claim, exclusive_lock, from_home
 from bertkit.processes import worker_count
 from bertkit.tokenizer.learn import LearnOptions, learn_from_files
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -22,7 +20,7 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 class TextOptions:
     """The options of a run that starts from text instead of a store."""
 
-    text: Annotated[tuple[str, ...], TEXT] = ()
+    text: tuple[str, ...] = ()
     """Text to train on: files, folders, globs, URLs, hf:NAME (instead of --store)."""
     tokenizer: Path | None = None
     """An existing tokenizer for --text; by default that of --init-from, or else a vocabulary is
@@ -85,7 +83,7 @@ def _store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenS
     if not (learned.exists() or folder.exists()):
         (out / "corpus.json").unlink(missing_ok=True)  # left by flags that failed
     # a tokenizer is compared by its content, as the folder of a model on the hub may change
-    claim_settings(out / "corpus.json", flags, "a corpus", ignored=("tokenizer",))
+    claim(out, "corpus", flags, may_change=("tokenizer",))
     if corpus.tokenizer is not None:
         tokenizer = Tokenizer.load(corpus.tokenizer)
     elif begun and (learned / "tokenizer_config.json").is_file():

@@ -28,7 +28,6 @@ from bertkit.files import (
     disk_errors,
     exclusive_lock,
     from_home,
-    not_through_links,
     read_json,
     write_atomic,
     write_json,
@@ -202,7 +201,7 @@ def new_part(path: Path) -> Iterator[Callable[[bytes], None]]:
         BertkitError: the file cannot be written.
     """
     with disk_errors(path):
-        file = open(path, "wb", opener=not_through_links)  # noqa: SIM115
+        file = path.open("wb")
 
     def write(block: bytes) -> None:
         with disk_errors(path):

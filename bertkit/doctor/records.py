@@ -15,7 +15,7 @@ import numpy as np
 
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.files import not_through_links, read_optional
+from bertkit.files import read_optional
 from bertkit.pretraining_data.pairs import PAIR_OBJECTIVES, SPECIALS
 from bertkit.training.journal import JOURNAL, numbered_records, read_journal
 
@@ -236,7 +236,7 @@ def is_locked(folder: Path) -> bool:
     try:
         import fcntl
 
-        with open(folder / ".lock", "rb", opener=not_through_links) as file:
+        with (folder / ".lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from bertkit.config import read_recipe
 from bertkit.console import Console, console_or_new
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.outputs import TEXT
 from bertkit.planning import HERE
 from bertkit.planning.corpus import CorpusEstimate, assumed_corpus, store_corpus, text_corpus
 from bertkit.processes import busy_note
@@ -32,7 +31,7 @@ class CorpusSize:
 
     store: Path | None = None
     """A token store made by `bertkit prepare`."""
-    text: Annotated[tuple[str, ...], TEXT] = ()
+    text: tuple[str, ...] = ()
     """Files, folders or globs, of which a sample is read."""
     tokens: int | None = None
     """The number of tokens, if there is no text to measure."""

@@ -24,7 +24,6 @@ import zstandard
 
 from bertkit.errors import BertkitError, InputTypeError, check_known, short_repr
 from bertkit.files import from_home
-from bertkit.outputs import files_below
 
 HEAD_BYTES = 1 << 16
 COMPRESSED_BYTES, DECOMPRESSED_BYTES = 1 << 10, 1 << 20
@@ -169,7 +168,17 @@ def local_files(path: str) -> tuple[list[tuple[str, int]], bool]:
 
 def folder_files(folder: str) -> list[str]:
     """Return every file below a folder, sorted by path, without hidden files and folders."""
-    return sorted(map(str, files_below(folder, hidden=False, onerror=unreadable_source)))
+    files: list[str] = []
+    visited: set[str] = set()
+    for parent, folders, names in os.walk(folder, onerror=unreadable_source, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in visited:  # a link may lead back to a parent
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = [name for name in folders if name[0] != "."]
+        files += [f"{parent}/{name}" for name in names if name[0] != "."]
+    return sorted(files)
 
 
 def unreadable_source(error: OSError) -> None:

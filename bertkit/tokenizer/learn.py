@@ -13,10 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bertkit.config import SIGNS, as_json
+from bertkit.config import as_json
 from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
-from bertkit.files import from_home, write_json
+from bertkit.files import SIGNS, check_output, write_json
 from bertkit.processes import worker_count
 from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.lines import describe_skipped
@@ -81,7 +81,8 @@ def learn_tokenizer(
         BertkitError: the paths hold no text, an option is impossible, the folder holds something
             else than a tokenizer, or the disk is full.
     """
-    out, paths = Path(from_home(out)), text_paths(paths)
+    paths = text_paths(paths)
+    out = check_output(out, paths, folder=True)
     if signs := [name for name in SIGNS if name != "vocab.txt" and (out / name).exists()]:
         raise BertkitError(
             f"--out {out} contains {signs[0]}, so it holds more than a vocabulary; choose another "

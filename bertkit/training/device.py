@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import bertkit
-from bertkit.config import differences
 from bertkit.errors import BertkitError, check_known, nearest
-from bertkit.files import read_json, write_json
+from bertkit.files import differences, read_json, write_json
 from bertkit.model.attention import choose_kernel
 from bertkit.model.cpu import has_bf16, library, step_types
 from bertkit.model.encoder import residual_dtype

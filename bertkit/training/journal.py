@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from bertkit.console import Console
 from bertkit.errors import BertkitError
-from bertkit.files import disk_errors, jsonable, not_through_links, write_text
+from bertkit.files import disk_errors, jsonable, write_text
 
 JOURNAL = "journal.jsonl"
 
@@ -63,9 +63,8 @@ class Journal:
             write_text(self.path, "".join(json_line(record) for record in kept))
         with disk_errors(self.path):
             folder.mkdir(parents=True, exist_ok=True)
-            opener = not_through_links
-            self.file = open(  # noqa: SIM115
-                self.path, "a", encoding="utf-8", errors="backslashreplace", opener=opener
+            self.file = self.path.open(
+                "a", encoding="utf-8", errors="backslashreplace"
             )
         self.trackers: list[Any] = []
         if track:

@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from bertkit.config import as_json, claim_settings, differences
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, check_known, nearest
-from bertkit.files import escaped, write_json
+from bertkit.files import claim, differences, escaped, write_json
 from bertkit.pretraining_data.masking import MaskingOptions, count_targets
 from bertkit.pretraining_data.pairs import PAIR_OBJECTIVES, TOKEN_OBJECTIVES, PairOptions
 
@@ -369,9 +368,7 @@ def claim_run_folder(
     may_change = {"store", "stores", "recipe_name", "recipe.logging"}
     from bertkit.training.device import keep_environment
 
-    path = folder / "recipe.json"
-    defaults = {"recipe": as_json(PretrainRecipe())}
-    begun = claim_settings(path, settings, "a run", ignored=may_change, defaults=defaults)
+    begun = claim(folder, "pre-training run", settings, may_change=may_change)
     if changes := differences(begun["recipe"]["logging"], recipe["logging"], "logging."):
-        write_json(path, settings)
+        write_json(folder / "recipe.json", settings)
     return changes + keep_environment(folder)
