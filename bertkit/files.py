@@ -90,9 +90,11 @@ def check_output(
         if not os.access(path if path.is_dir() else path.parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "permission denied", str(path))
     real = Path(os.path.realpath(path))
-    for given in inputs:
-        name = from_home(given)
-        local = [] if not name or "://" in name or name.startswith("hf:") else glob.glob(name) or [name]  # noqa: PTH207
+    names = [from_home(name) for name in inputs if name]
+    for given in names:
+        local = glob.glob(given) or [given]  # noqa: PTH207
+        if "://" in given or given.startswith("hf:"):
+            continue
         for source in map(os.path.realpath, local):
             if real.is_relative_to(source):
                 where = "is an input" if real == Path(source) else f"lies in the input {given}"

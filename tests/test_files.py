@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bertkit.predict.tables import new_text
 
 from bertkit import files
 from bertkit.corpus.writers import write_array
@@ -33,7 +34,6 @@ from bertkit.files import (
     write_json,
     write_text,
 )
-from bertkit.predict.tables import new_text
 
 
 def test_interrupted_write_leaves_the_old_file(

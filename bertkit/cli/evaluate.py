@@ -9,20 +9,20 @@ from bertkit.cli.options import Device, NullThreshold, Precision, TunedModel
 from bertkit.cli.task_flags import NO_COLUMNS, ColumnFlags, set_flags
 from bertkit.config import flag_group
 from bertkit.console import Console
+from bertkit.files import check_output
 from bertkit.finetuning.results import scores_text
-from bertkit.outputs import DATA, RESULTS, TEXT
 from bertkit.predict.evaluate import evaluate
 
 
 def evaluate_command(
     model: TunedModel,
-    file: Annotated[str, TEXT] = "",
+    file: str = "",
     *,
-    data: Annotated[Path | None, DATA] = None,
+    data: Path | None = None,
     split: str = "",
     task: str = "",
     ensemble: tuple[Path, ...] = (),
-    out: Annotated[Path | None, RESULTS] = None,
+    out: Path | None = None,
     precision: Precision = "auto",
     null_threshold: NullThreshold = None,
     device: Device = "auto",
@@ -47,6 +47,7 @@ def evaluate_command(
         The folder for predictions, official files and scores.
     """
     models = [model, *ensemble]
+    out = out and check_output(out, [file], folder=True)
     with Console() as console:
         evaluation = evaluate(
             models,

@@ -11,7 +11,6 @@ from bertkit.config import flag_group
 from bertkit.console import Console
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.settings import ONE_RUN, USUAL, FinetuneSettings, Grid, TrainingSettings
-from bertkit.outputs import DATA, FOLDER, TEXT
 from bertkit.report.finetuning import write_finetuning_report
 from bertkit.tasks.data import DataFiles
 from bertkit.tasks.official import OFFICIAL
@@ -22,11 +21,11 @@ def finetune_command(
     task: str,
     *,
     model: Path,
-    out: Annotated[Path, FOLDER],
-    data: Annotated[Path | None, DATA] = None,
-    train: Annotated[str, TEXT] = "",
-    dev: Annotated[str, TEXT] = "",
-    test: Annotated[str, TEXT] = "",
+    out: Path,
+    data: Path | None = None,
+    train: str = "",
+    dev: str = "",
+    test: str = "",
     dev_share: float = 0.1,
     metric: str = "",
     new_head: bool = False,

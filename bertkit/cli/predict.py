@@ -24,7 +24,6 @@ from bertkit.cli.task_flags import NO_COLUMNS, ColumnFlags, set_flags
 from bertkit.config import FLATTEN, flag_group
 from bertkit.console import Console
 from bertkit.errors import BertkitError
-from bertkit.outputs import FILE, TEXT
 from bertkit.predict.embeddings import load_embedder, nearest_texts
 from bertkit.predict.features import WHOLE, Extraction, embed_file, extract_file, read_lines
 from bertkit.predict.files import check_ending, new_rows, predict_file
@@ -35,11 +34,11 @@ from bertkit.text.lines import TextCounts, describe_skipped
 
 def predict_command(
     model: TunedModel,
-    file: Annotated[str, TEXT] = "",
+    file: str = "",
     *,
     text: tuple[str, ...] = (),
     ensemble: tuple[Path, ...] = (),
-    out: Annotated[Path | None, FILE] = None,
+    out: Path | None = None,
     precision: Precision = "auto",
     null_threshold: NullThreshold = None,
     device: Device = "auto",
@@ -127,9 +126,9 @@ def next_sentence_command(
 
 def embed_command(
     model: EmbeddingModel,
-    file: Annotated[str, TEXT],
+    file: str,
     *,
-    out: Annotated[Path, FILE],
+    out: Path,
     column: Column = "text",
     pooling: Pooling = "auto",
     normalize: bool | None = None,
@@ -159,7 +158,7 @@ def embed_command(
 
 def similar_command(
     model: EmbeddingModel,
-    file: Annotated[str, TEXT],
+    file: str,
     text: str,
     *,
     top: int = 5,
@@ -192,9 +191,9 @@ def similar_command(
 
 def features_command(
     model: AnyModel,
-    file: Annotated[str, TEXT],
+    file: str,
     *,
-    out: Annotated[Path, FILE],
+    out: Path,
     column: Column = "text",
     precision: str = "fp32",
     device: Device = "auto",

@@ -20,10 +20,10 @@ import torch
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
 from bertkit.checkpoints.save import save_model
-from bertkit.config import as_json, claim_settings
+from bertkit.config import as_json
 from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError, DivergedError, check_known, short_repr
-from bertkit.files import exclusive_lock, from_home, new_folder, write_json
+from bertkit.files import check_output, claim, exclusive_lock, new_folder, write_json
 from bertkit.finetuning.card import tuned_card
 from bertkit.finetuning.results import (
     FinetuneResult,
@@ -121,13 +121,14 @@ def finetune(
     if isinstance(task, str):
         positions = start.config.max_position_embeddings
         task = load_dataset(task, files, columns, windows, positions)
-    out = Path(from_home(out))
+    inputs = [str(f) for f in (files.train, files.dev, files.test) if f]
+    out = check_output(out, inputs, folder=True)
     with console_or_new(console) as shown:
         setup = prepare(task, start, settings, metrics or {}, shown)
         with exclusive_lock(out):
             shared = setup.described()
             ignored = ["files", "start"]  # paths may change as long as the digests do not
-            claim_settings(out / SETTINGS_FILE, shared, "a fine-tuning", ignored=ignored)
+            claim(out, "fine-tuning", shared, may_change=ignored)
             if (out / "results.json").is_file() and (out / "model").is_dir():
                 result = read_results(out)
                 shown.say(f"{out} is finished; best: {run_text(result.best, setup.metric)}")

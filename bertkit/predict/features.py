@@ -23,10 +23,9 @@ import torch
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.console import Console
 from bertkit.errors import BertkitError, check_known
-from bertkit.files import disk_errors, from_home, new_file
+from bertkit.files import check_output, disk_errors, new_file
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import check_layers, encoder_features
-from bertkit.outputs import refuse_overwriting
 from bertkit.predict.embeddings import load_embedder, text_chunks
 from bertkit.predict.files import library
 from bertkit.tasks.inference import run_model
@@ -260,12 +259,11 @@ def embed_file(
 
 def check_out(out: Path | str, file: Path | str, *, pooled: bool) -> Path:
     """Return the path of a file of vectors, whose ending must be that of a fitting format."""
-    path = Path(from_home(out))
+    path = check_output(out, [file])
     if path.suffix not in ENDINGS or (path.suffix == ".npy" and not pooled):
         raise BertkitError(
             f"{path}: vectors of texts are written as .npy or .parquet, those of tokens as .parquet"
         )
-    refuse_overwriting(path, [file])
     return path
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
-from bertkit.files import disk_errors, from_home, jsonable, new_file
-from bertkit.outputs import refuse_overwriting
+from bertkit.files import check_output, disk_errors, from_home, jsonable, new_file
 from bertkit.predict.predictor import TaskPredictor, is_swag, text_columns_of
 from bertkit.tasks.columns import is_plain
 from bertkit.tasks.official import read_swag
@@ -60,9 +59,9 @@ def predict_file(
         BertkitError: the file is missing, damaged or lacks a column, or `out` is the file itself or
             cannot be written.
     """
-    file, out = from_home(str(file)), None if out is None else Path(from_home(out))
+    file = from_home(str(file))
     if out is not None:
-        refuse_overwriting(out, [file])
+        out = check_output(out, [file])
         check_ending(out)
     counts, rows = TextCounts(), dict[str, Fields]()
     total = Items([], 0, 0, {})

@@ -63,9 +63,7 @@ class Journal:
             write_text(self.path, "".join(json_line(record) for record in kept))
         with disk_errors(self.path):
             folder.mkdir(parents=True, exist_ok=True)
-            self.file = self.path.open(
-                "a", encoding="utf-8", errors="backslashreplace"
-            )
+            self.file = self.path.open("a", encoding="utf-8", errors="backslashreplace")
         self.trackers: list[Any] = []
         if track:
             try:
