@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -180,38 +179,6 @@ def as_json(settings: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(settings), default=str))
 
 
-DIGEST = re.compile("[0-9a-f]{16,128}")
-
-
-def differences(
-    before: dict[str, Any],
-    after: dict[str, Any],
-    prefix: str = "",
-    *,
-    ignored: Collection[str] = (),
-) -> list[str]:
-    """Return the dotted names of the fields in which two settings differ, with both values.
-
-    Of checksums it only says that they differ.
-
-    Args:
-        before: the recorded settings, as JSON values.
-        after: the new settings, as JSON values.
-        prefix: the start of every dotted name, such as "training.".
-        ignored: dotted names of fields or groups of fields that may differ.
-    """
-    found: list[str] = []
-    for key in sorted(key for key in {*before, *after} if f"{prefix}{key}" not in ignored):
-        old, new = before.get(key), after.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += differences(old, new, f"{prefix}{key}.", ignored=ignored)
-        elif old != new:
-            digests = all(DIGEST.fullmatch(str(one)) for one in (old, new))
-            how = "has other content" if digests else f"{old!r} -> {new!r}"
-            found.append(f"{prefix}{key} {how}")
-    return found
-
-
 def dotted_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted name and the value of each field, those of nested objects included."""
     for name, value in values.items():
@@ -219,76 +186,3 @@ def dotted_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
             yield from dotted_values(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def filled(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return recorded settings, with defaults for fields that did not exist at the time."""
-    inner = {
-        key: filled(value, defaults[key])
-        for key, value in values.items()
-        if isinstance(value, dict) and isinstance(defaults.get(key), dict)
-    }
-    return defaults | values | inner
-
-
-def refuse_foreign(path: Path, what: str, foreign: Collection[str] = SIGNS) -> None:
-    """Refuse a folder that holds something else, whose files would be mixed with new ones.
-
-    Args:
-        path: the file that exists in the folder if it is of the expected type.
-        what: what the folder should hold, for the error message.
-        foreign: file names that show that the folder holds something else if `path` is missing.
-
-    Raises:
-        BertkitError: `path` is missing, and one of the files in `foreign` exists.
-    """
-    for name in foreign if not path.is_file() else ():
-        if (path.parent / name).exists():
-            raise BertkitError(
-                f"{path.parent} has a {name} but no {path.name}, so it does not hold {what}; "
-                "choose another --out",
-                code="foreign-folder",
-            )
-
-
-def claim_settings(
-    path: Path,
-    settings: dict[str, Any],
-    what: str,
-    *,
-    ignored: Collection[str] = (),
-    foreign: Collection[str] = SIGNS,
-    defaults: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Write settings to a new file, or check that an existing file holds the same ones.
-
-    Args:
-        path: the JSON file.
-        settings: the settings, as plain JSON values.
-        what: what the folder holds, for the error message, for example "a run".
-        ignored: dotted names of settings that may differ; see `differences`.
-        foreign: file names of other types of folders; see `refuse_foreign`.
-        defaults: values for fields that the file lacks because an earlier version wrote it.
-
-    Returns:
-        The settings in the file, completed with `defaults`.
-
-    Raises:
-        BertkitError: the file is damaged or holds other settings, or the folder is of another type.
-    """
-    if not path.is_file():
-        refuse_foreign(path, what, foreign)
-        write_json(path, settings)
-        return settings
-    begun = read_json(path)
-    if not isinstance(begun, dict):
-        raise BertkitError(f"{path} is damaged; choose another --out")
-    begun = filled(begun, defaults or {})
-    changed = differences(begun, settings, ignored=ignored)
-    if changed:
-        named = "; ".join(text[:MAX_DIFFERENCE] for text in changed[:3])
-        raise BertkitError(
-            f"{path.parent} holds {what} with other settings ({named}); "
-            "choose another --out, or restore the settings to resume"
-        )
-    return begun

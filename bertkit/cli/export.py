@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import bertkit
 from bertkit.cli.options import AnyModel
-from bertkit.outputs import REPLACED
 
 
 def export_command(
     model: AnyModel,
     *,
-    out: Annotated[Path, REPLACED],
+    out: Path,
     to: str = "onnx",
     head: str = "auto",
     pooling: str = "auto",

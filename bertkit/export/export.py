@@ -32,7 +32,7 @@ from bertkit.export.padded import (
     is_token_output,
     read_export_source,
 )
-from bertkit.files import from_home, new_folder, sha256_file, write_json
+from bertkit.files import check_output, from_home, new_folder, sha256_file, write_json
 from bertkit.model.pooling import OVER_TOKENS, summary_vectors, weighted_vectors
 from bertkit.pretraining_data.batch import Packed, pack
 
@@ -93,7 +93,7 @@ def export_model(
     check_known("format", to, WRITERS)
     if max_error is not None and not math.isfinite(max_error):
         raise BertkitError(f"--max-error must be a finite number, not {max_error}", code="number")
-    model, out = Path(from_home(model)), Path(from_home(out))
+    model, out = Path(from_home(model)), check_output(out, folder=True)
     source = read_export_source(model, head=head, pooling=pooling, normalize=normalize)
     check_out(source, out)
     bound = max_error if max_error is not None else MAX_ERROR if to == "onnx" else None
