@@ -1,33 +1,35 @@
-"""The ASGI application: the routes, the middleware in front of them, and the web page at /."""
+"""The ASGI application, with the web page at /, and the server that runs it."""
 
 from __future__ import annotations
 
-import re
+import gc
+import math
+import socket
+import sys
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+import uvicorn
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 import bertkit
-from bertkit.errors import InputTypeError, short_repr
+from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.serve import routes
-from bertkit.serve.limits import DEFAULT_LIMITS, Limits, RefusedError, check_token
+from bertkit.serve.limits import DEFAULT_LIMITS, Limits, RefusedError, check_token, shorten
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.middleware import RequestMiddleware, json_response
-from bertkit.serve.models import load_models
-from bertkit.serve.service import Service, shorten_client_text
+from bertkit.serve.models import Service, load_models
 
 WEB = Path(__file__).parent / "web"
 """The folder of the web page that is served at /."""
-TRIED = re.compile(r"(str|int|function-.*|constrained-.*|list\[.*)$")
-"""Matches the names by which pydantic's error locations tell the types of a union apart."""
 ABOUT = """BERT-style models over HTTP. Texts may have any length: long texts are read in windows.
 
 Every error response has the form `{"error": {"message": ..., "type": ..., "param": ...}}`.
@@ -44,8 +46,7 @@ def serving_app(
 ) -> FastAPI:
     """Return an ASGI application that serves models, for another server or a larger application.
 
-    `bertkit serve` runs the same application with connection limits, timeouts and a log of its own,
-    which another server has to provide.
+    `bertkit serve` runs the same application in uvicorn.
 
     Args:
         models: the models' folders or names on the hub, each as MODEL or NAME=MODEL.
@@ -65,27 +66,21 @@ def serving_app(
     if isinstance(hosts, str) or not isinstance(hosts, Collection):
         raise InputTypeError(f"hosts must be a list of names, not {hosts!r}; put it in brackets")
     check_token(token)
-    metrics, given = Metrics(), [str(model) for model in models]
-    served = load_models(given, limits, metrics, precision=precision, device=device)
+    metrics, names = Metrics(), [str(model) for model in models]
+    served = load_models(names, limits, metrics, precision=precision, device=device)
     return make_app(Service(served, limits, metrics), token=token, hosts=hosts)
 
 
-def make_app(
-    serving: Service, *, token: str = "", hosts: Collection[str] = (), web: Path = WEB
-) -> FastAPI:
-    """Return the ASGI application for a service.
+def make_app(service: Service, *, token: str = "", hosts: Collection[str] = ()) -> FastAPI:
+    """Return the ASGI application for a service, which is closed when the application shuts down.
 
-    Args:
-        serving: the service with the loaded models; it is closed when the application shuts down.
-        token: the token that requests to /v1/ and /metrics must carry; "" if no token is required.
-        hosts: the host names that are accepted in addition to IP addresses; empty for any name.
-        web: the folder of the web page; if it has an index.html, the page is served at /.
+    See `serving_app` for the other arguments.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        serving.close()
+        service.close()
 
     app = FastAPIOffline(
         title="bertkit",
@@ -93,83 +88,54 @@ def make_app(
         description=ABOUT,
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would repeat the host name of the request
-        openapi_tags=[
-            {"name": name} for name in ("tasks", "pre-training", "embeddings", "inspection")
-        ],
     )
-    for made in (
-        routes.task_routes(serving),
-        routes.pretraining_routes(serving),
-        routes.embedding_routes(serving),
-        routes.inspection_routes(serving),
-        routes.model_routes(serving, reloading=bool(token)),
-        routes.state_routes(serving),
+    bearer = [Depends(HTTPBearer(auto_error=False))] if token else []  # for /docs only
+    for router in (
+        routes.prediction_routes(service),
+        routes.embedding_routes(service),
+        routes.inspection_routes(service),
+        routes.model_routes(service, reloading=bool(token)),
     ):
-        app.include_router(made)
-    app.router.routes.extend(page_routes(web))
-    app.state.serving = serving
-    app.add_middleware(RequestMiddleware, serving=serving, token=token, hosts=hosts)
-    add_refusals(app)
-    if token:
-        app.openapi = with_token(app)  # type: ignore[method-assign]
+        app.include_router(router, dependencies=bearer)
+    app.include_router(routes.state_routes(service))
+    app.router.routes.extend(page_routes())
+    app.state.service = service
+    app.add_middleware(
+        RequestMiddleware, limits=service.limits, metrics=service.metrics, token=token, hosts=hosts
+    )
+    app.add_exception_handler(RequestValidationError, refuse_body)
+    app.add_exception_handler(HTTPException, refuse_request)
     return app
 
 
-def add_refusals(app: FastAPI) -> None:
-    """Register handlers that give every error response the same JSON form."""
+async def refuse_request(request: Request, error: Exception) -> Response:
+    """Return an error of the framework, such as 404, in the form of every error."""
+    assert isinstance(error, HTTPException)
+    response = json_response(RefusedError(error.status_code, str(error.detail)))
+    response.headers.update(error.headers or {})
+    return response
 
-    async def refuse(request: Request, error: Exception) -> Response:
-        if isinstance(error, RequestValidationError):
-            error = invalid_body(error.errors()[0], request.headers.get("content-type", ""))
-        elif isinstance(error, HTTPException):  # raised by the framework
-            answer = json_response(RefusedError(error.status_code, str(error.detail)))
-            answer.headers.update(error.headers or {})
-            return answer
-        assert isinstance(error, RefusedError)
-        return json_response(error)
 
-    for kind in (RefusedError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, refuse)
+async def refuse_body(request: Request, error: Exception) -> Response:
+    """Return the error response for a body that failed validation."""
+    assert isinstance(error, RequestValidationError)
+    return json_response(invalid_body(error.errors()[0], request.headers.get("content-type", "")))
 
 
 def invalid_body(first: Mapping[str, Any], content_type: str) -> RefusedError:
-    """Return the error response for a body that failed validation.
+    """Return the error for the first problem of a body.
 
     The message does not repeat texts of the body, which may be long, private or invalid. It does
     name the field, shortened.
     """
     if "json" not in content_type.lower() and first["type"] != "missing":
-        return RefusedError(
-            422, "the body is not marked as JSON; send content-type: application/json"
-        )
+        message = "the body is not marked as JSON; send content-type: application/json"
+        return RefusedError(422, message)
     if first["type"] == "json_invalid":
         return RefusedError(400, f"the body is not valid JSON at character {first['loc'][-1]}")
-    # for a union, the location also contains the type that was tried, which is not a field
-    places = [str(part) for part in first["loc"][1:]]
-    named = first["type"] == "extra_forbidden"  # the last one is then a name of the client's own
-    where = [shorten_client_text(place) for place in places if named or not TRIED.match(place)]
-    param = ".".join(where) or None
-    if len(where) < len(places):
-        return RefusedError(422, f"{param}: must be a text, texts, ids, or lists of ids", param)
+    param = ".".join(shorten(str(part)) for part in first["loc"][1:]) or None
     message = first["msg"].removeprefix("Value error, ")
     return RefusedError(422, f"{param or 'body'}: {message}", param)
-
-
-def with_token(app: FastAPI) -> Any:
-    """Return a replacement for `app.openapi` that marks the guarded routes as requiring a token."""
-    plain = app.openapi
-
-    def described() -> dict[str, Any]:
-        found = plain()
-        schemes = found.setdefault("components", {}).setdefault("securitySchemes", {})
-        schemes["token"] = {"type": "http", "scheme": "bearer"}
-        for path, methods in found["paths"].items():
-            if path.startswith(("/v1/", "/metrics")):
-                for method in methods.values():
-                    method["security"] = [{"token": []}]
-        return found
-
-    return described
 
 
 HEADERS = {
@@ -190,16 +156,13 @@ MEDIA_TYPES = {
 """Listed here because the types that Python's `mimetypes` knows depend on the machine."""
 
 
-def page_routes(web: Path) -> list[Route]:
-    """Return a route for each file of the page, or no routes if there is no index.html.
+def page_routes() -> list[Route]:
+    """Return a route for each file of the page.
 
     The folder is not mounted as a whole: a mount would catch every path that no other route has,
     and would answer a wrong method with 404.
     """
-    if not (web / "index.html").is_file():
-        return []
-    files = sorted(path for path in web.iterdir() if path.suffix in MEDIA_TYPES)
-    return [file_route(path) for path in files]
+    return [file_route(path) for path in sorted(WEB.iterdir()) if path.suffix in MEDIA_TYPES]
 
 
 def file_route(path: Path) -> Route:
@@ -210,3 +173,61 @@ def file_route(path: Path) -> Route:
 
     where = "/" if path.name == "index.html" else f"/{path.name}"
     return Route(where, file, include_in_schema=False)
+
+
+MAX_PORT = 65_535
+KEEP_ALIVE = 75
+"""Seconds until an idle connection is closed: late enough that clients and proxies do it first."""
+SWITCH_INTERVAL = 2e-4
+"""The seconds after which a waiting thread gets the interpreter lock. A model's thread needs it
+briefly after every matrix product; with Python's default of 5 ms it would mostly wait."""
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket, so that the address stays reserved while models are loaded."""
+    try:
+        if not 0 <= port <= MAX_PORT:
+            raise ValueError(f"ports are from 0 to {MAX_PORT:,}")
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BertkitError(
+            f"cannot listen at {host}:{port}: {reason}; choose another --host or --port"
+        ) from error
+
+
+def socket_url(listening: socket.socket) -> str:
+    """Return the URL of a listening socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def make_server(app: FastAPI, *, log_requests: bool = True) -> uvicorn.Server:
+    """Return a uvicorn server for an application of `bertkit.serve.app`.
+
+    It uses asyncio's event loop even if uvloop is installed: uvloop accepts one connection per
+    iteration, so new connections would wait for seconds when many arrive at once.
+    """
+    limits = app.state.service.limits
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        http="h11",  # which limits the size of a request's head
+        ws="none",
+        access_log=log_requests,
+        server_header=False,
+        limit_concurrency=limits.max_connections,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=math.ceil(limits.deadline),
+    )
+    return uvicorn.Server(config)
+
+
+def serve(app: FastAPI, listening: socket.socket, *, log_requests: bool = True) -> None:
+    """Serve requests until a signal arrives, and answer those that were accepted before."""
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    gc.collect()
+    gc.freeze()  # else a full collection traverses all models and libraries: 200 ms
+    with suppress(KeyboardInterrupt):  # which uvicorn raises again after its shutdown
+        make_server(app, log_requests=log_requests).run([listening])

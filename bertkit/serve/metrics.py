@@ -16,11 +16,11 @@ from prometheus_client import (
 
 SECOND_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 TOKEN_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
-REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
+REQUEST_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """The metrics of one server; the names of its own metrics begin with `bertkit_`."""
+    """The metrics of one server; the names of those it defines begin with `bertkit_`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -44,27 +44,16 @@ class Metrics:
         self.seconds = histogram("request_seconds", "Until the response.", SECOND_BUCKETS, "route")
         self.in_flight = gauge("requests_in_flight", "Requests in progress or waiting.")
         self.queue_requests = gauge("queue_requests", "Requests waiting in the queue.", "model")
-        self.queue_tokens = gauge("queue_tokens", "Tokens waiting in the queue.", "model")
+        self.queue_tokens = gauge("queue_tokens", "Tokens waiting or being computed.", "model")
         self.queue_seconds = histogram("queue_seconds", "Waiting in the queue.", SECOND_BUCKETS)
         self.batch_seconds = histogram("batch_seconds", "Computing a batch.", SECOND_BUCKETS)
         self.batch_tokens = histogram("batch_tokens", "Tokens in a batch.", TOKEN_BUCKETS)
-        self.batch_requests = histogram("batch_requests", "Requests in a batch.", REQUESTS)
-
-    def begin(self, model: str) -> None:
-        """Register a model, so that its metrics appear as 0 before its first request."""
-        queue = (self.inputs, self.queue_requests, self.queue_tokens, self.queue_seconds)
-        for metric in (*queue, self.batch_seconds, self.batch_tokens, self.batch_requests):
-            metric.labels(model)
+        self.batch_requests = histogram("batch_requests", "Requests in a batch.", REQUEST_BUCKETS)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Record an answered request."""
         self.requests.labels(route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
-
-    def queued(self, model: str, requests: int, tokens: int) -> None:
-        """Set the number of requests and tokens that wait for a model."""
-        self.queue_requests.labels(model).set(requests)
-        self.queue_tokens.labels(model).set(tokens)
 
     def computed(self, model: str, tokens: int, waits: Sequence[float], seconds: float) -> None:
         """Record a computed batch."""

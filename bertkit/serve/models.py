@@ -1,17 +1,22 @@
-"""Load the models to serve: each has a name, its operations by route, and a worker."""
+"""Served models: load them, answer requests with them, and replace them while the server runs."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from starlette.responses import Response
 
 from bertkit.checkpoints.hub import parse_hub_name
 from bertkit.checkpoints.pretrained import (
@@ -21,47 +26,34 @@ from bertkit.checkpoints.pretrained import (
     read_pretrained,
     resolve_model,
 )
-from bertkit.checkpoints.sentence_transformers import TextPooling, is_embedder, read_pooling
-from bertkit.errors import BertkitError
+from bertkit.errors import NOT_FINITE, BertkitError, nearest
 from bertkit.files import from_home
-from bertkit.model.encoder import ModelConfig
+from bertkit.model.pooling import TextPooling, is_embedder, read_pooling
 from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.predict.load import is_tuned, load_predictor
-from bertkit.predict.predictors import TaskPredictor
-from bertkit.predict.pretrained import Predictor, load_pretrained
-from bertkit.serve.attention import AttentionOperation
-from bertkit.serve.batching import Worker, compute_thread
-from bertkit.serve.limits import Limits
+from bertkit.predict.pretrained import load_pretrained
+from bertkit.serve.batching import PreparedRequest, Worker, all_cores
+from bertkit.serve.limits import Limits, RefusedError, not_finite, shorten
 from bertkit.serve.metrics import Metrics
-from bertkit.serve.operations import EmbeddingOperation, FillMask, NextSentence, TaskOperation
-from bertkit.serve.schemas import Choices, Following, Masked, Question, Text, Words
-from bertkit.tasks.spec import SPECS
-from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.serve.operations import (
+    AttentionMaps,
+    EmbeddingOperation,
+    FillMask,
+    NextSentence,
+    TaskOperation,
+    Tokens,
+    refusal_of,
+)
 from bertkit.training.device import choose_device
+from bertkit.training.memory import OUT_OF_MEMORY
 
+T = TypeVar("T")
 NAME = re.compile(r"[\w.:-]+")
-ROUTES = {
-    "classification": "classify",
-    "multi-label-classification": "classify",
-    "regression": "regress",
-    "multiple-choice": "choose",
-    "token-classification": "tag",
-    "question-answering": "answer",
-}
-"""Task type of a fine-tuned model -> the route that it serves."""
-
-SAMPLES: dict[str, Any] = {
-    "classify": [Text(text="a")],
-    "regress": [Text(text="a")],
-    "choose": [Choices(text="a", choices=["b", "c"])],
-    "tag": [Words(words=["a"], document=None)],
-    "answer": [Question(question="a", context="a")],
-    "fill-mask": [Masked(text="[MASK]", top=1)],
-    "next-sentence": [Following(text="a", following="a")],
-    "embeddings": ["a"],
-}
-"""Route -> a request that every model of this route can answer, unless it reads pairs of texts."""
-PAIR = [Text(text="a", pair="a")]
+SHORT_TOKENS = 680
+"""The estimated number of tokens up to which a request is tokenized in the event loop's thread.
+Handing a longer one over to another thread takes about as long as tokenizing this many."""
+SHORT_INPUTS = 16
+"""The number of inputs up to which a response is encoded in the event loop's thread."""
 
 
 @dataclass(frozen=True)
@@ -69,40 +61,26 @@ class ServedModel:
     """A loaded model and its running worker."""
 
     name: str
-    task_type: str
-    config: ModelConfig
-    tokenizer: Tokenizer
-    precision: str
-    max_length: int
-    labels: tuple[str, ...]
-    operations: dict[str, Any]
+    operations: Mapping[str, Any]
     """Route -> its operation."""
     worker: Worker
     load_again: Callable[[], ServedModel]
     """Loads the model's folder again."""
+    details: Mapping[str, Any]
+    """The task type, labels, precision and sizes, as /v1/models shows them."""
     loaded: int = field(default_factory=lambda: int(time.time()))
     """The time of loading, in seconds since 1970."""
 
-    @cached_property
-    def routes(self) -> list[str]:
-        """The routes that the model serves, sorted; every model serves "tokens"."""
-        return sorted([*self.operations, "tokens"])
-
     @property
     def card(self) -> dict[str, Any]:
-        """The model's entry in /v1/models; see `bertkit.serve.schemas.ModelCard`."""
+        """The model's entry in /v1/models; the first four fields are those of OpenAI's API."""
         return {
             "id": self.name,
             "object": "model",
             "created": self.loaded,
             "owned_by": "bertkit",
-            "task_type": self.task_type,
-            "routes": self.routes,
-            "labels": list(self.labels),
-            "precision": self.precision,
-            "max_length": self.max_length,
-            "layers": self.config.num_hidden_layers,
-            "heads": self.config.num_attention_heads,
+            "routes": sorted(self.operations),
+            **self.details,
         }
 
 
@@ -114,19 +92,7 @@ def load_models(
     precision: str = "auto",
     device: str = "auto",
 ) -> dict[str, ServedModel]:
-    """Load models and start their workers.
-
-    Args:
-        models: folders or names on the hub, each as FOLDER or NAME=FOLDER.
-        limits: the server's limits, among them those of each model's queue.
-        metrics: the metrics that the workers update.
-        precision: "fp32", "bf16", "int8" or "auto".
-        device: "auto", "cpu", "cuda", ...
-
-    Raises:
-        BertkitError: no model is given, a name is invalid or used twice, or a model cannot be
-            loaded.
-    """
+    """Load models, each given as FOLDER or NAME=FOLDER, and start their workers."""
     if not models:
         raise BertkitError("there is no model to serve; give at least one folder")
     named: dict[str, Path] = {}
@@ -142,7 +108,7 @@ def load_models(
     try:
         for name, path in named.items():
             load_this = partial(load_served_model, name, path, limits, metrics, precision, device)
-            loading = compute_thread().compute(load_this)
+            loading = all_cores().compute(load_this)
             served[name] = load_this() if loading is None else loading.result()
     except BaseException:
         for model in served.values():
@@ -178,71 +144,206 @@ def load_served_model(
     embeds = is_embedder(path)
     home = read_pooling(path)[0] if embeds else model_folder(path)
     start = read_pretrained(home)
-    operations: dict[str, Any]
+    labels: Sequence[str] = ()
+    operations: dict[str, Any] = {}
     if not embeds and is_tuned(home):
         predictor = load_predictor([home], device=device, precision=precision)
-        config, tokenizer = predictor.loaded[0].model.config, predictor.tokenizer
-        task_type = predictor.task.task_type
-        labels = predictor.task.labels if SPECS[task_type].has_labels else ()
-        max_length = getattr(predictor.task, "max_length", config.max_position_embeddings)
-        operations = {ROUTES[task_type]: TaskOperation(predictor)}
-        mode = predictor.precision
+        task_type, labels, mode = (
+            predictor.task.task_type,
+            predictor.task.labels,
+            predictor.precision,
+        )
+        positions = start.config.max_position_embeddings
+        max_length = getattr(predictor.task, "max_length", positions)
+        operations[task_type] = TaskOperation(predictor)
     else:
+        task_type = "encoder"
         if not embeds and has_masks(start):
+            task_type = "pretrained"
             pretrained = load_pretrained(home, device=device, precision=precision)
-            task_type, operations = "pretrained", pretrained_operations(pretrained, limits)
-            embedder = shared_embedder(pretrained)
+            operations["fill-mask"] = FillMask(pretrained)
+            if pretrained.model.nsp is not None and not pretrained.order:
+                operations["next-sentence"] = NextSentence(pretrained)
+            embedder = Embedder(  # which computes with the same encoder, not with a copy
+                *(pretrained.model.encoder, pretrained.tokenizer, TextPooling()),
+                *(pretrained.device, pretrained.precision),
+            )
         else:
-            task_type, operations = "encoder", {}
             embedder = load_embedder(path, device=device, precision=precision)
         operations["embeddings"] = EmbeddingOperation(embedder)
-        config, tokenizer, labels = embedder.encoder.config, embedder.tokenizer, ()
         max_length, mode = embedder.max_length, embedder.mode
-    operations["attention-maps"] = AttentionOperation(start)
+    operations |= {"tokens": Tokens(start), "attention-maps": AttentionMaps(start)}
+    details = {
+        "task_type": task_type,
+        "labels": list(labels),
+        "precision": mode,
+        "max_length": max_length,
+        "layers": start.config.num_hidden_layers,
+        "heads": start.config.num_attention_heads,
+    }
     threads = 2 if choose_device(device).type == "cpu" and torch.get_num_threads() > 1 else 1
     worker = Worker(name, limits, metrics, threads)
     again = partial(load_served_model, name, given, limits, metrics, precision, device)
-    return ServedModel(
-        name, task_type, config, tokenizer, mode, max_length, labels, operations, worker, again
-    )
+    return ServedModel(name, operations, worker, again, details)
 
 
 def load_and_try(old: ServedModel) -> ServedModel:
-    """Load a model's folder again and check that the new model answers a request for each head."""
+    """Load a model's folder again and check that each operation of the new model answers."""
     new = old.load_again()
     try:
-        for route, sample in SAMPLES.items():
-            if (operation := new.operations.get(route)) is not None:
-                tuned = isinstance(operation, TaskOperation)
-                asked = task_sample(operation.predictor, sample) if tuned else sample
-                prepared = operation.prepare(asked)
-                operation.run([prepared.content])
+        for operation in new.operations.values():
+            prepared = operation.prepare([operation.sample])
+            operation.run([prepared.content])
     except Exception as error:
         new.worker.close(0)
         raise BertkitError(f"{new.name} does not answer: {error}") from error
     return new
 
 
-def task_sample(predictor: TaskPredictor, sample: Any) -> Any:
-    """Return a sample with a second text if the model reads one with every text."""
-    return PAIR if predictor.pairs else sample
-
-
 def has_masks(start: PretrainedWeights) -> bool:
     """Whether the weights have a head for masked tokens; only bidirectional models qualify."""
-    masked = any(name.startswith("mlm.") for name in start.tensors)
+    masked = any(name.startswith("cls.predictions.transform") for name in start.tensors)
     return masked and start.config.direction == "bidirectional"
 
 
-def shared_embedder(predictor: Predictor) -> Embedder:
-    """Return an embedder that computes with the encoder of a pre-trained model, not with a copy."""
-    encoder, tokenizer = predictor.model.encoder, predictor.tokenizer
-    return Embedder(encoder, tokenizer, TextPooling(), predictor.device, predictor.precision)
+class Service:
+    """All models of a server."""
+
+    def __init__(self, models: Mapping[str, ServedModel], limits: Limits, metrics: Metrics) -> None:
+        self.models, self.limits, self.metrics = dict(models), limits, metrics
+        self.pool = ThreadPoolExecutor(2, "texts")
+        """Tokenizes long requests and encodes long responses."""
+        self.loading: dict[str, asyncio.Task[ServedModel]] = {}
+        """Name -> the task that reloads the model."""
+        self.retiring: set[asyncio.Task[None]] = set()
+        """Tasks that close the workers of replaced models after their last requests."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model can answer requests."""
+        return all(model.worker.alive for model in self.models.values())
+
+    def find(self, name: str | None, route: str) -> ServedModel:
+        """Return the model for a request; its name may be omitted if only one serves the route."""
+        able = sorted(model.name for model in self.models.values() if route in model.operations)
+        if name is None:
+            if len(able) == 1:
+                return self.models[able[0]]
+            which = f"send one of {', '.join(able)}" if able else "no model serves this route"
+            raise RefusedError(422, f"model: no name was given; {which}", "model")
+        if (model := self.models.get(name)) is None:
+            message = f"model: no model is called '{shorten(name)}'"
+            raise RefusedError(404, message + nearest(shorten(name), self.models), "model")
+        if route not in model.operations:
+            routes = ", ".join(f"/v1/{one}" for one in sorted(model.operations))
+            raise RefusedError(
+                422,
+                f"model: '{name}' does not serve /v1/{route}, only {routes}; models that do: "
+                f"{', '.join(able) or 'none'}",
+                "model",
+            )
+        return model
+
+    async def predict(
+        self, route: str, name: str | None, inputs: Sequence[Any]
+    ) -> tuple[ServedModel, PreparedRequest, Any]:
+        """Return the model for a request, the prepared request, and the results."""
+        model = self.find(name, route)
+        operation = model.operations[route]
+        check_unicode(inputs)
+        tokens = operation.size(inputs)
+
+        async def prepare() -> PreparedRequest:
+            return await self.run_in_thread(
+                partial(operation.prepare, inputs), tokens > SHORT_TOKENS
+            )
+
+        try:
+            prepared, result = await model.worker.answer(operation, tokens, prepare)
+        except BertkitError as error:
+            if error.code == NOT_FINITE:
+                raise not_finite() from error
+            if error.code == OUT_OF_MEMORY:
+                raise RefusedError(503, str(error), retry_after=1) from error
+            raise refusal_of(error) from error
+        self.metrics.inputs.labels(model.name).inc(prepared.inputs)
+        return model, prepared, result
+
+    async def respond(self, make: Callable[[], dict[str, Any]], inputs: int) -> Response:
+        """Return a response as JSON, encoded in another thread for many inputs."""
+        body = await self.run_in_thread(lambda: as_bytes(make()), inputs > SHORT_INPUTS)
+        return Response(body, media_type="application/json")
+
+    async def run_in_thread(self, function: Callable[[], T], long: bool) -> T:
+        """Call a function, in another thread if it takes long."""
+        if not long:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self.pool, function)
+
+    async def reload(self, name: str) -> ServedModel:
+        """Reload a model from its folder; the old model answers until the new one has been tested.
+
+        The reload continues even if the client disconnects.
+        """
+        old = self.find(name, "tokens")
+        if name in self.loading:
+            raise RefusedError(409, f"'{name}' is already being loaded; try again later")
+        self.loading[name] = loading = asyncio.create_task(self._replace(old))
+        loading.add_done_callback(lambda _: self.loading.pop(name))
+        return await asyncio.shield(loading)
+
+    async def _replace(self, old: ServedModel) -> ServedModel:
+        while (future := all_cores().compute(partial(load_and_try, old))) is None:
+            await asyncio.sleep(0.01)
+        try:
+            new = await asyncio.wrap_future(future)
+        except (BertkitError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+            reason = str(error) or "there is too little memory for a second copy"
+            raise RefusedError(
+                409, f"'{old.name}' stays as it was, since its folder cannot be loaded: {reason}"
+            ) from error
+        self.models[old.name] = new
+        retiring = asyncio.create_task(old.worker.retire())
+        self.retiring.add(retiring)
+        retiring.add_done_callback(self.retiring.discard)
+        return new
+
+    def metrics_text(self) -> bytes:
+        """Return all metrics; the sizes of queues are read now, from the models that answer now."""
+        for name, model in self.models.items():
+            self.metrics.queue_requests.labels(name).set(len(model.worker.waiting))
+            self.metrics.queue_tokens.labels(name).set(model.worker.admitted)
+        return self.metrics.text()
+
+    def close(self) -> None:
+        """Answer the accepted requests, and stop all threads."""
+        for model in self.models.values():
+            model.worker.close()
+        self.pool.shutdown()
 
 
-def pretrained_operations(predictor: Predictor, limits: Limits) -> dict[str, Any]:
-    """Return route -> operation for the heads of a pre-trained model."""
-    operations: dict[str, Any] = {"fill-mask": FillMask(predictor, limits.max_queue_tokens)}
-    if predictor.model.nsp is not None and not predictor.order:
-        operations["next-sentence"] = NextSentence(predictor)
-    return operations
+def check_unicode(inputs: Sequence[Any]) -> None:
+    """Refuse inputs with texts that UTF-8 cannot encode."""
+    try:
+        json.dumps(inputs, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        message = "a text contains half a surrogate pair, which is not a character"
+        raise RefusedError(422, message) from None
+
+
+def as_bytes(body: dict[str, Any]) -> bytes:
+    """Return a body as JSON in UTF-8; half a surrogate pair, as in a label, is written escaped.
+
+    Arrays become lists one at a time, since lists of numbers take several times their memory.
+    """
+    try:
+        text = json.dumps(
+            body,
+            separators=(",", ":"),
+            ensure_ascii=False,
+            allow_nan=False,
+            default=np.ndarray.tolist,
+        )
+    except ValueError:
+        raise not_finite() from None
+    return text.encode(errors="backslashreplace")

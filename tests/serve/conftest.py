@@ -14,13 +14,12 @@ from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import Encoder
 from bertkit.model.heads import PretrainingModel
 from bertkit.serve.app import serving_app
-from bertkit.serve.limits import Limits
+from bertkit.serve.limits import DEFAULT_LIMITS, Limits
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import tiny_config
 from tests.predict.conftest import TASKS
 
 CONFIG = tiny_config(80, initializer_range=0.2)
-LIMITS = Limits(grace=0.2)
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +30,8 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     config = replace(CONFIG, vocab_size=tokenizer.size)
     for name, task in TASKS.items():
         details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
+        if name == "documents":
+            details["columns"] = {"document": "document"}
         save_model(folder / name, task.build(config), tokenizer, details)
     save_model(folder / "pretrained", PretrainingModel(config), tokenizer, {})
     save_model(folder / "encoder", Encoder(config), tokenizer, {})
@@ -45,7 +46,7 @@ def serve(models: Path) -> Iterator[Callable[..., TestClient]]:
     """Makes clients of servers; each gets names of models, limits and a token."""
     clients = []
 
-    def make(*names: str, limits: Limits = LIMITS, token: str = "") -> TestClient:
+    def make(*names: str, limits: Limits = DEFAULT_LIMITS, token: str = "") -> TestClient:
         folders = [str(models / name) for name in names]
         app = serving_app(*folders, precision="fp32", device="cpu", token=token, limits=limits)
         client = TestClient(app, raise_server_exceptions=False)

@@ -21,14 +21,13 @@ from bertkit.checkpoints.save import save_model
 from bertkit.serve.app import make_app
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics
-from bertkit.serve.models import load_models
-from bertkit.serve.service import Service
+from bertkit.serve.models import Service, load_models
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.predict.conftest import TASKS
 from tests.serve.conftest import CONFIG, NAMES
 
 TOKEN = {"authorization": "Bearer secret"}
-ASKED = {"inputs": [{"text": "a river stone"}]}
+ASKED = {"inputs": ["a river stone"]}
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def write_other(
 
 
 def probabilities(client: TestClient) -> Any:
-    answer = client.post("/v1/classify", json=ASKED)
+    answer = client.post("/v1/classification", json=ASKED)
     assert answer.status_code == 200, answer.text
     return answer.json()["predictions"][0]["probabilities"]
 
@@ -78,22 +77,6 @@ def test_a_model_changes_when_asked_and_not_before(
     assert after != before
     assert reload(client).status_code == 200  # as often as one likes
     assert probabilities(client) == after
-
-
-@pytest.mark.parametrize("task", ["classify", "regress"])
-def test_a_model_of_pairs_can_be_loaded_again(
-    tmp_path: Path, tokenizer: Tokenizer, task: str
-) -> None:
-    folder = tmp_path / "live"
-    write_other(folder, tokenizer, task, pairs=True)
-    limits, metrics = Limits(), Metrics()
-    served = load_models([str(folder)], limits, metrics, precision="fp32", device="cpu")
-    with TestClient(
-        make_app(Service(served, limits, metrics), token="secret"), headers=TOKEN
-    ) as own:
-        assert reload(own).status_code == 200, reload(own).text
-        answer = own.post(f"/v1/{task}", json={"inputs": [{"text": "a", "pair": "b"}]})
-    assert answer.status_code == 200
 
 
 def test_a_model_that_cannot_be_read_leaves_the_old_one(
@@ -119,7 +102,7 @@ def test_a_model_that_cannot_be_read_leaves_the_old_one(
     assert probabilities(client) == before
     assert client.get("/ready").status_code == 200
     threads = [one.name for one in threading.enumerate() if one.name == "model live"]
-    count = len(client.app.state.serving.models["live"].worker.threads)  # type: ignore[attr-defined]
+    count = len(client.app.state.service.models["live"].worker.threads)  # type: ignore[attr-defined]
     assert len(threads) == count, "nothing is left of those that failed"
 
 
@@ -160,7 +143,7 @@ def test_the_old_model_answers_until_the_new_one_is_there(
     own: tuple[TestClient, Path], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, folder = own
-    serving: Any = client.app.state.serving  # type: ignore[attr-defined]
+    serving: Any = client.app.state.service  # type: ignore[attr-defined]
     before, old = probabilities(client), serving.models["live"]
     write_other(folder, tokenizer)
     loaded, allowed = threading.Event(), threading.Event()
@@ -180,14 +163,14 @@ def test_the_old_model_answers_until_the_new_one_is_there(
     assert probabilities(client) == before
     assert reload(client).status_code == 409  # one at a time
     # a request that the old model has begun is answered by it, whatever comes in the meantime
-    begun, go_on, run = threading.Event(), threading.Event(), old.operations["classify"].run
+    begun, go_on, run = threading.Event(), threading.Event(), old.operations["classification"].run
 
     def waiting(many: Any) -> Any:
         begun.set()
         assert go_on.wait(30)
         return run(many)
 
-    monkeypatch.setattr(old.operations["classify"], "run", waiting)
+    monkeypatch.setattr(old.operations["classification"], "run", waiting)
     late: list[Any] = []
     asking = threading.Thread(target=lambda: late.append(probabilities(client)))
     asking.start()
@@ -208,7 +191,7 @@ def test_the_old_model_answers_until_the_new_one_is_there(
 @pytest.fixture
 def changed(client: TestClient) -> Iterator[Callable[..., None]]:
     """Changes fields of a served model for a test."""
-    serving: Any = client.app.state.serving  # type: ignore[attr-defined]
+    serving: Any = client.app.state.service  # type: ignore[attr-defined]
     before = dict(serving.models)
 
     def change(name: str, **fields: Any) -> None:
@@ -221,7 +204,7 @@ def changed(client: TestClient) -> Iterator[Callable[..., None]]:
 def test_half_a_surrogate_pair_in_a_label_harms_no_other_model(
     client: TestClient, changed: Callable[..., None]
 ) -> None:
-    changed("classify", labels=("x\ud800", "fine"))
+    changed("classify", details={"labels": ["x\ud800", "fine"]})
     answer = client.get("/v1/models")
     assert answer.status_code == 200
     cards = {card["id"]: card for card in json.loads(answer.content)["data"]}
@@ -231,12 +214,12 @@ def test_half_a_surrogate_pair_in_a_label_harms_no_other_model(
 
 
 INPUTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "classify": ("classify", {"inputs": [{"text": "a"}]}),
-    "multi-label": ("classify", {"inputs": [{"text": "a"}]}),
-    "regress": ("regress", {"inputs": [{"text": "a"}]}),
-    "choose": ("choose", {"inputs": [{"text": "a", "choices": ["b", "c"]}]}),
-    "tag": ("tag", {"inputs": [{"text": "a river"}]}),
-    "answer": ("answer", {"inputs": [{"question": "a", "context": "river"}]}),
+    "classify": ("classification", {"inputs": ["a"]}),
+    "multi-label": ("multi-label-classification", {"inputs": ["a"]}),
+    "regress": ("regression", {"inputs": ["a"]}),
+    "choose": ("multiple-choice", {"inputs": [["a", ["b", "c"]]]}),
+    "tag": ("token-classification", {"inputs": ["a river"]}),
+    "answer": ("question-answering", {"inputs": [["a", "river"]]}),
     "pretrained": ("fill-mask", {"inputs": [{"text": "a [MASK]"}]}),
     "encoder": ("embeddings", {"input": "a", "encoding_format": "float"}),
 }

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import base64
-import inspect
-import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,22 +15,23 @@ from starlette.testclient import TestClient
 
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
-from bertkit.cli.serve import serve_command as serve_verb
 from bertkit.explain.steps import look_inside
 from bertkit.model.encoder import Encoder
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load
 from bertkit.predict.pretrained import load_pretrained
 from bertkit.pretraining_data.batch import pack
-from bertkit.serve.app import make_app, serving_app
-from bertkit.serve.limits import TYPES, Limits
+from bertkit.serve.app import serving_app
 from bertkit.serve.operations import EmbeddingOperation
-from bertkit.serve.schemas import Predictions
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.markdown import ROOT
 from tests.serve.conftest import NAMES
 
 LONG = "The sailor walking slowly over the bridge. " * 12
+ROUTES = {
+    "classify": "classification",
+    "multi-label": "multi-label-classification",
+    "regress": "regression",
+}
 TEXTS = ["river stone", "", LONG, "Évening, the harbour!", "x"]
 
 
@@ -61,64 +59,57 @@ def close_to(found: Any, wanted: Any) -> bool:
 @pytest.mark.parametrize("name", ["classify", "multi-label", "regress"])
 @pytest.mark.parametrize("pair", [None, "silver thread", LONG])
 def test_texts(client: TestClient, models: Path, name: str, pair: str | None) -> None:
-    route = "regress" if name == "regress" else "classify"
-    inputs = [{"text": text, "pair": pair} for text in TEXTS]
-    found = post(client, route, model=name, inputs=inputs)
+    inputs = [[text, pair] if pair else text for text in TEXTS]
+    found = post(client, ROUTES[name], model=name, inputs=inputs)
     direct = predictor(models, name)
     assert found["model"] == name
-    assert close_to(found["predictions"], [direct(text, pair).to_dict() for text in TEXTS])
+    assert close_to(found["predictions"], [direct([given])[0].to_dict() for given in inputs])
     assert found["usage"]["inputs"] == len(TEXTS)
     assert found["usage"]["windowed"] == (5 if pair == LONG else 1)
+    if pair:
+        named = [{"text": text, "pair": pair} for text in TEXTS]
+        assert close_to(post(client, ROUTES[name], model=name, inputs=named), found)
 
 
 def test_choices(client: TestClient, models: Path) -> None:
-    inputs = [
-        {"text": text, "choices": ["the river", LONG, "stone"][: 1 + i % 3]}
-        for i, text in enumerate(TEXTS)
-    ]
-    found = post(client, "choose", inputs=inputs)["predictions"]
+    inputs = [[text, ["the river", LONG, "stone"][: 1 + i % 3]] for i, text in enumerate(TEXTS)]
+    found = post(client, "multiple-choice", inputs=inputs)["predictions"]
     direct = predictor(models, "choose")
-    assert close_to(found, [direct(one["text"], one["choices"]).to_dict() for one in inputs])
+    assert close_to(found, [direct(text, choices).to_dict() for text, choices in inputs])
+    named = [{"text": text, "choices": choices} for text, choices in inputs]
+    assert close_to(post(client, "multiple-choice", inputs=named)["predictions"], found)
 
 
 def test_tags(client: TestClient, models: Path) -> None:
     direct = predictor(models, "tag")
-    given: list[Any] = [*TEXTS, LONG.split(), [], ["", "\u200b", "two words"]]
-    inputs = [{"words" if isinstance(one, list) else "text": one} for one in given]
-    found = post(client, "tag", model="tag", inputs=inputs)["predictions"]
-    for own, one in zip(found, given, strict=True):
-        [wanted] = direct([one])
-        assert close_to(own["words"], [word.to_dict() for word in wanted.words])
-        assert own["entities"] == [entity.to_dict() for entity in wanted.entities]
+    inputs: list[Any] = [*TEXTS, LONG.split(), [], ["", "\u200b", "two words"]]
+    found = post(client, "token-classification", model="tag", inputs=inputs)["predictions"]
+    assert close_to(found, [direct([one])[0].to_dict() for one in inputs])
     for entity in found[2]["entities"]:
         assert LONG[entity["start"] : entity["end"]] == entity["text"]
     assert any(own["entities"] for own in found)
 
 
 def test_sentences_of_a_document_are_read_together(client: TestClient) -> None:
-    sentences = [{"text": text} for text in ("River stone.", "The bridge.", "A letter.")]
+    sentences = (["River", "stone"], ["The", "bridge"], ["A", "letter"])
 
-    def ask(documents: list[int | None]) -> Any:
-        inputs = [{**s, "document": d} for s, d in zip(sentences, documents, strict=True)]
-        return post(client, "tag", model="documents", inputs=inputs)["predictions"]
+    def ask(documents: list[str]) -> Any:
+        inputs = [{"tokens": s, "document": d} for s, d in zip(sentences, documents, strict=True)]
+        return post(client, "token-classification", model="documents", inputs=inputs)["predictions"]
 
-    apart, alone = ask([None] * 3), ask([1, 2, 3])
-    assert close_to(apart, alone)
-    assert not close_to(ask([7, 7, 7]), apart)
-    assert close_to(ask([7, 7, 8])[2], apart[2])
+    apart = ask(["1", "2", "3"])
+    assert not close_to(ask(["7", "7", "7"]), apart)
+    assert close_to(ask(["7", "7", "8"])[2], apart[2])
 
 
 def test_answers(client: TestClient, models: Path) -> None:
     direct = predictor(models, "answer")
-    asked = [("who", LONG), ("where is the bridge", "river"), ("what", "a letter from a sailor")]
-    inputs = [{"question": question, "context": context} for question, context in asked]
-    found = post(client, "answer", inputs=inputs)
-    for own, pair in zip(found["predictions"], asked, strict=True):
-        del own["null_odds"]
-        assert close_to(own, direct(*pair).to_dict())
+    inputs = [["who", LONG], ["where is the bridge", "river"], ["what", "a letter from a sailor"]]
+    found = post(client, "question-answering", inputs=inputs)
+    assert close_to(found["predictions"], [direct(*pair).to_dict() for pair in inputs])
     assert found["usage"]["windowed"] == 1
     assert found["usage"]["cut"] == {}
-    cut = post(client, "answer", inputs=[{"question": LONG, "context": "river"}])["usage"]["cut"]
+    cut = post(client, "question-answering", inputs=[[LONG, "river"]])["usage"]["cut"]
     assert cut == {"questions cut at 16 tokens": 1}
 
 
@@ -149,7 +140,7 @@ def test_next_sentences(client: TestClient, models: Path) -> None:
 
 
 def test_a_pretrained_model_is_in_memory_once(client: TestClient, models: Path) -> None:
-    operations = client.app.state.serving.models["pretrained"].operations  # type: ignore[attr-defined]
+    operations = client.app.state.service.models["pretrained"].operations  # type: ignore[attr-defined]
     embedder, masks = operations["embeddings"].embedder, operations["fill-mask"].predictor
     assert embedder.encoder is masks.model.encoder
     wanted = load_embedder(models / "pretrained", device="cpu", precision="fp32").encode(TEXTS)
@@ -253,44 +244,4 @@ def test_the_description_needs_no_network(client: TestClient) -> None:
     script = client.get("/static-offline-docs/swagger-ui-bundle.js")
     assert script.status_code == 200
     routes = client.get("/openapi.json").json()["paths"]
-    assert {"/v1/classify", "/v1/embeddings", "/v1/attention-maps", "/ready"} <= set(routes)
-
-
-def test_the_page_is_served_where_there_is_one(client: TestClient, tmp_path: Path) -> None:
-    serving = client.app.state.serving  # type: ignore[attr-defined]
-    assert TestClient(make_app(serving, web=tmp_path)).get("/").status_code == 404
-    (tmp_path / "index.html").write_text("<title>try it</title>")
-    (tmp_path / "page.js").write_text("1")
-    own = TestClient(make_app(serving, token="secret", web=tmp_path))
-    assert "try it" in own.get("/").text
-    assert own.get("/page.js").text == "1"
-    assert own.get("/v1/models").status_code == 401
-    assert own.get("/health").status_code == 200
-
-
-def test_answers_have_the_declared_form(client: TestClient) -> None:
-    found = post(client, "classify", model="multi-label", inputs=[{"text": "river"}])
-    assert list(found) == list(Predictions.model_fields)
-
-
-def test_the_page_about_serving_names_what_there_is(client: TestClient) -> None:
-    page = (ROOT / "docs/serving.md").read_text()
-    routes = set(client.get("/openapi.json").json()["paths"])
-    named = {
-        route.replace("/NAME", "/{name}")
-        for route in re.findall(r"`(?:GET |POST )?(/[^`]+)`", page)
-    }
-    named |= {f"/v1/{route}" for route in re.findall(r"POST /v1/([\w-]+)", page)}
-    assert routes <= named, routes - named
-    known = routes | {"/v1/", "/docs", "/redoc", "/openapi.json"}
-    assert named <= known, named - known
-    parameters = {*inspect.signature(serve_verb).parameters, *vars(Limits())}
-    flags = {f"--{name.replace('_', '-')}" for name in parameters} | {"--no-log-requests", "--help"}
-    found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page))
-    assert found <= flags, found - flags
-    for status in TYPES:
-        assert status == 500 or f"\n| {status} |" in page
-    examples = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
-    assert len(examples) > 5
-    for example in examples:
-        json.loads(example)
+    assert {"/v1/classification", "/v1/embeddings", "/v1/attention-maps", "/ready"} <= set(routes)

@@ -4,7 +4,7 @@
 import {make} from "./elements.js";
 import {Refusal, request, useToken} from "./server.js";
 import {MASK} from "./texts.js";
-import {VIEWS} from "./views.js";
+import {VIEWS, viewOf} from "./views.js";
 
 const element = (id) => document.getElementById(id);
 const [ask, results, problem, views, fields] =
@@ -65,18 +65,19 @@ function chooseModel(name, route = state.route) {
   const {task_type: taskType, layers, heads, precision, max_length: length, routes} = state.model;
   element("card").textContent = `${taskType}, ${layers} layers of ${heads} heads, ${precision}, ` +
     `windows of ${length} tokens`;
-  const able = Object.keys(VIEWS).filter((one) => routes.includes(one));
+  const known = Object.keys(VIEWS).filter((one) => routes.includes(one));
+  const able = [...routes.filter((one) => !VIEWS[one]), ...known];
   const chosen = able.includes(route) ? route : able[0];
   const legend = views.querySelector("legend");
   views.replaceChildren(legend, ...able.map((one) => make("label", {},
     make("input", {type: "radio", name: "view", value: one, checked: one === chosen,
       change: () => chooseView(one)}),
-    make("span", {}, VIEWS[one].name))));
+    make("span", {}, viewOf(one).name))));
   chooseView(chosen);
 }
 
 function chooseView(route) {
-  const view = VIEWS[route];
+  const view = viewOf(route);
   state.route = route;
   const values = state.values[route] ??= {};
   if (INSIDE.includes(route)) bringTexts(values);
@@ -94,7 +95,7 @@ function bringTexts(values) {
   const task = state.values[state.lastTask];
   const {text: before = "", pair: beforePair = ""} = values.brought ?? {};
   if (!task || (values.text ?? "") !== before || (values.pair ?? "") !== beforePair) return;
-  const [text = "", pair = ""] = VIEWS[state.lastTask].texts(task);
+  const [text = "", pair = ""] = viewOf(state.lastTask).texts(task);
   Object.assign(values, {text, pair, brought: {text, pair}});
 }
 
@@ -130,13 +131,13 @@ function busy(on, message) {
   results.setAttribute("aria-busy", on);
   const button = element("go");
   button.setAttribute("aria-disabled", on); // not `disabled`, so that it keeps the focus
-  button.textContent = on ? "Working …" : VIEWS[state.route].verb;
+  button.textContent = on ? "Working …" : viewOf(state.route).verb;
   document.body.classList.toggle("busy", on);
 }
 
 async function submit() {
   if (state.busy) return;
-  const {model, route} = state, view = VIEWS[route], place = key();
+  const {model, route} = state, view = viewOf(route), place = key();
   const values = readFields(view);
   let done = "";
   busy(true, "Working");
@@ -176,9 +177,9 @@ ask.addEventListener("keydown", (event) => {
   trying(submit);
 });
 element("example").addEventListener("click", () => {
-  const {example} = VIEWS[state.route];
+  const {example} = viewOf(state.route);
   for (const [name, text] of Object.entries(example)) element(`field-${name}`).value = text;
-  readFields(VIEWS[state.route]);
+  readFields(viewOf(state.route));
   element(`field-${Object.keys(example)[0]}`).focus();
 });
 element("model").addEventListener("change", (event) => chooseModel(event.target.value));

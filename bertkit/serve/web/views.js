@@ -1,6 +1,7 @@
 // The views of a model: for each route its fields, its request, and the function for its results.
 
 import {showMaps} from "./attention.js";
+import {make} from "./elements.js";
 import {showNearest} from "./nearest.js";
 import {
   showAnswer, showChoice, showFollows, showLabels, showMasks, showTokens, showTags, showValue,
@@ -41,25 +42,40 @@ const PAIR = {name: "pair", label: "Second text, for text-pair models", rows: 3,
 const REVIEW = "The plot is thin, but the two leads are a joy to watch.";
 
 const textAndPair = ({text, pair}) => ({text, ...(pair.trim() ? {pair} : {})});
+const textOrPair = ({text, pair}) => one(pair.trim() ? [text, pair] : text);
 const one = (input) => ({inputs: [input]});
 const bothTexts = ({text, pair}) => (pair?.trim() ? [text, pair] : [text]);
 
+/** The view of labels. @type {View} */
+const LABELS = {
+  name: "Classify", verb: "Classify", about: "", fields: [TEXT, PAIR],
+  example: {text: REVIEW, pair: ""}, body: textOrPair, texts: bothTexts, show: showLabels,
+};
+
+/** The view of a route that has none: the response as JSON. @type {View} */
+const PLAIN = {
+  name: "Predict", verb: "Predict", about: "The prediction for an input, as JSON.",
+  fields: [{...TEXT, label: "Text, or an input as JSON"}], example: {text: REVIEW},
+  body: ({text}) => one(/^\s*[[{]/.test(text) ? JSON.parse(text) : text),
+  texts: ({text}) => [text],
+  show: ({predictions}) => [make("pre", {}, JSON.stringify(predictions[0], null, 2))],
+};
+
+/** @returns {View} the view of a route. */
+export const viewOf = (route) => VIEWS[route] ?? PLAIN;
+
 /** Route -> its view, in the order of the page. @type {Object<string, View>} */
 export const VIEWS = {
-  classify: {
-    name: "Classify", verb: "Classify",
-    about: "The probability of every label for a text or a pair of texts.",
-    fields: [TEXT, PAIR], example: {text: REVIEW, pair: ""},
-    body: (values) => one(textAndPair(values)), texts: bothTexts, show: showLabels,
-  },
-  regress: {
+  classification: {...LABELS, about: "The probability of every label for a text or a pair."},
+  "multi-label-classification": {...LABELS, about: "The labels of a text or a pair of texts."},
+  regression: {
     name: "Score", verb: "Score",
     about: "A number for a text or a pair of texts.",
     fields: [TEXT, PAIR],
     example: {text: "A man is playing a guitar.", pair: "Somebody makes music on a guitar."},
-    body: (values) => one(textAndPair(values)), texts: bothTexts, show: showValue,
+    body: textOrPair, texts: bothTexts, show: showValue,
   },
-  choose: {
+  "multiple-choice": {
     name: "Choose", verb: "Choose",
     about: "The most probable of several choices.",
     fields: [TEXT, {name: "choices", label: "Choices, one per line", rows: 4}],
@@ -67,18 +83,18 @@ export const VIEWS = {
       text: "Which of these is the best conductor of electricity?",
       choices: "a copper wire\na wooden spoon\na rubber band\na glass of pure water",
     },
-    body: ({text, choices}) => one({text, choices: linesOf(choices)}),
+    body: ({text, choices}) => one([text, linesOf(choices)]),
     texts: ({text, choices}) => [text, ...linesOf(choices).slice(0, 1)], show: showChoice,
   },
-  tag: {
+  "token-classification": {
     name: "Tag", verb: "Tag",
     about: "A tag for every word, and the entities that the tags form.",
     fields: [{...TEXT, rows: 6}],
     example: {text: "Ada Lovelace met Charles Babbage in London in June 1833. Their letters are " +
       "kept at the Bodleian Library of the University of Oxford."},
-    body: ({text}) => one({text}), texts: ({text}) => [text], show: showTags,
+    body: ({text}) => one(text), texts: ({text}) => [text], show: showTags,
   },
-  answer: {
+  "question-answering": {
     name: "Answer", verb: "Answer",
     about: "The answer to a question, found in a context of any length.",
     fields: [{name: "question", label: "Question", rows: 2},
@@ -89,7 +105,7 @@ export const VIEWS = {
         "village. For sixty years its lamp burned whale oil, and since 1931 it has burned " +
         "paraffin. The keeper rows across the bay once a month to fetch letters and fresh bread.",
     },
-    body: ({question, context}) => one({question, context}),
+    body: ({question, context}) => one([question, context]),
     texts: ({question, context}) => [question, context], show: showAnswer,
   },
   "fill-mask": {
