@@ -32,9 +32,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from bertkit.predict.engine import LEAST_TOKENS, compute_with
 from bertkit.serve.limits import Limits, RefusedError, too_many_tokens
 from bertkit.serve.metrics import Metrics
+from bertkit.tasks.inference import LEAST_TOKENS, compute_with
 
 T = TypeVar("T")
 MAX_RETRY_SECONDS = 60

@@ -30,7 +30,7 @@ from bertkit.errors import NOT_FINITE, BertkitError, nearest
 from bertkit.files import from_home
 from bertkit.model.pooling import TextPooling, is_embedder, read_pooling
 from bertkit.predict.embeddings import Embedder, load_embedder
-from bertkit.predict.load import is_tuned, load_predictor
+from bertkit.predict.load import load_predictor
 from bertkit.predict.pretrained import load_pretrained
 from bertkit.serve.batching import PreparedRequest, Worker, all_cores
 from bertkit.serve.limits import Limits, RefusedError, not_finite, shorten
@@ -44,6 +44,7 @@ from bertkit.serve.operations import (
     Tokens,
     refusal_of,
 )
+from bertkit.tasks.saved import is_tuned
 from bertkit.training.device import choose_device
 from bertkit.training.memory import OUT_OF_MEMORY
 

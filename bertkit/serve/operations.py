@@ -24,11 +24,17 @@ from bertkit.errors import BertkitError
 from bertkit.explain.steps import attention_weights
 from bertkit.model.encoder import ONE_SEGMENT, Encoder, Layer
 from bertkit.predict.embeddings import Embedder, EncodedText
-from bertkit.predict.predictors import TaskPredictor
+from bertkit.predict.predictor import TaskPredictor
 from bertkit.predict.pretrained import MASK, MaskCandidate, MaskedText, PairSequence, Predictor
 from bertkit.pretraining_data.batch import pack
 from bertkit.serve.batching import PreparedRequest
-from bertkit.serve.limits import CHARACTERS_PER_TOKEN, RefusedError, not_finite, too_many_tokens
+from bertkit.serve.limits import (
+    CHARACTERS_PER_TOKEN,
+    RefusedError,
+    not_finite,
+    shorten,
+    too_many_tokens,
+)
 from bertkit.tasks.task import Items
 from bertkit.tokenizer.wordpiece import PairEncoding, Tokenizer
 
@@ -38,8 +44,8 @@ MAX_WEIGHTS = 8_000_000
 """The limit on weights in the maps of one request: 235 tokens for BERT-base's 144 heads."""
 MAX_TOKEN_ROWS = 10_000
 """The limit on tokens in a response that lists tokens, at about 80 bytes each."""
-LOCATION = re.compile(r"inputs?\.\d+[\w.]*")
-"""Matches the field of a request at the start of a message."""
+LOCATION = re.compile(r"inputs\[(\d+)\]|inputs\.\d+[\w.]*")
+"""Matches the input, in Python's notation, or the field that a message begins with."""
 
 
 def split_results(results: Any, many: Sequence[Sized]) -> list[Any]:
@@ -65,16 +71,19 @@ def count_characters(given: Any) -> int:
 def refusal_of(error: BertkitError) -> RefusedError:
     """Return the error response for inputs that a predictor refuses."""
     location = LOCATION.match(str(error))
-    return RefusedError(422, str(error), location[0] if location else None)
+    param = location and (f"inputs.{location[1]}" if location[1] else location[0])
+    return RefusedError(422, str(error), param)
 
 
 class TaskOperation:
-    """The operation that returns a fine-tuned model's predictions."""
+    """The operation that returns a fine-tuned model's results."""
 
     def __init__(self, predictor: TaskPredictor) -> None:
         self.predictor = predictor
-        usual = predictor.columns[-1]
-        self.sample = [["a"] if name in ("choices", "words") else "a" for name in usual]
+        lists = ("choices", "words")
+        columns = predictor.columns
+        self.sample = [["a"] if name in lists else "a" for name in columns.inputs]
+        self.fields = {*columns.inputs, *columns.input_options}
 
     def size(self, inputs: Sequence[Any]) -> int:
         """Estimate the number of tokens of a request's inputs."""
@@ -82,28 +91,29 @@ class TaskOperation:
 
     def prepare(self, inputs: Sequence[Any]) -> PreparedRequest:
         """Convert a request's inputs into sequences."""
-        examples = []
         for number, given in enumerate(inputs):
-            location = f"inputs.{number}"
-            examples.append(self.predictor.example(given, location, str(number)))
+            unknown = sorted(given.keys() - self.fields) if isinstance(given, dict) else []
+            if unknown:
+                param = f"inputs.{number}.{shorten(unknown[0])}"
+                raise RefusedError(422, f"{param}: there is no such field", param)
+        examples = list(self.predictor.examples(inputs))
         items = self.predictor.items(examples)
         lost = {what: count for what, count in items.cut.items() if count}
         return PreparedRequest((examples, items), items.tokens, len(inputs), items.windowed, lost)
 
-    def run(self, many: Sequence[tuple[Sequence[Any], Items]]) -> list[list[Any]]:
-        """Return the predictions of each request, as the task's `decode` returns them."""
-        together = [item for _, items in many for item in items.items]
-        whole = Items(together, sum(len(examples) for examples, _ in many), 0, {})
-        outputs = split_results(self.predictor.outputs(whole), [items.items for _, items in many])
-        return [
-            self.predictor.task.decode(examples, items, own)
-            for (examples, items), own in zip(many, outputs, strict=True)
-        ]
+    def run(self, many: Sequence[tuple[list[Any], Items]]) -> list[list[Any]]:
+        """Return the results of each request."""
+        examples: list[Any] = []
+        items = []
+        for some, encoded in many:
+            items += [item._replace(input=item.input + len(examples)) for item in encoded.items]
+            examples += some
+        results = self.predictor.run_items(examples, Items(items, len(examples), 0, {}))
+        return split_results(results, [some for some, _ in many])
 
-    def rows(self, content: tuple[Sequence[Any], Items], predictions: Sequence[Any]) -> list[Any]:
-        """Return the results that `bertkit.load(...)` returns for the same inputs, as JSON."""
-        pairs = zip(content[0], predictions, strict=True)
-        return [self.predictor.result(example, one).to_dict() for example, one in pairs]
+    def rows(self, content: tuple[list[Any], Items], results: Sequence[Any]) -> list[Any]:
+        """Return the results as `bertkit.load(...)` returns them for the same inputs."""
+        return [result.to_dict() for result in results]
 
 
 class EmbeddingOperation:
@@ -133,7 +143,7 @@ class EmbeddingOperation:
     def _of_ids(self, inputs: Sequence[Any]) -> list[EncodedText]:
         """Convert lists of token ids into sequences, with the model's prompt before each."""
         settings, tokenizer = self.embedder.settings, self.embedder.tokenizer
-        prompt = settings.whole_texts([""], special=tokenizer.compat == "hf")
+        prompt = settings.whole_texts([""], special=True)
         [before], encoded = tokenizer.encode_batch(prompt), []
         for number, ids in enumerate(inputs):
             if (largest := max(ids)) >= tokenizer.size:
@@ -187,8 +197,11 @@ class FillMask:
             message = f"at most {MAX_CANDIDATES:,} candidates are returned, not {candidates:,}"
             raise RefusedError(413, f"{message}; lower top, or send fewer masks")
         texts = [self.predictor.mask_windows(given["text"], given["top"]) for given in inputs]
-        tokens = sum(len(ids) for text in texts for ids, _ in text.windows)
-        windowed = sum(len({(*ids,) for ids, _ in text.windows}) > 1 for text in texts)
+        tokens = sum(window.tokens for text in texts for window in text.windows)
+        windowed = sum(
+            len({window.sequences[0].ids.tobytes() for window in text.windows}) > 1
+            for text in texts
+        )
         return PreparedRequest(texts, tokens, len(texts), windowed)
 
     def run(self, many: Sequence[list[MaskedText]]) -> list[list[list[list[MaskCandidate]]]]:
@@ -227,7 +240,7 @@ class NextSentence:
             pairs.append(self.predictor.pair_sequence(*ids))
         lost = sum(pair.cut for pair in pairs)
         cut = {"pairs cut to the tokens around their boundary": lost} if lost else {}
-        return PreparedRequest(pairs, sum(len(pair.ids) for pair in pairs), len(pairs), cut=cut)
+        return PreparedRequest(pairs, sum(pair.part.tokens for pair in pairs), len(pairs), cut=cut)
 
     def run(self, many: Sequence[list[PairSequence]]) -> list[list[float]]:
         """Return, for each request and pair, the probability that the second text follows."""

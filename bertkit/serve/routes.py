@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from bertkit.serve.limits import MAX_INPUTS, RefusedError
 from bertkit.serve.models import Service
-from bertkit.tasks.spec import SPECS
+from bertkit.tasks.types import TASKS
 
 Input = TypeVar("Input")
 
@@ -134,7 +134,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 def prediction_routes(service: Service) -> APIRouter:
     """Return a route for each task type, and those of pre-trained models."""
     routes = APIRouter(prefix="/v1", tags=["predictions"], responses=REFUSALS)
-    bodies: dict[str, Any] = dict.fromkeys(SPECS, TaskInput)
+    bodies: dict[str, Any] = dict.fromkeys(TASKS, TaskInput)
     bodies |= {"fill-mask": Masked, "next-sentence": Following}
 
     def add(route: str, body: Any) -> None:
