@@ -26,9 +26,9 @@ from bertkit.checkpoints.pretrained import (
     read_pretrained,
     resolve_model,
 )
+from bertkit.checkpoints.sentence_transformers import TextPooling, is_embedder, read_pooling
 from bertkit.errors import NOT_FINITE, BertkitError, nearest
 from bertkit.files import from_home
-from bertkit.model.pooling import TextPooling, is_embedder, read_pooling
 from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.predict.load import load_predictor
 from bertkit.predict.pretrained import load_pretrained
@@ -203,7 +203,7 @@ def load_and_try(old: ServedModel) -> ServedModel:
 
 def has_masks(start: PretrainedWeights) -> bool:
     """Whether the weights have a head for masked tokens; only bidirectional models qualify."""
-    masked = any(name.startswith("cls.predictions.transform") for name in start.tensors)
+    masked = any(name.startswith("mlm.") for name in start.tensors)
     return masked and start.config.direction == "bidirectional"
 
 

@@ -114,21 +114,9 @@ def test_too_many_connections_are_refused_until_some_close(own: Running) -> None
     assert status == 200
 
 
-def test_a_body_must_arrive_in_time_and_a_signal_loses_no_accepted_request(models: Path) -> None:
-    own = Running(
-        str(models / "classify"),
-        "--max-queue-tokens",
-        "1000000",
-        "--deadline",
-        "20",
-        BERTKIT_TOKEN="secret",
-    )
-    head = f"POST {ROUTE} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer secret\r\n"
-    with socket.create_connection(("127.0.0.1", own.port), 60) as slow:
-        slow.sendall(f"{head}content-length: 100\r\n\r\n{{".encode())
-        assert b" 408 " in slow.recv(4096).splitlines()[0]
-    statuses = asyncio.run(end_under_load(own))
-    assert statuses == {200: 12}
+def test_a_signal_loses_no_accepted_request(models: Path) -> None:
+    own = Running(str(models / "classify"), "--max-queue-tokens", "1000000", BERTKIT_TOKEN="secret")
+    assert asyncio.run(end_under_load(own)) == {200: 12}
     assert own.process.wait(60) == -signal.SIGTERM
     assert own.process.stdout is not None
     own.process.stdout.close()
