@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertkit.serve.server import make_server, open_socket, socket_url
+from bertkit.serve.service import Service
 from PIL import Image
 
 from benchmarks.record import ROOT
@@ -25,8 +27,6 @@ from bertkit.serve.app import make_app
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import load_models
-from bertkit.serve.server import make_server, open_socket, socket_url
-from bertkit.serve.service import Service
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

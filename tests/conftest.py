@@ -26,7 +26,6 @@ import torch  # before what is instrumented, or its bytecode is not found
 
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
-from bertkit.tasks.rows import read_rows as numbered_rows
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 if TYPE_CHECKING:

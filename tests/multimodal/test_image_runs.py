@@ -18,6 +18,8 @@ from bertkit.datasets.columns import LabelSetColumns, NumberColumns, TextColumns
 from bertkit.datasets.records import Records
 from bertkit.export.source import read_export_source
 from bertkit.multimodal import images
+from bertkit.serve.schemas import Choices
+from bertkit.serve.service import SHORT_TEXT
 from bertkit.tasks.images import ImageChoice
 from PIL import Image
 from starlette.testclient import TestClient
@@ -35,8 +37,6 @@ from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import load_and_try, load_models
 from bertkit.serve.operations import decoded_images
 from bertkit.serve.routes import count_pictures
-from bertkit.serve.schemas import Choices
-from bertkit.serve.service import SHORT_TEXT
 from bertkit.tasks.data import digest_inputs
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
