@@ -6,7 +6,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadgroup
 .PHONY: demo test quick check bench docs dist clean
 
 # An installed environment; made anew when the dependencies change.
-.venv/installed: pyproject.toml constraints.txt hatch_build.py $(wildcard bertkit/*/*.c)
+.venv/installed: pyproject.toml constraints.txt hatch_build.py bertkit/tokenizer/wordpiece.c bertkit/model/native/native.c
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"

@@ -19,7 +19,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 WORDPIECE = Path("bertkit") / "tokenizer" / "wordpiece.c"
-LAYERS = Path("bertkit") / "model" / "native.c"
+LAYERS = Path("bertkit") / "model" / "native" / "native.c"
 LIBRARIES: dict[str, tuple[Path, list[str]]] = {
     "wordpiece": (WORDPIECE, []),
     "avx512": (LAYERS, [f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "vnni", "bf16")]),

@@ -32,7 +32,7 @@ from benchmarks.peers import Encoded, Model, Setting, longest_first, padded
 from benchmarks.record import ROOT, installed, precisions
 from benchmarks.workloads import Workload
 from bertkit.checkpoints.pretrained import load_config
-from bertkit.model.inference import possible_modes
+from bertkit.model.native import possible_modes
 
 REFERENCE = "transformers fp32"
 AS_GIVEN = "transformers fp32, padded as given"

@@ -52,7 +52,7 @@ from benchmarks.serving_clients import resident, stress
 from benchmarks.tokenization import read_sentences
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
-from bertkit.model.inference import possible_modes
+from bertkit.model.native import possible_modes
 from bertkit.tasks.classification import Classification
 
 TASK = Classification(("no", "yes"))

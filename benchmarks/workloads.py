@@ -24,7 +24,7 @@ from bertkit.datasets.squad import read_squad
 from benchmarks.exports import has_integer_products
 from benchmarks.record import summary
 from benchmarks.tokenization import read_sentences
-from bertkit.model.cpu import has_bf16
+from bertkit.model.native.library import has_bf16
 from bertkit.model.encoder import ModelConfig
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.question_answering import QuestionAnswering

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:  # the losses of tasks need none of these
-    from bertkit.model.electra import ReplacedTokenModel
-    from bertkit.model.heads import PretrainingModel
+    from bertkit.model.heads import PretrainingModel, ReplacedTokenModel
     from bertkit.pretraining_data.loader import PretrainingBatch
 
 DISCRIMINATOR_WEIGHT = 50.0

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bertkit.model.attention import KERNELS, visible_positions
+from bertkit.model.native.attention import KERNELS, visible_positions
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Heads
 

@@ -81,7 +81,7 @@ def tiny_config(vocabulary: Tokenizer | int, **changes: Any) -> ModelConfig:
 
 def need_precision(name: str, config: ModelConfig) -> None:
     """Skip a test if this processor does not compute networks of this shape in a precision."""
-    from bertkit.model.inference import possible_modes
+    from bertkit.model.native import possible_modes
 
     if name not in possible_modes(config):
         pytest.skip(f"the processor has no {name} for this network")

@@ -168,7 +168,7 @@ def compare_dropout() -> dict[str, Any]:
     Returns:
         The largest distance, and the shares of dropped elements in both masks.
     """
-    from bertkit.model.triton_kernels import dropout_mask
+    from bertkit.model.native.triton_kernels import dropout_mask
 
     torch.manual_seed(0)
     layer = Layer(replace(CONFIG, hidden_dropout_prob=0.25)).to(CUDA).train()

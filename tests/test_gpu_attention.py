@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit.model.attention import DIRECTIONS, KERNELS, choose_kernel
+from bertkit.model.encoder import DIRECTIONS
+from bertkit.model.native.attention import KERNELS, choose_kernel
 from bertkit.pretraining_data.batch import pack
 from tests.attention import KERNELS_AND_REFERENCE
 from tests.test_gpu import distance, gpu

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bertkit.errors import BertkitError
-from bertkit.model.electra import ReplacedTokenModel
+from bertkit.model.heads import ReplacedTokenModel
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
 from bertkit.objectives import (

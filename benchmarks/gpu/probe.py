@@ -15,7 +15,7 @@ from benchmarks.gpu.batches import draw_lengths, make_batches
 from benchmarks.gpu.contestants import STAGES, Own, own_training, pinned
 from benchmarks.gpu.setup import BASE, LARGE, Case, Found, Setup
 from benchmarks.record import summary
-from bertkit.model.attention import KERNELS, self_attention
+from bertkit.model.native.attention import KERNELS, self_attention
 from bertkit.pretraining_data.batch import Packed, from_arrays
 from bertkit.training.device import matmul_peak, synchronize
 

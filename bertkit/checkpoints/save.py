@@ -22,7 +22,7 @@ from bertkit.checkpoints.weights import write_tensors
 from bertkit.errors import BertkitError
 from bertkit.files import new_folder, write_json
 from bertkit.model.encoder import Encoder, ModelConfig, check_vocabulary
-from bertkit.model.heads import PretrainingModel
+from bertkit.model.heads import PretrainingModel, ReplacedTokenModel
 
 if TYPE_CHECKING:
     from bertkit.checkpoints.card import Card
@@ -164,3 +164,17 @@ def foreign_tensors(
         if not name.startswith(tuple(excluded))
     }
     return file_tensors(tensors, family, architecture, bare=bare)
+
+
+def save_generator(
+    directory: Path,
+    model: ReplacedTokenModel,
+    tokenizer: Tokenizer,
+    details: Mapping[str, Any],
+    card: Card | None = None,
+) -> None:
+    """Write an ELECTRA's generator as a separate masked language model; see `save_model`."""
+    with torch.device("meta"):
+        generator = PretrainingModel(model.generator.config, pairs=False)
+    generator.encoder, generator.mlm = model.whole_generator()
+    save_model(directory, generator, tokenizer, details, card=card)

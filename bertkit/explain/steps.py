@@ -28,8 +28,8 @@ from torch import Tensor
 
 from bertkit.checkpoints.pretrained import recorded_recipe
 from bertkit.config import matches_type
-from bertkit.model.attention import visible_positions
 from bertkit.model.encoder import Encoder, Layer, activation
+from bertkit.model.native.attention import visible_positions
 from bertkit.predict.pretrained import MASK
 from bertkit.pretraining_data.batch import Packed
 from bertkit.pretraining_data.masking import MaskingOptions, draw_masks

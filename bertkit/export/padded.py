@@ -43,9 +43,8 @@ from bertkit.checkpoints.pretrained import (
 from bertkit.checkpoints.sentence_transformers import TextPooling, is_embedder
 from bertkit.checkpoints.weights import shown_names
 from bertkit.errors import BertkitError, check_known
-from bertkit.model.electra import ReplacedTokenHead
 from bertkit.model.encoder import Encoder, Layer, ModelConfig, activation
-from bertkit.model.heads import PretrainingModel
+from bertkit.model.heads import PretrainingModel, ReplacedTokenHead
 from bertkit.predict.embeddings import read_embedder
 from bertkit.tasks.saved import is_tuned, load_task_model
 from bertkit.tasks.task import Task

@@ -9,7 +9,7 @@ and a two-layer feed-forward network, each followed by dropout, the residual sum
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -18,15 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.model.attention import DIRECTIONS, HAS_TRITON, self_attention
-from bertkit.model.cpu import AddNorm, has_compiled_steps, keep_mask, keep_scale
+from bertkit.model.native import Dropout, add_norm, attention
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Pooled, Rows, TargetIndices, TokenIndices
 
-if HAS_TRITON:
-    from bertkit.model.triton_kernels import dropout_mask
-
 ACTIVATIONS = ("gelu", "gelu_tanh")
+DIRECTIONS = ("bidirectional", "left_to_right")
 POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu}
 
 
@@ -116,29 +113,6 @@ REAL_FIELDS = (
 )
 
 
-class Dropout(nn.Module):
-    """A dropout layer: in training, elements become 0 with `probability`, others are scaled up."""
-
-    def __init__(self, probability: float) -> None:
-        super().__init__()
-        self.probability = probability
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return `hidden`, of any shape, with dropout applied if the module is in training mode."""
-        if not self.training or self.probability == 0.0:
-            return hidden
-        if hidden.device.type == "cpu":
-            mask = keep_mask(hidden.shape, self.probability, hidden.dtype)
-            return hidden * mask * keep_scale(self.probability)
-        if hidden.is_cuda and HAS_TRITON and torch.compiler.is_compiling():
-            return hidden * dropout_mask(hidden, self.probability) / (1 - self.probability)
-        return torch.dropout(hidden, self.probability, train=True)
-
-    def extra_repr(self) -> str:
-        """Return the probability, for `print(model)`."""
-        return f"probability={self.probability}"
-
-
 class Layer(nn.Module):
     """A transformer layer: attention and feed-forward, each as LayerNorm(dropout(f(x)) + x)."""
 
@@ -157,48 +131,33 @@ class Layer(nn.Module):
     def forward(self, hidden: Hidden, packed: Packed, rows: TargetIndices | None = None) -> Rows:
         """Map (tokens, width) to (tokens, width), or to (rows, width) for the chosen tokens.
 
-        The result has the dtype of `hidden`. LayerNorm computes its statistics in fp32 even if
-        hidden states are bf16.
+        The result has the dtype of `hidden`.
         """
-        attended = self.attend(hidden, packed)
+        return self.attend(self.project(hidden), hidden, packed, rows)
+
+    def project(self, hidden: Hidden) -> Tensor:
+        """Return (tokens, 3 width): the queries, keys and values of tokens."""
+        return self.query_key_value(hidden)
+
+    def attend(
+        self, projected: Tensor, hidden: Hidden, packed: Packed, rows: TargetIndices | None
+    ) -> Rows:
+        """Return the layer's output, given its input and what `project` returned for it."""
+        heads = projected.unflatten(-1, (3, self.config.num_attention_heads, -1))
+        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
+        causal = self.config.direction == "left_to_right"
+        attended = attention(heads, packed, causal=causal, dropout=dropout).flatten(1)
         if rows is not None:
             attended, hidden = attended.index_select(0, rows), hidden.index_select(0, rows)
-        hidden = self.add_norm(self.attention_output(attended), hidden, self.attention_norm)
+        return self.complete(attended, hidden)
+
+    def complete(self, attended: Rows, hidden: Rows) -> Rows:
+        """Return the output at some tokens, given their attention and the layer's input there."""
+        hidden = add_norm(
+            self.attention_output(attended), hidden, self.attention_norm, self.dropout
+        )
         expanded = activation(self.intermediate(hidden), self.config)
-        return self.add_norm(self.output(expanded), hidden, self.output_norm)
-
-    def add_norm(self, x: Rows, residual: Rows, norm: nn.LayerNorm) -> Rows:
-        """Return LayerNorm(dropout(x) + residual), in the dtype of the residual."""
-        kinds = type(self.dropout), type(norm), norm.weight.dtype, bool(norm._forward_hooks)
-        as_made = kinds == (Dropout, nn.LayerNorm, torch.float32, False)
-        if self.training and as_made and has_compiled_steps(x, residual):
-            dropout = self.dropout.probability if self.dropout.training else 0.0
-            y: Tensor = AddNorm.apply(  # type: ignore[no-untyped-call]
-                *(x, residual, norm.weight, norm.bias, norm.eps, dropout)
-            )
-            return y
-        return norm(self.dropout(x) + residual).to(residual.dtype)
-
-    def attend(self, hidden: Hidden, packed: Packed) -> Hidden:
-        """Compute multi-head attention without its output projection: (tokens, width)."""
-        heads = self.config.num_attention_heads
-        projected = self.query_key_value(hidden).unflatten(-1, (3, heads, -1))
-        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
-        direction = self.config.direction
-        return self_attention(projected, packed, direction=direction, dropout=dropout).flatten(1)
-
-
-SKIP_INIT: ContextVar[bool] = ContextVar("skip weight initialisation", default=False)
-
-
-@contextmanager
-def skip_weight_init() -> Iterator[None]:
-    """Initialise only the pooler of encoders built inside; the rest is loaded from a file later."""
-    token = SKIP_INIT.set(True)
-    try:
-        yield
-    finally:
-        SKIP_INIT.reset(token)
+        return add_norm(self.output(expanded), hidden, self.output_norm, self.dropout)
 
 
 RESIDUAL_DTYPE: ContextVar[torch.dtype | None] = ContextVar("residual dtype", default=None)
@@ -227,13 +186,12 @@ class Encoder(nn.Module):
         self.config = config
         narrow, width = config.embedding_width, config.hidden_size
         distinct = 1 if config.share_layers else config.num_hidden_layers
-        with torch.device("meta") if SKIP_INIT.get() else nullcontext():
-            self.word_embeddings = embedding(config.vocab_size, narrow)
-            self.position_embeddings = embedding(config.max_position_embeddings, narrow)
-            self.segment_embeddings = embedding(config.type_vocab_size, narrow)
-            self.embedding_norm = nn.LayerNorm(narrow, eps=config.layer_norm_eps)
-            self.projection = nn.Linear(narrow, width) if config.embedding_size else None
-            self.layers = nn.ModuleList(Layer(config) for _ in range(distinct))
+        self.word_embeddings = embedding(config.vocab_size, narrow)
+        self.position_embeddings = embedding(config.max_position_embeddings, narrow)
+        self.segment_embeddings = embedding(config.type_vocab_size, narrow)
+        self.embedding_norm = nn.LayerNorm(narrow, eps=config.layer_norm_eps)
+        self.projection = nn.Linear(narrow, width) if config.embedding_size else None
+        self.layers = nn.ModuleList(Layer(config) for _ in range(distinct))
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.pooler = nn.Linear(width, width)
         initialize(self, config)
@@ -351,12 +309,7 @@ def run_layers(
 
 def activation(hidden: Tensor, config: ModelConfig) -> Tensor:
     """Apply GELU (Hendrycks and Gimpel 2016), exact (with erf) or in its tanh approximation."""
-    return F.gelu(hidden, approximate=gelu_form(config))
-
-
-def gelu_form(config: ModelConfig) -> str:
-    """Return the `approximate` argument of torch's GELU: "none" (with erf) or "tanh"."""
-    return "tanh" if config.hidden_act == "gelu_tanh" else "none"
+    return F.gelu(hidden, approximate="tanh" if config.hidden_act == "gelu_tanh" else "none")
 
 
 def initialize(module: nn.Module, config: ModelConfig) -> None:

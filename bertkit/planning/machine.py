@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.model.cpu import step_types
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import count_parameters
+from bertkit.model.native.library import step_types
 from bertkit.planning import GIB, HERE
 from bertkit.planning.corpus import BatchSize, largest_batch
 from bertkit.pretraining_data.pairs import EXAMPLE_DTYPE

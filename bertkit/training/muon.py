@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertkit.errors import BertkitError
-from bertkit.model.cpu import has_bf16
+from bertkit.model.native.library import has_bf16
 from bertkit.training.optimizer import AdamW
 
 MUON_MOMENTUM = 0.95

@@ -35,9 +35,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertkit.errors import BertkitError
 from bertkit.files import disk_errors
-from bertkit.model.attention import has_triton
 from bertkit.model.encoder import Layer
 from bertkit.model.heads import LanguageHead
+from bertkit.model.native.attention import has_triton
 from bertkit.objectives import CrossEntropy, cross_entropy_sums
 
 

@@ -590,7 +590,7 @@ def write_model(run: Run, state: TrainState, folder: Path) -> None:
         }
         if run.recipe.objectives.token == "rtd":
             beside = "generator" if folder.name == "model" else f"generator-{folder.name}"
-            from bertkit.model.electra import save_generator
+            from bertkit.checkpoints.save import save_generator
 
             save_generator(folder.with_name(beside), model, run.store.tokenizer, details, card)
         # written last, because `is_finished` looks for this folder

@@ -161,7 +161,7 @@ class Objectives:
     def model(self, config: ModelConfig) -> nn.Module:
         """Return a new network for these objectives, initialized by torch's random generator."""
         if self.token == "rtd":
-            from bertkit.model.electra import ReplacedTokenModel
+            from bertkit.model.heads import ReplacedTokenModel
 
             return ReplacedTokenModel(config, self.generator_share)
         from bertkit.model.heads import PretrainingModel

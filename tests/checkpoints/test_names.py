@@ -23,7 +23,8 @@ from bertkit.checkpoints.pretrained import (
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
-from bertkit.model.electra import ReplacedTokenModel, save_generator
+from bertkit.model.heads import ReplacedTokenModel
+from bertkit.checkpoints.save import save_generator
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel

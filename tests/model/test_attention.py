@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.model.attention import DIRECTIONS, KERNELS, choose_kernel, self_attention
-from bertkit.model.cpu import keep_mask, keep_scale, step_types
+from bertkit.model.encoder import DIRECTIONS
+from bertkit.model.native.attention import KERNELS, choose_kernel, self_attention
+from bertkit.model.native.training import keep_mask, keep_scale
+from bertkit.model.native.library import step_types
 from bertkit.model.encoder import Dropout
 from bertkit.pretraining_data.batch import Packed, pack
 from tests.attention import KERNELS_AND_REFERENCE, reference
@@ -205,8 +207,9 @@ def test_padded_agrees_with_the_definition_on_a_gpu(lengths: list[int]) -> None:
 
 INTERPRETED = """
 import math, torch
-from bertkit.model.attention import DIRECTIONS, reference
-from bertkit.model.triton_kernels import dropout_mask, packed_attention
+from bertkit.model.encoder import DIRECTIONS
+from bertkit.model.native.attention import reference
+from bertkit.model.native.triton_kernels import dropout_mask, packed_attention
 from bertkit.pretraining_data.batch import pack
 
 def learn(attend, projected, upward):

@@ -13,7 +13,7 @@ from torch import nn
 from bertkit.errors import BertkitError
 from bertkit.model import inference
 from bertkit.model.encoder import Encoder, Layer, ModelConfig
-from bertkit.model.inference import (
+from bertkit.model.native import (
     FloatProduct,
     InferenceLayer,
     Int8Product,

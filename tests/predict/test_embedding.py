@@ -18,7 +18,7 @@ from bertkit.cli.predict import embed_command, similar_command
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
 from bertkit.model.encoder import Encoder
-from bertkit.model.inference import possible_modes
+from bertkit.model.native import possible_modes
 from bertkit.predict import embeddings as embedding
 from bertkit.predict import engine
 from bertkit.predict.embeddings import Embedder, load_embedder, nearest_texts

@@ -43,7 +43,7 @@ from torch.utils._pytree import tree_leaves
 
 from bertkit.checkpoints.sentence_transformers import TextPooling
 from bertkit.model import attention
-from bertkit.model.electra import ReplacedTokenModel
+from bertkit.model.heads import ReplacedTokenModel
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.pooling import POOLINGS

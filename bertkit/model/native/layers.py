@@ -2,7 +2,7 @@
 
 With AVX2 they are computed in fp32 and int8 only. The code is compiled when bertkit is installed,
 if there is a C compiler (hatch_build.py). Without it, and on other processors,
-`bertkit.model.inference` computes the same with torch's operators.
+`bertkit.model.encoder.Layer` computes the same with torch's operators.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertkit.model.cpu import (
-    DIRECTION_SIGNS,
+from bertkit.model.native.library import (
     MODES,
     call_compiled,
     compiled,
@@ -25,9 +24,11 @@ from bertkit.model.cpu import (
     threads_for,
     uses_tiles,
 )
-from bertkit.model.encoder import Layer, ModelConfig, gelu_form
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Rows, TargetIndices
+
+if TYPE_CHECKING:
+    from bertkit.model.encoder import Layer, ModelConfig
 
 ELEMENT_TYPES = {
     ("fp32", 4): torch.float32,
@@ -148,8 +149,8 @@ class NativeLayer(nn.Module):
             attention_mode=int(bf16),
             heads=config.num_attention_heads,
             head_width=config.hidden_size // config.num_attention_heads,
-            direction=DIRECTION_SIGNS[config.direction],
-            gelu_tanh=gelu_form(config) == "tanh",
+            direction=-int(config.direction == "left_to_right"),
+            gelu_tanh=config.hidden_act == "gelu_tanh",
             query_key_value=self._product(layer.query_key_value, mode),
             attention_output=self._product(layer.attention_output, mode),
             intermediate=self._product(layer.intermediate, mode),

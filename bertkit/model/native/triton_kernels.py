@@ -25,7 +25,6 @@ from torch import Tensor
 BLOCK_SIZE = 64
 """The queries, and the keys at a time, of one program."""
 FORWARD_WARPS, BACKWARD_WARPS = 4, 4
-DIRECTION_NUMBERS = {"bidirectional": 0, "left_to_right": 1}
 MASK_LINES, MASK_LENGTH = 4, 1024
 """The elements of a mask that one program stores."""
 WIDTHS = (16, 32, 64)
@@ -56,10 +55,10 @@ def is_kept(hashes, keys, THRESHOLD: tl.constexpr):
 
 
 @triton.jit
-def is_seen(queries, keys, length, DIRECTION: tl.constexpr):
+def is_seen(queries, keys, length, CAUSAL: tl.constexpr):
     """Return whether queries see keys, which are numbers in the sequence and are broadcast."""
     seen = (queries < length) & (keys < length)
-    if DIRECTION == 1:
+    if CAUSAL:
         seen = seen & (keys <= queries)
     return seen
 
@@ -93,7 +92,7 @@ def forward_kernel(
     WIDTH: tl.constexpr,
     SIZE: tl.constexpr,
     SCALE: tl.constexpr,
-    DIRECTION: tl.constexpr,
+    CAUSAL: tl.constexpr,
     THRESHOLD: tl.constexpr,
     KEPT: tl.constexpr,
 ):
@@ -113,13 +112,13 @@ def forward_kernel(
         total = tl.zeros((SIZE,), tl.float32)
         sums = tl.zeros((SIZE, WIDTH), tl.float32)
         hashes = query_hashes(seed, first + rows, head, HEADS) if THRESHOLD else rows
-        end = low + SIZE if DIRECTION == 1 else length
+        end = low + SIZE if CAUSAL else length
         for at in range(0, end, SIZE):
             columns = at + tl.arange(0, SIZE)
             key = load_rows(start + HEADS * WIDTH, columns, length, stride, WIDTH)
             value = load_rows(start + 2 * HEADS * WIDTH, columns, length, stride, WIDTH)
             scores = tl.dot(query, tl.trans(key)) * SCALE
-            seen = is_seen(rows[:, None], columns[None, :], length, DIRECTION)
+            seen = is_seen(rows[:, None], columns[None, :], length, CAUSAL)
             scores = tl.where(seen, scores, -1e30)
             higher = tl.maximum(most, tl.max(scores, 1))
             weights = tl.exp2(scores - higher[:, None])
@@ -150,13 +149,13 @@ def score_gradients(
     columns,
     length,
     SCALE: tl.constexpr,
-    DIRECTION: tl.constexpr,
+    CAUSAL: tl.constexpr,
     THRESHOLD: tl.constexpr,
     KEPT: tl.constexpr,
 ):
     """Return (queries, keys): the weights that multiply the values, and the scores' gradients."""
     scores = tl.dot(query, tl.trans(key)) * SCALE
-    seen = is_seen(rows[:, None], columns[None, :], length, DIRECTION)
+    seen = is_seen(rows[:, None], columns[None, :], length, CAUSAL)
     weights = tl.where(seen, tl.exp2(scores - logsum[:, None]), 0.0)
     gradients = tl.dot(upstream, tl.trans(value))
     used = weights
@@ -183,7 +182,7 @@ def backward_kernel(
     SIZE: tl.constexpr,
     SCALE: tl.constexpr,
     UNIT: tl.constexpr,
-    DIRECTION: tl.constexpr,
+    CAUSAL: tl.constexpr,
     THRESHOLD: tl.constexpr,
     KEPT: tl.constexpr,
 ):
@@ -213,7 +212,7 @@ def backward_kernel(
         hashes = query_hashes(seed, first + own, head, HEADS) if THRESHOLD else own
         used, scores = score_gradients(
             query, key, value, above, logsum, inner, hashes, own, own, length,
-            SCALE, DIRECTION, THRESHOLD, KEPT,
+            SCALE, CAUSAL, THRESHOLD, KEPT,
         )  # fmt: skip
         values = tl.dot(tl.trans(used), above)
         keys = tl.dot(tl.trans(scores), query)
@@ -222,7 +221,7 @@ def backward_kernel(
             for at in range(0, length, SIZE):
                 if at != low:
                     other = at + tl.arange(0, SIZE)
-                    if DIRECTION == 0 or at > low:
+                    if not CAUSAL or at > low:
                         # the block as keys: other queries see it
                         query_2 = load_rows(start, other, length, stride, WIDTH)
                         above_2 = load_rows(up, other, length, across, WIDTH)
@@ -234,17 +233,17 @@ def backward_kernel(
                         )
                         used, scores = score_gradients(
                             query_2, key, value, above_2, logsum_2, inner_2, hashes_2, other, own,
-                            length, SCALE, DIRECTION, THRESHOLD, KEPT,
+                            length, SCALE, CAUSAL, THRESHOLD, KEPT,
                         )  # fmt: skip
                         values = tl.dot(tl.trans(used), above_2, values)
                         keys = tl.dot(tl.trans(scores), query_2, keys)
-                    if DIRECTION == 0 or at < low:
+                    if not CAUSAL or at < low:
                         # the block as queries: it sees other keys
                         key_2 = load_rows(start + across, other, length, stride, WIDTH)
                         value_2 = load_rows(start + 2 * across, other, length, stride, WIDTH)
                         used, scores = score_gradients(
                             query, key_2, value_2, above, logsum, inner, hashes, own, other,
-                            length, SCALE, DIRECTION, THRESHOLD, KEPT,
+                            length, SCALE, CAUSAL, THRESHOLD, KEPT,
                         )  # fmt: skip
                         queries = tl.dot(scores, key_2, queries)
         store_rows(target, own, length, queries * UNIT, stride, WIDTH)
@@ -262,7 +261,7 @@ def mask_kernel(mask, seed, THRESHOLD: tl.constexpr, LINES: tl.constexpr, LENGTH
     tl.store(mask + places, kept.to(tl.uint8))
 
 
-def constants(projected: Tensor, direction: str, dropout: float) -> dict[str, Any]:
+def constants(projected: Tensor, causal: bool, dropout: float) -> dict[str, Any]:
     """Return what the kernels are compiled for."""
     _, _, heads, width = projected.shape
     return {
@@ -270,7 +269,7 @@ def constants(projected: Tensor, direction: str, dropout: float) -> dict[str, An
         "WIDTH": width,
         "SIZE": BLOCK_SIZE,
         "SCALE": math.log2(math.e) / math.sqrt(width),
-        "DIRECTION": DIRECTION_NUMBERS[direction],
+        "CAUSAL": causal,
         "THRESHOLD": round(dropout * 2**32),
         "KEPT": 1 / (1 - dropout),
     }
@@ -303,7 +302,7 @@ def _(hidden: Tensor, dropout: float) -> Tensor:
 
 @torch.library.custom_op("bertkit::packed_attention", mutates_args=())
 def packed_attention(
-    projected: Tensor, cu_seqlens: Tensor, max_seqlen: int, direction: str, dropout: float
+    projected: Tensor, cu_seqlens: Tensor, max_seqlen: int, causal: bool, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (tokens, heads, width) attention, and what the gradient needs.
 
@@ -311,7 +310,7 @@ def packed_attention(
         projected: (tokens, 3, heads, width) queries, keys and values in 16 bits.
         cu_seqlens: (sequences + 1,) int32 boundaries.
         max_seqlen: the length of the longest sequence, or more.
-        direction: a name of `DIRECTIONS`.
+        causal: whether a token sees only itself and those before it.
         dropout: the probability of setting a weight to 0.
 
     Returns:
@@ -326,14 +325,14 @@ def packed_attention(
     with torch.cuda.device_of(projected):
         forward_kernel[((len(cu_seqlens) - 1) * blocks * heads,)](
             projected, output, logsums, cu_seqlens, seed, tokens, blocks,
-            **constants(projected, direction, dropout), num_warps=FORWARD_WARPS,
+            **constants(projected, causal, dropout), num_warps=FORWARD_WARPS,
         )  # fmt: skip
     return output, logsums, seed
 
 
 @packed_attention.register_fake
 def _(
-    projected: Tensor, cu_seqlens: Tensor, max_seqlen: int, direction: str, dropout: float
+    projected: Tensor, cu_seqlens: Tensor, max_seqlen: int, causal: bool, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     tokens, _, heads, width = projected.shape
     return (
@@ -352,7 +351,7 @@ def packed_attention_gradient(
     cu_seqlens: Tensor,
     seed: Tensor,
     max_seqlen: int,
-    direction: str,
+    causal: bool,
     dropout: float,
 ) -> Tensor:
     """Return the gradient of `packed_attention` with respect to `projected`."""
@@ -363,7 +362,7 @@ def packed_attention_gradient(
     with torch.cuda.device_of(projected):
         backward_kernel[((len(cu_seqlens) - 1) * blocks * heads,)](
             projected, output, logsums, upstream.contiguous(), gradient, cu_seqlens, seed, tokens,
-            blocks, UNIT=1 / math.sqrt(width), **constants(projected, direction, dropout),
+            blocks, UNIT=1 / math.sqrt(width), **constants(projected, causal, dropout),
             num_warps=BACKWARD_WARPS,
         )  # fmt: skip
     return gradient
@@ -378,7 +377,7 @@ def _(
     cu_seqlens: Tensor,
     seed: Tensor,
     max_seqlen: int,
-    direction: str,
+    causal: bool,
     dropout: float,
 ) -> Tensor:
     return torch.empty_like(projected, memory_format=torch.contiguous_format)

@@ -7,7 +7,7 @@ that reads sequence boundaries, and padding exists only inside a kernel.
 |-----------|---------------------------------|-----------------------------------------------|
 | compiled  | CPU, x86-64                     | native.c, a sequence and a head at a time      |
 | grouped   | CPU otherwise                   | one call of torch per run of equal lengths     |
-| triton    | CUDA on Hopper, 16 bits, heads  | `bertkit.model.triton_kernels`                |
+| triton    | CUDA on Hopper, 16 bits, heads  | `triton_kernels`                              |
 |           | of 16, 32 or 64                 |                                               |
 | flash     | CUDA since Ampere, 16 bits,     | torch's flash attention on the packed tokens  |
 |           | heads of 8, 16, ... or 256      |                                               |
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bertkit.model.cpu import CompiledAttention, has_compiled_attention
+from bertkit.model.native.training import CompiledAttention, has_compiled_attention
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Heads
 
@@ -42,16 +42,11 @@ def has_triton() -> bool:
 
 HAS_TRITON = has_triton()
 if HAS_TRITON:
-    from bertkit.model.triton_kernels import WIDTHS, packed_attention
-
-DIRECTIONS = ("bidirectional", "left_to_right")
-WINDOWS = dict(zip(DIRECTIONS, ((-1, -1), (-1, 0)), strict=True))
-"""How many tokens a token sees to its left and right, in the flash kernel's terms; -1: all."""
+    from bertkit.model.native.triton_kernels import WIDTHS, packed_attention
 
 FLASH_ARGUMENTS = (
     *("query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k"),
-    *("dropout_p", "is_causal", "return_debug_mask", "scale"),
-    *("window_size_left", "window_size_right"),
+    *("dropout_p", "is_causal", "return_debug_mask"),
 )
 """The first arguments of torch's operator for flash attention on packed tokens, in their order.
 
@@ -59,19 +54,16 @@ The operator is private, because torch's public functions for packed tokens have
 (`varlen_attn`, `flex_attention`) or wrap this one (jagged nested tensors)."""
 
 
-def self_attention(
-    projected: Tensor, packed: Packed, *, direction: str, dropout: float = 0.0
-) -> Heads:
+def attention(projected: Tensor, packed: Packed, *, causal: bool, dropout: float = 0.0) -> Heads:
     """Return softmax(query key^T / sqrt(head width)) value, computed within each sequence.
 
     Args:
         projected: (tokens, 3, heads, head width) queries, keys and values.
         packed: the batch, which holds the sequence boundaries.
-        direction: which tokens of its sequence a token attends to: all of them ("bidirectional"),
-            or itself and those before it ("left_to_right", section 5.1).
+        causal: whether a token sees only itself and the tokens before it in its sequence.
         dropout: the probability of setting an attention weight to 0; pass 0 for evaluation.
     """
-    return KERNELS[choose_kernel(projected)](projected, packed, direction, dropout)
+    return KERNELS[choose_kernel(projected)](projected, packed, causal, dropout)
 
 
 def has_flash() -> bool:
@@ -80,8 +72,8 @@ def has_flash() -> bool:
     built = torch.version.cuda is None or torch.backends.cuda.is_flash_attention_available()
     if operator is None or not built:
         return False
-    found = tuple(argument.name for argument in operator.default._schema.arguments)
-    return found[: len(FLASH_ARGUMENTS)] == FLASH_ARGUMENTS
+    names = tuple(argument.name for argument in operator.default._schema.arguments)
+    return names[: len(FLASH_ARGUMENTS)] == FLASH_ARGUMENTS
 
 
 HAS_FLASH = has_flash()
@@ -101,7 +93,7 @@ def choose_kernel(query: Tensor) -> str:
     return "flash" if flash else "padded"
 
 
-def grouped(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
+def grouped(projected: Tensor, packed: Packed, causal: bool, dropout: float) -> Heads:
     """Compute attention with one call of torch for each run of sequences of one length.
 
     The tensors are split, not sliced: the gradient of `split` is one concatenation, whereas every
@@ -112,41 +104,28 @@ def grouped(projected: Tensor, packed: Packed, direction: str, dropout: float) -
     outputs = []
     for run, part in zip(runs, parts, strict=True):
         q, k, v = part.view(*run, *part.shape[1:]).permute(2, 0, 3, 1, 4).unbind()
-        causal = direction != "bidirectional"
         output = scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
         outputs.append(output.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)
 
 
-def visible_positions(length: int, direction: str, device: torch.device) -> Tensor:
-    """Return a (length, length) bool mask: whether the row's query sees the column's key."""
-    every = torch.ones(length, length, dtype=torch.bool, device=device)
-    if direction == "bidirectional":
-        return every
-    return every.tril()
-
-
-def flash(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
+def flash(projected: Tensor, packed: Packed, causal: bool, dropout: float) -> Heads:
     """Compute flash attention on packed tokens (CUDA, fp16 or bf16).
 
     The state of dropout's random numbers stays on the device and follows `torch.manual_seed`.
     """
-    left, right = WINDOWS[direction]
     output: Tensor = torch.ops.aten._flash_attention_forward(
         *projected.unbind(1),
         *(packed.cu_seqlens, packed.cu_seqlens, packed.max_seqlen, packed.max_seqlen),
-        *(dropout, direction == "left_to_right", False),
-        scale=None,
-        window_size_left=left,
-        window_size_right=right,
+        *(dropout, causal, False),
     )[0]
     return output
 
 
-def triton(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
+def triton(projected: Tensor, packed: Packed, causal: bool, dropout: float) -> Heads:
     """Compute attention by bertkit's own kernels (CUDA on Hopper, fp16 or bf16)."""
     boundaries, longest = packed.cu_seqlens, packed.max_seqlen
-    output: Tensor = packed_attention(projected, boundaries, longest, direction, dropout)[0]
+    output: Tensor = packed_attention(projected, boundaries, longest, causal, dropout)[0]
     return output
 
 
@@ -159,26 +138,22 @@ def padding(packed: Packed) -> tuple[Tensor | None, Tensor | None]:
         (tokens,) indices and a (sequences, 1, 1, length) mask; None for both without padding.
     """
     # compiled code would be compiled again for a cache that is filled
-    kept = {} if torch.compiler.is_compiling() else packed.kept
-    if "padding" in kept:
-        return kept["padding"]
+    cache = {} if torch.compiler.is_compiling() else packed.kept
+    if "padding" in cache:
+        return cache["padding"]
     count, longest, tokens = len(packed.cu_seqlens) - 1, packed.max_seqlen, len(packed.ids)
-    kept["padding"] = None, None
+    cache["padding"] = None, None
     if count * longest > tokens:
         lengths = packed.cu_seqlens.diff()
         real = torch.arange(longest, device=lengths.device) < lengths[:, None]
-        kept["padding"] = packed.owners * longest + packed.position_ids, real[:, None, None, :]
-    return kept["padding"]
+        cache["padding"] = packed.owners * longest + packed.position_ids, real[:, None, None, :]
+    return cache["padding"]
 
 
 def pad_rows(rows: Tensor, inside: Tensor | None, sequences: int, max_length: int) -> Tensor:
-    """Return packed rows as (sequences, heads, max_length, head width), padded with zeros.
+    """Return (tokens, heads, head width) rows as (sequences, heads, max_length, head width).
 
-    Args:
-        rows: (tokens, heads, head width) packed rows.
-        inside: (tokens,) indices into the sequences x max_length positions; None without padding.
-        sequences: the number of sequences.
-        max_length: the length to which every sequence is padded.
+    `inside` is what `padding` returns; the rest is filled with zeros.
     """
     if inside is not None:
         empty = rows.new_zeros(sequences * max_length, *rows.shape[1:])
@@ -186,24 +161,23 @@ def pad_rows(rows: Tensor, inside: Tensor | None, sequences: int, max_length: in
     return rows.view(sequences, max_length, *rows.shape[1:]).transpose(1, 2)
 
 
-def padded(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
+def padded(projected: Tensor, packed: Packed, causal: bool, dropout: float) -> Heads:
     """Pad to (sequences, heads, max length, width), attend, and remove the padding again."""
     sequences, max_length = len(packed.cu_seqlens) - 1, packed.max_seqlen
     inside, mask = padding(packed)
-    if mask is not None:
+    if causal:
+        mask = None  # all padded keys come after a real query
+    elif mask is not None:
         mask = mask.expand(-1, 1, max_length, -1)
-    if direction == "left_to_right":
-        mask = None  # is_causal suffices: all padded keys come after a real query
-
     q, k, v = (pad_rows(rows, inside, sequences, max_length) for rows in projected.unbind(1))
     output = scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=direction == "left_to_right"
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal
     )
     rows_out = output.transpose(1, 2).flatten(0, 1)
     return rows_out if inside is None else rows_out.index_select(0, inside)
 
 
-KERNELS: dict[str, Callable[[Tensor, Packed, str, float], Heads]] = {
+KERNELS: dict[str, Callable[[Tensor, Packed, bool, float], Heads]] = {
     "compiled": CompiledAttention.apply,
     "grouped": grouped,
     "triton": triton,

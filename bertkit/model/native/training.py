@@ -1,8 +1,8 @@
-"""Optimizations for the CPU: compiled steps of training, and cheap dropout.
+"""Training steps on a CPU: attention and LayerNorm in compiled code, and cheap dropout.
 
-Compiled steps: attention with its dropout, and LayerNorm of a residual sum with dropout, are a
-dozen operators of torch each, forward and backward, each of which reads and writes all activations.
-On x86-64, native.c does them in one pass.
+Attention with its dropout, and LayerNorm of a residual sum with dropout, are a dozen operators of
+torch each, forward and backward, each of which reads and writes all activations. On x86-64 native.c
+does them in one pass.
 
 Dropout (Srivastava et al. 2014; paper section A.2): on a CPU torch draws one double per element,
 one after the other, which takes longer than the matrix product before it. Sixteen random bits per
@@ -15,109 +15,22 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bertkit.model.native.library import call_compiled, compiled, step_types, threads_for
 from bertkit.pretraining_data.batch import Packed
-from bertkit.tokenizer.compiled import compiled_library
 
-SOURCE = Path(__file__).with_name("native.c")
-NATIVE_LIBRARIES = {"avx512": {"avx512_dq"}, "avx2": {"avx2", "fma3"}}
-"""The names of the sets of instructions for which the code is compiled, the fastest first, and what
-the processor needs for each, by torch's names."""
-DIRECTION_SIGNS = {"bidirectional": 0, "left_to_right": -1}
-MODES = ("fp32", "bf16", "int8")
-"""What matrix products of inference are computed in, in the order of native.c."""
-SIZES = (
-    *("layer_bytes", "parts_bytes", "attention_bytes"),
-    *("panel", "element_size", "rows_of_a_part", "tiles"),
-)
-"""The functions of the compiled code that return a number."""
-C_NUMBERS = {int: ctypes.c_int64, float: ctypes.c_double}
 WIDEST_HEAD = 256
-ELEMENTS_PER_THREAD = 1 << 14
-"""The minimum number of elements of a step for which another thread pays off."""
-
-
-@cache
-def library() -> ctypes.CDLL | None:
-    """Return the compiled code for this processor; None if it was not built from native.c as it is.
-
-    The environment variable BERTKIT_NATIVE=0 switches it off, and BERTKIT_NATIVE=avx2 or avx512
-    names the instructions to use; otherwise these are AVX512 with AMX, if the processor has it.
-    """
-    chosen, able = os.environ.get("BERTKIT_NATIVE", "1"), torch.cpu.get_capabilities()
-    for name, needed in NATIVE_LIBRARIES.items():
-        if chosen in ("1", name) and all(map(able.get, needed)):
-            code = compiled_library(SOURCE, name)
-            if code is not None:
-                for function in SIZES:
-                    getattr(code, f"bertkit_{function}").restype = ctypes.c_int64
-                code.bertkit_use_tiles(ctypes.c_int64(chosen == "1"))
-                return code
-    return None
-
-
-def compiled() -> ctypes.CDLL:
-    """Return the compiled code, where it is known to be there."""
-    code = library()
-    assert code is not None
-    return code
-
-
-def uses_tiles() -> bool:
-    """Return whether compiled products use AMX."""
-    code = library()
-    return bool(code and code.bertkit_tiles())
-
-
-def element_size(mode: str) -> int:
-    """Return the bytes of an element in compiled products of a mode, 0 if there are none."""
-    code = library()
-    return code.bertkit_element_size(ctypes.c_int64(MODES.index(mode))) if code else 0
-
-
-@cache
-def step_types() -> dict[tuple[torch.dtype, torch.dtype], tuple[int, int]]:
-    """Return the dtypes of activations and residual sums of compiled steps, with native.c's names.
-
-    They are none without the compiled code.
-    """
-    code, fp32, bf16 = library(), torch.float32, torch.bfloat16
-    if code is None:
-        return {}
-    if not element_size("bf16") or not torch.cpu.get_capabilities().get("avx512_bf16"):
-        return {(fp32, fp32): (0, 0)}
-    return {(fp32, fp32): (0, 0), (bf16, fp32): (1, 0), (bf16, bf16): (1, 1)}
 
 
 def has_compiled_steps(x: Tensor, residual: Tensor) -> bool:
     """Return whether a training step on these activations and residual sums is compiled code."""
     plain = x.device.type == "cpu" and not torch.compiler.is_compiling()
     return plain and (x.dtype, residual.dtype) in step_types()
-
-
-def call_compiled(name: str, *arguments: Any) -> None:
-    """Call a function of the compiled code; tensors and numbers become pointers and 64 bits."""
-
-    def converted(one: Any) -> Any:
-        if isinstance(one, Tensor):
-            return ctypes.c_void_p(one.data_ptr())
-        kind = C_NUMBERS.get(type(one))
-        return kind(one) if kind else one  # ctypes passes None as a null pointer
-
-    getattr(compiled(), f"bertkit_{name}")(*map(converted, arguments))
-
-
-def threads_for(count: int, least: int = ELEMENTS_PER_THREAD) -> int:
-    """Return the number of threads, at most torch's, that have at least `least` of a count each."""
-    return min(torch.get_num_threads(), max(1, count // least))
 
 
 def draw_seed(probability: float) -> int:
@@ -137,25 +50,16 @@ class CompiledAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, projected: Tensor, packed: Packed, direction: str, dropout: float
+        ctx: Any, projected: Tensor, packed: Packed, causal: bool, dropout: float
     ) -> Tensor:
-        """Return (tokens, heads, head width) the weighted sums of values.
-
-        Args:
-            ctx: what the backward pass needs.
-            projected: (tokens, 3, heads, head width) queries, keys and values; see
-                `has_compiled_attention`.
-            packed: the batch, which holds the sequence boundaries.
-            direction: which keys a query sees; see `self_attention`.
-            dropout: the probability of setting a weight to 0.
-        """
+        """Return (tokens, heads, head width) the weighted sums of values; see `attention`."""
         tokens, _, heads, width = projected.shape
         attended = projected.new_empty(tokens, heads, width)
         logarithms = projected.new_empty(tokens, heads, dtype=torch.float32)
         kind = step_types()[projected.dtype, projected.dtype][0]
         boundaries, longest = packed.cu_seqlens, packed.max_seqlen
         sequences = len(boundaries) - 1
-        ctx.sizes = kind, heads, width, DIRECTION_SIGNS[direction], boundaries, sequences, longest
+        ctx.sizes = kind, heads, width, -int(causal), boundaries, sequences, longest
         ctx.dropout = draw_seed(dropout), float(dropout)
         attend_compiled(ctx, projected.contiguous(), attended, logarithms, None, None)
         ctx.save_for_backward(projected, attended, logarithms)
@@ -167,8 +71,8 @@ class CompiledAttention(torch.autograd.Function):
         """Return the gradient of queries, keys and values."""
         projected, attended, logarithms = ctx.saved_tensors
         projected, gradient = projected.contiguous(), torch.empty_like(projected)
-        given = gradients[0].contiguous()
-        attend_compiled(ctx, projected, attended, logarithms, given, gradient)
+        upstream = gradients[0].contiguous()
+        attend_compiled(ctx, projected, attended, logarithms, upstream, gradient)
         return gradient, None, None, None
 
 
@@ -215,11 +119,11 @@ class AddNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None, None]:
         """Return the gradients of x, the residual, the weight and the bias."""
         weight, normalized, deviations = ctx.saved_tensors
-        given, own = gradients[0].contiguous(), torch.empty_like(normalized)
+        upstream, own = gradients[0].contiguous(), torch.empty_like(normalized)
         gradient = torch.empty_like(normalized, dtype=ctx.dtype)
-        parts = -(-len(given) // compiled().bertkit_rows_of_a_part())
+        parts = -(-len(upstream) // compiled().bertkit_rows_of_a_part())
         sums = weight.new_empty(parts, 2, len(weight))
-        read, written = (given, weight, normalized, deviations), (gradient, own, sums)
+        read, written = (upstream, weight, normalized, deviations), (gradient, own, sums)
         call_compiled("add_norm_gradients", *ctx.sizes, *read, *written, *ctx.dropout)
         return gradient, own, *sums.sum(dim=0), None, None
 
@@ -249,21 +153,3 @@ def keep_scale(probability: float) -> float:
 def dropped_steps(probability: float) -> int:
     """Return how many of the 65,536 values of a draw drop an element; one at least keeps it."""
     return min(round(probability * UNIFORM_STEPS), UNIFORM_STEPS - 1)
-
-
-def has_bf16() -> bool:
-    """Return whether the CPU multiplies bf16 matrices (AVX512-BF16 or AMX; Arm is untested)."""
-    able = torch.cpu.get_capabilities()
-    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
-
-
-def has_products(dtype: torch.dtype = torch.float32) -> bool:
-    """Return whether oneDNN's fast matrix products with a fused GELU or sum are available.
-
-    In bf16 they need AVX512 or AVX-NE-CONVERT. On Arm with the Compute Library they exist but are
-    not fast; torch's compiler does not use them there either.
-    """
-    there = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    if not there or torch.ops.mkldnn._is_mkldnn_acl_supported():
-        return False
-    return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
