@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from bertkit.errors import BertkitError
-from bertkit.model.heads import ReplacedTokenModel
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import PretrainingModel, PretrainingOutput
+from bertkit.model.heads import PretrainingModel, PretrainingOutput, ReplacedTokenModel
 from bertkit.objectives import (
     LossSum,
     cross_entropy_sums,

@@ -29,7 +29,6 @@ from torch import Tensor
 from bertkit.checkpoints.pretrained import recorded_recipe
 from bertkit.config import matches_type
 from bertkit.model.encoder import Encoder, Layer, activation
-from bertkit.model.native.attention import visible_positions
 from bertkit.predict.pretrained import MASK
 from bertkit.pretraining_data.batch import Packed
 from bertkit.pretraining_data.masking import MaskingOptions, draw_masks
@@ -300,7 +299,9 @@ def attention_weights(layer: Layer, hidden: Hidden) -> tuple[Tensor, Tensor]:
     projected = layer.query_key_value(hidden).unflatten(-1, (3, config.num_attention_heads, -1))
     query, key, value = projected.unbind(1)
     scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
-    seen = visible_positions(len(hidden), config.direction, hidden.device)
+    seen = torch.ones(len(hidden), len(hidden), dtype=torch.bool)
+    if config.direction == "left_to_right":
+        seen = seen.tril()
     return scores.masked_fill(~seen, -math.inf).softmax(dim=-1), value
 
 

@@ -143,7 +143,7 @@ class Layer(nn.Module):
         self, projected: Tensor, hidden: Hidden, packed: Packed, rows: TargetIndices | None
     ) -> Rows:
         """Return the layer's output, given its input and what `project` returned for it."""
-        heads = projected.unflatten(-1, (3, self.config.num_attention_heads, -1))
+        heads = projected.view(len(projected), 3, self.config.num_attention_heads, -1)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
         causal = self.config.direction == "left_to_right"
         attended = attention(heads, packed, causal=causal, dropout=dropout).flatten(1)

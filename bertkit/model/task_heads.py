@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertkit.model.encoder import Dropout, Encoder, ModelConfig, initialize
+from bertkit.model.encoder import Encoder, ModelConfig, initialize
+from bertkit.model.native import Dropout
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import ClassLogits
 

@@ -20,13 +20,11 @@ from bertkit.checkpoints.pretrained import (
     load_pretraining_model,
     read_pretrained,
 )
-from bertkit.checkpoints.save import save_model
+from bertkit.checkpoints.save import save_generator, save_model
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
-from bertkit.model.heads import ReplacedTokenModel
-from bertkit.checkpoints.save import save_generator
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.heads import PretrainingModel
+from bertkit.model.heads import PretrainingModel, ReplacedTokenModel
 from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
 from bertkit.pretraining_data.batch import Packed
 from bertkit.tokenizer.wordpiece import Tokenizer

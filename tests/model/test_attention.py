@@ -10,11 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.model.encoder import DIRECTIONS
+from bertkit.model.encoder import DIRECTIONS, Dropout
 from bertkit.model.native.attention import KERNELS, choose_kernel, self_attention
-from bertkit.model.native.training import keep_mask, keep_scale
 from bertkit.model.native.library import step_types
-from bertkit.model.encoder import Dropout
+from bertkit.model.native.training import keep_mask, keep_scale
 from bertkit.pretraining_data.batch import Packed, pack
 from tests.attention import KERNELS_AND_REFERENCE, reference
 from tests.conftest import python

@@ -8,16 +8,10 @@ import pytest
 import torch
 
 from bertkit.errors import BertkitError
-from bertkit.model.cpu import MODES
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.features import (
-    LAYERS,
-    check_layers,
-    combine,
-    encoder_features,
-    feature_width,
-)
-from bertkit.model.inference import prepare_encoder
+from bertkit.model.native import prepare_encoder
+from bertkit.model.native.library import MODES
+from bertkit.model.pooling import LAYERS, check_layers, combine, encoder_features, feature_width
 from bertkit.pretraining_data.batch import pack
 from tests.conftest import need_precision
 

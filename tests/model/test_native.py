@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from bertkit.model import cpu
-from bertkit.model.native.training import AddNorm, CompiledAttention
-from bertkit.model.native.library import step_types, uses_tiles
 from bertkit.model.encoder import Encoder, Layer, ModelConfig
 from bertkit.model.native import InferenceLayer, SingleQuery, prepare_encoder
 from bertkit.model.native.layers import MOST_INPUTS, NativeLayer, element_type, is_supported
+from bertkit.model.native.library import step_types, uses_tiles
+from bertkit.model.native.training import AddNorm, CompiledAttention
 from bertkit.pretraining_data.batch import Packed, from_arrays
 from tests.attention import reference
 from tests.conftest import tiny_config

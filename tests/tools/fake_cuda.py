@@ -43,9 +43,8 @@ from torch.utils._pytree import tree_leaves
 
 from bertkit.checkpoints.sentence_transformers import TextPooling
 from bertkit.model import attention
-from bertkit.model.heads import ReplacedTokenModel
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.heads import PretrainingModel
+from bertkit.model.heads import PretrainingModel, ReplacedTokenModel
 from bertkit.model.pooling import POOLINGS
 from bertkit.objectives import pretraining_objective, replaced_objective
 from bertkit.predict.embeddings import Embedder

@@ -25,10 +25,15 @@ from bertkit import objectives
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.model import attention as attention_module
-from bertkit.model.native.attention import HAS_FLASH, WINDOWS, flash
-from bertkit.model.heads import ReplacedTokenModel, sample_rows
 from bertkit.model.encoder import Encoder, Layer, ModelConfig, select_row
-from bertkit.model.heads import LanguageHead, PretrainingModel, aligned_linear
+from bertkit.model.heads import (
+    LanguageHead,
+    PretrainingModel,
+    ReplacedTokenModel,
+    aligned_linear,
+    sample_rows,
+)
+from bertkit.model.native.attention import HAS_FLASH, WINDOWS, flash
 from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
 from bertkit.objectives import pretraining_objective, replaced_objective, total_loss
 from bertkit.pretraining_data.batch import pack

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Never, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ if HAS_TRITON:
     from bertkit.model.native.triton_kernels import dropout_mask
 
 if TYPE_CHECKING:
-    from bertkit.model.encoder import Encoder, ModelConfig
+    from bertkit.model.encoder import Encoder, Layer, ModelConfig
 
 __all__ = [
     "MODES",
@@ -112,7 +112,7 @@ def prepare_encoder(encoder: Encoder, mode: str) -> None:
     while remaining:
         layer = remaining.pop(0)
         if id(layer) not in made:
-            made[id(layer)] = NativeLayer(layer, mode)
+            made[id(layer)] = NativeLayer(cast("Layer", layer), mode)
         layers.append(made[id(layer)])
     encoder.layers = PreparedLayers(layers)
 

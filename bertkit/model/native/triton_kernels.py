@@ -221,7 +221,7 @@ def backward_kernel(
             for at in range(0, length, SIZE):
                 if at != low:
                     other = at + tl.arange(0, SIZE)
-                    if not CAUSAL or at > low:
+                    if CAUSAL == 0 or at > low:
                         # the block as keys: other queries see it
                         query_2 = load_rows(start, other, length, stride, WIDTH)
                         above_2 = load_rows(up, other, length, across, WIDTH)
@@ -237,7 +237,7 @@ def backward_kernel(
                         )  # fmt: skip
                         values = tl.dot(tl.trans(used), above_2, values)
                         keys = tl.dot(tl.trans(scores), query_2, keys)
-                    if not CAUSAL or at < low:
+                    if CAUSAL == 0 or at < low:
                         # the block as queries: it sees other keys
                         key_2 = load_rows(start + across, other, length, stride, WIDTH)
                         value_2 = load_rows(start + 2 * across, other, length, stride, WIDTH)
