@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from bertkit.corpus.from_text import TextOptions as TextOptions
     from bertkit.corpus.from_text import store_from_text as store_from_text
     from bertkit.corpus.store import TokenStore as TokenStore
-    from bertkit.doctor.run import diagnose as diagnose
     from bertkit.errors import BertkitError as BertkitError
-    from bertkit.explain.trace import trace_example as trace_example
     from bertkit.export.export import export_model as export_model
     from bertkit.finetuning.finetune import finetune as finetune
     from bertkit.finetuning.settings import FinetuneSettings as FinetuneSettings
@@ -69,9 +67,7 @@ _NAMES = {
     "corpus.clean": ("CleanOptions", "clean"),
     "corpus.from_text": ("TextOptions", "store_from_text"),
     "corpus.store": ("TokenStore",),
-    "doctor.run": ("diagnose",),
     "errors": ("BertkitError",),
-    "explain.trace": ("trace_example",),
     "export.export": ("export_model",),
     "finetuning.finetune": ("finetune",),
     "finetuning.settings": ("FinetuneSettings", "Grid", "TrainingSettings"),

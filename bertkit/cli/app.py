@@ -58,7 +58,6 @@ COMMAND_GROUPS = {
         "pretrain": "Pre-train a BERT from text or a token store.",
         "launch": "Pre-train with many processes, on one machine or several.",
         "report": "Write a run's report as one HTML page.",
-        "doctor": "Find what is wrong with a pre-training run or a corpus, and say what to change.",
     },
     "Tasks": {
         "finetune": "Fine-tune a model on labelled data: one run, or a grid of settings and seeds.",

@@ -1,1 +1,0 @@
-"""Diagnosis of pre-training runs and token stores: each finding reports a measured number."""

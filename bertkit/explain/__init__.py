@@ -1,1 +1,0 @@
-"""One example followed through the whole network, step by step: `bertkit explain`."""
