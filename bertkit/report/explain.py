@@ -273,25 +273,24 @@ def print_explanation(
 
     title = "Words and their tokens (paper, section 3; WordPiece, Wu et al. 2016)"
     show(title, WORDPIECE, ("word", "tokens"), trace.words)
-    rows: list[tuple[object, ...]]
     inputs = zip(range(len(trace.tokens)), trace.tokens, trace.ids, trace.segments, strict=True)
     columns = (">position", "token", ">id", ">segment")
     show("Input sequence (paper, section 3 and figure 2)", INPUT, columns, list(inputs))
     show_attention(trace, layer or trace.config.num_hidden_layers, head, show)
     entropy = [(math.nan, math.nan), *((row.min(), row.max()) for row in trace.entropy)]
-    rows = [
+    layers = [
         (number, f"{norms.mean():.2f}", f"{norms[0]:.2f}", *(f"{end:.2f}" for end in ends))
         for number, (norms, ends) in enumerate(zip(trace.norms, entropy, strict=True))
     ]
-    columns = (">layer", ">mean norm", ">of [CLS]", ">lowest entropy", ">highest")
-    show("Layers (paper, section 3)", LAYERS, columns, rows)
+    heads = (">layer", ">mean norm", ">of [CLS]", ">lowest entropy", ">highest")
+    show("Layers (paper, section 3)", LAYERS, heads, layers)
     if trace.guesses:
-        rows = [
+        targets = [
             (g.position, g.token, g.shown, g.rank, f"{g.probability:.3f}", top_text(g.top))
             for g in trace.guesses
         ]
-        columns = (">position", "true", "shown", ">rank", ">probability", "most probable")
-        show("Masked language model (paper, section 3.1, task 1)", MLM, columns, rows)
+        names = (">position", "true", "shown", ">rank", ">probability", "most probable")
+        show("Masked language model (paper, section 3.1, task 1)", MLM, names, targets)
         console.print(Text(f"Mean loss: {trace.mlm_loss:.4f} nats."))
     if trace.in_order is not None:
         answer = f"The second text follows the first with probability {trace.in_order:.4f}."

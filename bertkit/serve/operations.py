@@ -21,12 +21,12 @@ import torch
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.errors import BertkitError
-from bertkit.explain.steps import attention_weights
 from bertkit.model.encoder import ONE_SEGMENT, Encoder, Layer
 from bertkit.predict.embeddings import Embedder, EncodedText
 from bertkit.predict.predictor import TaskPredictor
 from bertkit.predict.pretrained import MASK, MaskCandidate, MaskedText, PairSequence, Predictor
 from bertkit.pretraining_data.batch import pack
+from bertkit.report.explain import attention_weights
 from bertkit.serve.batching import PreparedRequest
 from bertkit.serve.limits import (
     CHARACTERS_PER_TOKEN,
