@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bertkit.explain.steps import look_inside
 from starlette.testclient import TestClient
 
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
-from bertkit.explain.steps import look_inside
 from bertkit.model.encoder import Encoder
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bertkit.explain.trace import trace_example
 from bertkit.finetuning.heads import same_task
 
 from bertkit import load
@@ -19,7 +20,6 @@ from bertkit.checkpoints.save import save_model
 from bertkit.cli.export import export_command
 from bertkit.cli.options import ColumnFlags
 from bertkit.errors import BertkitError
-from bertkit.explain.trace import trace_example
 from bertkit.files import read_json, write_json
 from bertkit.model.heads import PretrainingModel
 from bertkit.tasks.classification import Classification

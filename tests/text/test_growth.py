@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bertkit.explain.steps import normalize
 from bertkit.predict.word_splitter import split_words_with_offsets
 
 from bertkit.corpus import blocks
 from bertkit.corpus.clean import CleanOptions, judge_document
-from bertkit.explain.steps import normalize
 from bertkit.tasks.windows import context_windows, text_windows
 from bertkit.text import sentences
 from bertkit.text.documents import TextCounts, find_sources, read_documents
