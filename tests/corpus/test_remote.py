@@ -17,8 +17,8 @@ from typing import Any
 
 import fsspec
 import pytest
-
 from benchmarks.reading import write_store
+
 from bertkit.corpus import remote as remote_module
 from bertkit.corpus.remote import address, open_remote
 from bertkit.corpus.store import ARRAYS, TokenStore

@@ -15,8 +15,8 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-
 from benchmarks.reading import write_store
+
 from bertkit.corpus import store as store_module
 from bertkit.corpus.store import ShardArrays, TokenStore
 from bertkit.errors import BertkitError
