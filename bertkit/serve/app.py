@@ -29,7 +29,6 @@ from bertkit.serve.middleware import RequestMiddleware, json_response
 from bertkit.serve.models import Service, load_models
 
 WEB = Path(__file__).parent / "web"
-"""The folder of the web page that is served at /."""
 ABOUT = """BERT-style models over HTTP. Texts may have any length: long texts are read in windows.
 
 Every error response has the form `{"error": {"message": ..., "type": ..., "param": ...}}`.
@@ -98,7 +97,7 @@ def make_app(service: Service, *, token: str = "", hosts: Collection[str] = ()) 
     ):
         app.include_router(router, dependencies=bearer)
     app.include_router(routes.state_routes(service))
-    app.router.routes.extend(page_routes())
+    app.router.routes.extend(map(file_route, sorted(WEB.iterdir())))
     app.state.service = service
     app.add_middleware(
         RequestMiddleware, limits=service.limits, metrics=service.metrics, token=token, hosts=hosts
@@ -147,32 +146,20 @@ HEADERS = {
 }
 """The page loads nothing from other hosts, sends nothing to them, and has no inline scripts or
 styles; after an update of the package, the browser uses the new files."""
-MEDIA_TYPES = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-}
-"""Listed here because the types that Python's `mimetypes` knows depend on the machine."""
 
 
-def page_routes() -> list[Route]:
-    """Return a route for each file of the page.
+def file_route(path: Path) -> Route:
+    """Return the route of a file of the page.
 
     The folder is not mounted as a whole: a mount would catch every path that no other route has,
     and would answer a wrong method with 404.
     """
-    return [file_route(path) for path in sorted(WEB.iterdir()) if path.suffix in MEDIA_TYPES]
-
-
-def file_route(path: Path) -> Route:
-    """Return the route of one file."""
 
     async def file(request: Request) -> Response:
-        return FileResponse(path, headers=HEADERS, media_type=MEDIA_TYPES[path.suffix])
+        return FileResponse(path, headers=HEADERS)
 
-    where = "/" if path.name == "index.html" else f"/{path.name}"
-    return Route(where, file, include_in_schema=False)
+    address = "/" if path.name == "index.html" else f"/{path.name}"
+    return Route(address, file, include_in_schema=False)
 
 
 MAX_PORT = 65_535

@@ -4,13 +4,11 @@ As soon as a thread is free, it takes waiting requests, oldest first, up to a bu
 While it computes, the next batch gathers. So batches grow with the load, and a request to an idle
 model starts at once. torch releases the interpreter lock while it computes.
 
-On a CPU two threads share the queue, each with half of the cores. A single thread with all cores
-would have to wait for the slowest core after every matrix product, and one core is always needed
-for requests and responses. If half of the cores is a single core, a request that arrives alone is
-computed on both cores by `all_cores`. There is one such thread for all models, which also loads
-them: every thread that computes with several cores keeps its OpenMP workers, and with two such
-threads there would be more workers than cores. The workers would then sleep after every product
-instead of waiting for the next one.
+On a CPU two threads share the queue, each with half of the cores, since a single thread with all
+cores would wait for the slowest core after every matrix product. If half of the cores is a single
+core, a request that arrives alone is computed on both cores by `all_cores`. There is one such
+thread for all models, which also loads them: with more OpenMP workers than cores, the workers would
+sleep after every product instead of waiting for the next one.
 
 Clients whose requests were answered in one batch are likely to send their next requests at about
 the same time. The thread then waits a few milliseconds until as many requests have arrived.
@@ -28,7 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -53,13 +51,6 @@ class PreparedRequest(NamedTuple):
     """The number of inputs that need more than one window."""
     cut: dict[str, int] | None = None
     """A description of what was lost -> the number of inputs affected."""
-
-
-class Operation(Protocol):
-    """A computation that a model offers; requests for the same operation share batches."""
-
-    def run(self, many: Sequence[Any]) -> list[Any]:
-        """Return one result for each request's content, in order."""
 
 
 class AllCores:
@@ -94,7 +85,8 @@ def all_cores() -> AllCores:
 class QueuedRequest:
     """A request in the queue."""
 
-    work: Operation
+    work: Any
+    """An operation of `bertkit.serve.operations`; a batch has one."""
     prepared: PreparedRequest
     answer: asyncio.Future[Any]
     arrived: float
@@ -133,7 +125,7 @@ class Worker:
         return all(thread.is_alive() for thread in self.threads)
 
     async def answer(
-        self, work: Operation, tokens: int, prepare: Callable[[], Awaitable[PreparedRequest]]
+        self, work: Any, tokens: int, prepare: Callable[[], Awaitable[PreparedRequest]]
     ) -> tuple[PreparedRequest, Any]:
         """Admit a request, prepare it and wait for its result, all within the deadline.
 
@@ -176,7 +168,7 @@ class Worker:
         expected = self.admitted / (self.rate * len(self.threads)) if self.rate else 1.0
         return min(MAX_RETRY_SECONDS, max(1, math.ceil(expected)))
 
-    async def _queue(self, work: Operation, prepared: PreparedRequest) -> Any:
+    async def _queue(self, work: Any, prepared: PreparedRequest) -> Any:
         """Queue a request and return its result; if cancelled, the request leaves the queue."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         job = QueuedRequest(work, prepared, answer, time.perf_counter())

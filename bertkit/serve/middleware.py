@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bertkit.serve.limits import Limits, RefusedError, body_too_large
+from bertkit.serve.limits import Limits, RefusedError
 from bertkit.serve.metrics import Metrics
 
 LOG = logging.getLogger("bertkit.serve")
@@ -104,7 +104,7 @@ class RequestMiddleware:
                 )
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.limits.max_bytes:
-            raise body_too_large(self.limits.max_bytes)
+            raise too_large(self.limits)
 
     def _is_served_host(self, host: str) -> bool:
         """Return whether a `host` header is absent, an IP address or an accepted name.
@@ -123,6 +123,11 @@ class RequestMiddleware:
         return True
 
 
+def too_large(limits: Limits) -> RefusedError:
+    """Return the error for a body that is too large."""
+    return RefusedError(413, f"the body is larger than {limits.max_bytes:,} bytes; send less")
+
+
 async def read_body(receive: Receive, limits: Limits) -> bytes:
     """Return a request's body, which is limited in size and time."""
     body, more = bytearray(), True
@@ -134,7 +139,7 @@ async def read_body(receive: Receive, limits: Limits) -> bytes:
                     raise ClientDisconnect
                 body += message.get("body", b"")
                 if len(body) > limits.max_bytes:
-                    raise body_too_large(limits.max_bytes)
+                    raise too_large(limits)
                 more = message.get("more_body", False)
     except TimeoutError:
         late = f"the body did not arrive within {limits.deadline:g} s"

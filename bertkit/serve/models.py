@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from starlette.responses import Response
 
-from bertkit.checkpoints.hub import parse_hub_name
 from bertkit.checkpoints.pretrained import (
     PretrainedWeights,
     model_folder,
@@ -97,8 +96,7 @@ def load_models(
     if not models:
         raise BertkitError("there is no model to serve; give at least one folder")
     named: dict[str, Path] = {}
-    for given in models:
-        name, path = split_name(given)
+    for name, path in map(split_name, models):
         if name in named:
             raise BertkitError(
                 f"two models are called '{name}', {named[name]} and {path}; give one a different "
@@ -121,18 +119,14 @@ def load_models(
 def split_name(given: str) -> tuple[str, Path]:
     """Split NAME=FOLDER into both; for a bare FOLDER, the name is the folder's or the run's."""
     name, equals, path = given.partition("=")
-    if Path(given).exists():  # as in runs/lr=3e-5
-        equals = ""
-    folder = Path(path if equals else given)
-    if not equals:
-        hub_name = None if folder.exists() else parse_hub_name(str(folder))
-        whole = Path(os.path.abspath(folder))  # noqa: PTH100 (unlike absolute(), without "..")
-        name = hub_name.repo.rpartition("/")[2] if hub_name else model_name(whole)
+    if not equals or Path(given).exists():  # as in runs/lr=3e-5
+        path = given
+        name = model_name(Path(os.path.abspath(path)))  # noqa: PTH100 (without "..")
     if not NAME.fullmatch(name):
         raise BertkitError(
-            f"'{name}' cannot be a model's name; use letters, digits and ._:- as in mine={folder}"
+            f"'{name}' cannot be a model's name; use letters, digits and ._:- as in mine={path}"
         )
-    return name, folder
+    return name, Path(path)
 
 
 def load_served_model(
@@ -145,22 +139,17 @@ def load_served_model(
     embeds = is_embedder(path)
     home = read_pooling(path)[0] if embeds else model_folder(path)
     start = read_pretrained(home)
-    labels: Sequence[str] = ()
-    operations: dict[str, Any] = {}
+    operations: dict[str, Any] = {"tokens": Tokens(start), "attention-maps": AttentionMaps(start)}
+    details: dict[str, Any] = {"task_type": "encoder", "labels": []}
     if not embeds and is_tuned(home):
-        predictor = load_predictor([home], device=device, precision=precision)
-        task_type, labels, mode = (
-            predictor.task.task_type,
-            predictor.task.labels,
-            predictor.precision,
-        )
-        positions = start.config.max_position_embeddings
-        max_length = getattr(predictor.task, "max_length", positions)
-        operations[task_type] = TaskOperation(predictor)
+        predictor = load_predictor(home, device=device, precision=precision)
+        task, mode = predictor.task, predictor.precision
+        details = {"task_type": task.task_type, "labels": list(task.labels)}
+        max_length = getattr(task, "max_length", start.config.max_position_embeddings)
+        operations[task.task_type] = TaskOperation(predictor)
     else:
-        task_type = "encoder"
         if not embeds and has_masks(start):
-            task_type = "pretrained"
+            details["task_type"] = "pretrained"
             pretrained = load_pretrained(home, device=device, precision=precision)
             operations["fill-mask"] = FillMask(pretrained)
             if pretrained.model.nsp is not None and not pretrained.order:
@@ -173,10 +162,7 @@ def load_served_model(
             embedder = load_embedder(path, device=device, precision=precision)
         operations["embeddings"] = EmbeddingOperation(embedder)
         max_length, mode = embedder.max_length, embedder.mode
-    operations |= {"tokens": Tokens(start), "attention-maps": AttentionMaps(start)}
-    details = {
-        "task_type": task_type,
-        "labels": list(labels),
+    details |= {
         "precision": mode,
         "max_length": max_length,
         "layers": start.config.num_hidden_layers,
@@ -186,19 +172,6 @@ def load_served_model(
     worker = Worker(name, limits, metrics, threads)
     again = partial(load_served_model, name, given, limits, metrics, precision, device)
     return ServedModel(name, operations, worker, again, details)
-
-
-def load_and_try(old: ServedModel) -> ServedModel:
-    """Load a model's folder again and check that each operation of the new model answers."""
-    new = old.load_again()
-    try:
-        for operation in new.operations.values():
-            prepared = operation.prepare([operation.sample])
-            operation.run([prepared.content])
-    except Exception as error:
-        new.worker.close(0)
-        raise BertkitError(f"{new.name} does not answer: {error}") from error
-    return new
 
 
 def has_masks(start: PretrainedWeights) -> bool:
@@ -236,13 +209,8 @@ class Service:
             message = f"model: no model is called '{shorten(name)}'"
             raise RefusedError(404, message + nearest(shorten(name), self.models), "model")
         if route not in model.operations:
-            routes = ", ".join(f"/v1/{one}" for one in sorted(model.operations))
-            raise RefusedError(
-                422,
-                f"model: '{name}' does not serve /v1/{route}, only {routes}; models that do: "
-                f"{', '.join(able) or 'none'}",
-                "model",
-            )
+            message = f"model: '{name}' does not serve /v1/{route}"
+            raise RefusedError(422, f"{message}; models that do: {', '.join(able)}", "model")
         return model
 
     async def predict(
@@ -282,7 +250,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.pool, function)
 
     async def reload(self, name: str) -> ServedModel:
-        """Reload a model from its folder; the old model answers until the new one has been tested.
+        """Reload a model from its folder; the old model answers until then.
 
         The reload continues even if the client disconnects.
         """
@@ -294,7 +262,7 @@ class Service:
         return await asyncio.shield(loading)
 
     async def _replace(self, old: ServedModel) -> ServedModel:
-        while (future := all_cores().compute(partial(load_and_try, old))) is None:
+        while (future := all_cores().compute(old.load_again)) is None:
             await asyncio.sleep(0.01)
         try:
             new = await asyncio.wrap_future(future)
@@ -333,18 +301,10 @@ def check_unicode(inputs: Sequence[Any]) -> None:
 
 
 def as_bytes(body: dict[str, Any]) -> bytes:
-    """Return a body as JSON in UTF-8; half a surrogate pair, as in a label, is written escaped.
-
-    Arrays become lists one at a time, since lists of numbers take several times their memory.
-    """
-    try:
-        text = json.dumps(
-            body,
-            separators=(",", ":"),
-            ensure_ascii=False,
-            allow_nan=False,
-            default=np.ndarray.tolist,
-        )
+    """Return a body as JSON in UTF-8; half a surrogate pair, as in a label, is written escaped."""
+    options: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
+    try:  # arrays become lists one at a time, since lists take several times their memory
+        text = json.dumps(body, separators=(",", ":"), default=np.ndarray.tolist, **options)
     except ValueError:
         raise not_finite() from None
     return text.encode(errors="backslashreplace")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from bertkit.serve.limits import MAX_INPUTS, RefusedError
@@ -25,6 +26,15 @@ def check_input(given: Any) -> Any:
     if not isinstance(given, str | list | dict):
         raise ValueError("must be a text, a list or an object")
     return given
+
+
+def check_texts(given: Any) -> list[str]:
+    """Return a text, or a list of at most `MAX_INPUTS` texts, as a list."""
+    texts = [given] if isinstance(given, str) else given
+    right = isinstance(texts, list) and 1 <= len(texts) <= MAX_INPUTS
+    if not right or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"must be a text or a list of 1 to {MAX_INPUTS:,} texts")
+    return list(texts)
 
 
 TaskInput = Annotated[
@@ -79,8 +89,8 @@ class EmbeddingRequest(BaseModel):
 
     model_config = ConfigDict(strict=True)
     model: str | None = None
-    input: Any = Field(
-        description="A text, a list of texts, or token ids of this model without [CLS] and [SEP]."
+    input: Annotated[Any, AfterValidator(check_texts)] = Field(
+        description="A text or a list of texts; token ids are not accepted."
     )
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
@@ -89,40 +99,22 @@ class EmbeddingRequest(BaseModel):
     user: str | None = None
 
 
-class Usage(BaseModel):
-    """The size of a request, and what was lost.
-
-    `tokens` counts the computed tokens with [CLS], [SEP] and overlaps of windows; `windowed` counts
-    the inputs that needed several windows. `cut` maps a description of what was lost to the number
-    of inputs affected.
-    """
-
-    inputs: int
-    tokens: int
-    windowed: int
-    cut: dict[str, int]
-
-
 class Predictions(BaseModel):
-    """One prediction for each input, in the order of the inputs."""
+    """One prediction for each input, in the order of the inputs.
+
+    In `usage`, `tokens` counts the computed tokens with [CLS], [SEP] and overlaps of windows,
+    `windowed` the inputs that needed several windows, and `cut` the inputs that lost something.
+    """
 
     model: str
     predictions: list[Any]
-    usage: Usage
-
-
-class ErrorDetail(BaseModel):
-    """What was wrong, and `param`, the field of the request that is meant."""
-
-    message: str
-    type: str
-    param: str | None
+    usage: dict[str, int | dict[str, int]]
 
 
 class ErrorResponse(BaseModel):
-    """The form of every error response."""
+    """The form of every error response; `param` is the field of the request that is meant."""
 
-    error: ErrorDetail
+    error: dict[Literal["message", "type", "param"], str | None]
 
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -162,28 +154,12 @@ def prediction_routes(service: Service) -> APIRouter:
     return routes
 
 
-def embedding_inputs(given: Any) -> list[str] | list[list[int]]:
-    """Return the texts, or lists of ids, of a request for embeddings."""
-    inputs = given if isinstance(given, list) and given else [given]
-    if isinstance(inputs[0], int):
-        inputs = [inputs]
-    if len(inputs) > MAX_INPUTS:
-        raise RefusedError(422, f"input: has more than {MAX_INPUTS:,} inputs", "input")
-    for one in inputs:
-        ids = isinstance(one, list) and one and all(type(i) is int and i >= 0 for i in one)
-        if not (isinstance(one, str) or ids) or type(one) is not type(inputs[0]):
-            message = "input: must be a text, texts, token ids, or lists of token ids"
-            raise RefusedError(422, message, "input")
-    return inputs
-
-
 def embedding_routes(service: Service) -> APIRouter:
     """Return the route /v1/embeddings."""
     routes = APIRouter(prefix="/v1", tags=["embeddings"], responses=REFUSALS)
 
     @routes.post("/embeddings", summary="Embed texts, as in OpenAI's API")
     async def embeddings(asked: EmbeddingRequest) -> Response:
-        inputs = embedding_inputs(asked.input)
         model = service.find(asked.model, "embeddings")
         width = model.operations["embeddings"].embedder.width
         if asked.dimensions not in {None, width}:
@@ -193,7 +169,7 @@ def embedding_routes(service: Service) -> APIRouter:
                 "be shortened; leave the field out",
                 "dimensions",
             )
-        _, prepared, vectors = await service.predict("embeddings", model.name, inputs)
+        _, prepared, vectors = await service.predict("embeddings", model.name, asked.input)
 
         def make() -> dict[str, Any]:
             coded = map(as_base64, vectors) if asked.encoding_format == "base64" else vectors
@@ -207,7 +183,7 @@ def embedding_routes(service: Service) -> APIRouter:
                 "usage": {"prompt_tokens": prepared.tokens, "total_tokens": prepared.tokens},
             }
 
-        return await service.respond(make, len(inputs))
+        return await service.respond(make, prepared.inputs)
 
     return routes
 
@@ -218,27 +194,23 @@ def as_base64(vector: np.ndarray) -> str:
 
 
 def inspection_routes(service: Service) -> APIRouter:
-    """Return the routes for tokens and attention."""
+    """Return the routes for the tokens of a text or a pair, and for the attention of all heads."""
     routes = APIRouter(prefix="/v1", tags=["inspection"], responses=REFUSALS)
 
-    async def inspect(route: str, asked: TextRequest) -> Response:
-        given = {"text": asked.text, "pair": asked.pair}
-        model, prepared, result = await service.predict(route, asked.model, [given])
+    def add(route: str) -> None:
+        @routes.post(f"/{route}", name=route)
+        async def inspect(asked: TextRequest) -> Response:
+            inputs = [{"text": asked.text, "pair": asked.pair}]
+            model, prepared, result = await service.predict(route, asked.model, inputs)
 
-        def make() -> dict[str, Any]:
-            [row] = model.operations[route].rows(prepared.content, result)
-            return {"model": model.name, **row}
+            def make() -> dict[str, Any]:
+                [row] = model.operations[route].rows(prepared.content, result)
+                return {"model": model.name, **row}
 
-        return await service.respond(make, prepared.tokens)
+            return await service.respond(make, prepared.tokens)
 
-    @routes.post("/tokens", summary="Tokenize a text or a pair of texts")
-    async def tokens(asked: TextRequest) -> Response:
-        return await inspect("tokens", asked)
-
-    @routes.post("/attention-maps", summary="Compute the attention weights of all heads")
-    async def attention_maps(asked: TextRequest) -> Response:
-        return await inspect("attention-maps", asked)
-
+    add("tokens")
+    add("attention-maps")
     return routes
 
 
@@ -270,9 +242,6 @@ def model_routes(service: Service, *, reloading: bool) -> APIRouter:
     return routes
 
 
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
 def state_routes(service: Service) -> APIRouter:
     """Return the routes for health, readiness and metrics."""
     routes = APIRouter(tags=["server"], responses=REFUSALS)
@@ -289,6 +258,6 @@ def state_routes(service: Service) -> APIRouter:
 
     @routes.get("/metrics", summary="Return metrics for Prometheus", response_class=Response)
     async def metrics() -> Response:
-        return Response(service.metrics_text(), media_type=METRICS_TYPE)
+        return Response(service.metrics_text(), media_type=CONTENT_TYPE_LATEST)
 
     return routes

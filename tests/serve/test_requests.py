@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[str, Any, int, str | None]] = {
         *("next-sentence", {"inputs": [{"text": "a", "following": "\u200b"}]}),
         *(422, "inputs.0.following"),
     ),
-    "id": ("embeddings", {"model": "encoder", "input": [[1], [111]]}, 422, "input.1"),
+    "ids": ("embeddings", {"model": "encoder", "input": [[1], [111]]}, 422, "input"),
     "dimensions": (
         *("embeddings", {"model": "encoder", "input": "a", "dimensions": 8}),
         *(422, "dimensions"),
@@ -158,7 +158,7 @@ TOO_LONG: dict[str, tuple[str, dict[str, Any]]] = {
     "context": (QUESTIONS, {"inputs": [["who", "a " * 10_000]]}),
     "masks": ("fill-mask", {"inputs": [{"text": "[MASK]" * 900}]}),
     "candidates": ("fill-mask", {"inputs": [{"text": "[MASK]", "top": 60}] * 900}),
-    "ids": ("embeddings", {"input": [[1] * 3000]}),
+    "texts": ("embeddings", {"input": ["a " * 10_000]}),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from bertkit.model.encoder import Encoder
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load
 from bertkit.predict.pretrained import load_pretrained
-from bertkit.pretraining_data.batch import pack
 from bertkit.serve.app import serving_app
-from bertkit.serve.operations import EmbeddingOperation
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.serve.conftest import NAMES
 
@@ -148,7 +145,7 @@ def test_a_pretrained_model_is_in_memory_once(client: TestClient, models: Path) 
     np.testing.assert_allclose([one["embedding"] for one in found], wanted, atol=1e-5)
 
 
-def test_embeddings(client: TestClient, models: Path, tokenizer: Tokenizer) -> None:
+def test_embeddings(client: TestClient, models: Path) -> None:
     wanted = load_embedder(models / "encoder", device="cpu", precision="fp32").encode(TEXTS)
     found = post(client, "embeddings", model="encoder", input=TEXTS)
     assert [item["index"] for item in found["data"]] == list(range(5))
@@ -163,21 +160,7 @@ def test_embeddings(client: TestClient, models: Path, tokenizer: Tokenizer) -> N
     decoded = np.stack([np.frombuffer(one, "<f4") for one in raw])
     np.testing.assert_allclose(decoded, wanted, atol=1e-5)
 
-    ids = tokenizer.encode_batch(TEXTS)
-    by_ids = post(client, "embeddings", model="encoder", input=[ids[0], ids[2]], dimensions=32)
-    vectors = np.array([item["embedding"] for item in by_ids["data"]])
-    np.testing.assert_allclose(vectors, wanted[[0, 2]], atol=1e-5)
-    alone = post(client, "embeddings", model="encoder", input=ids[0])
-    np.testing.assert_allclose(alone["data"][0]["embedding"], wanted[0], atol=1e-5)
-
-
-def test_ids_stand_behind_the_prompt_as_texts_do(models: Path, tokenizer: Tokenizer) -> None:
-    embedder = load_embedder(models / "encoder", device="cpu", precision="fp32")
-    embedder.settings = replace(embedder.settings, prompt="river: ")
-    work = EmbeddingOperation(embedder)
-    texts = [text for text in TEXTS if text]
-    [vectors] = work.run([work.prepare(tokenizer.encode_batch(texts)).content])
-    np.testing.assert_allclose(vectors, embedder.encode(texts), atol=1e-6)
+    post(client, "embeddings", model="encoder", input=TEXTS, dimensions=vectors.shape[1])
 
 
 def test_pieces(client: TestClient, tokenizer: Tokenizer) -> None:
@@ -202,11 +185,17 @@ def test_attention(client: TestClient, models: Path, tokenizer: Tokenizer, name:
 
 
 def attention_of(folder: Path, tokenizer: Tokenizer, text: str, pair: str | None = None) -> Any:
-    """(layers, heads, tokens, tokens) of a model, computed for `bertkit explain`."""
-    encoder = read_pretrained(folder).build(Encoder, keep_head=False).model.eval()
+    """(layers, heads, tokens, tokens) of a model, computed by transformers."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
     encoded = tokenizer.encode_pair(text, pair)
     with torch.inference_mode():
-        return look_inside(encoder, pack([encoded.ids], [encoded.segment_ids])).attention
+        found = model(
+            torch.tensor([encoded.ids]),
+            token_type_ids=torch.tensor([encoded.segment_ids]),
+            output_attentions=True,
+        )
+    return torch.cat(found.attentions).numpy()
 
 
 def test_attention_is_that_of_the_model_that_was_loaded(
