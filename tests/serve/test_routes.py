@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bertkit.explain.steps import look_inside
 from starlette.testclient import TestClient
 
 from bertkit.checkpoints.pretrained import read_pretrained
