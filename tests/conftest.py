@@ -65,7 +65,7 @@ def known_speed() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertkit.training.pretrain.matmul_peak", lambda *_, **__: 1e12)
-        patch.setattr("bertkit.report.plots.render_svg", lambda *_, **__: "<svg></svg>")
+        patch.setattr("bertkit.report.page.render_svg", lambda *_, **__: "<svg></svg>")
         yield
 
 

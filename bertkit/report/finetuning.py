@@ -9,8 +9,16 @@ from typing import Any
 
 from bertkit.files import write_text
 from bertkit.finetuning.results import FinetuneResult, RunResult, read_results, score_text
-from bertkit.report.html import flatten_fields, render_page
-from bertkit.report.plots import Curve, DotRow, curve, draw_dots, draw_losses, format_number
+from bertkit.report.page import (
+    Curve,
+    DotRow,
+    curve,
+    draw_dots,
+    draw_losses,
+    flatten_fields,
+    format_number,
+    render_page,
+)
 from bertkit.tasks.metrics import is_fraction
 from bertkit.training.journal import JOURNAL, read_journal
 
@@ -138,7 +146,7 @@ def losses(result: FinetuneResult) -> list[tuple[str, Curve]]:
 
 
 def role(run: RunResult, best: RunResult) -> str:
-    """Return the role of a run in the plot of losses: a key of `plots.ROLES`."""
+    """Return the role of a run in the plot of losses: a key of `page.ROLES`."""
     if run.metric is None:
         return "diverged run"
     if run.degenerate:

@@ -1,16 +1,23 @@
-"""Draw curves and scores as SVG for embedding in an HTML page, whose colours they use."""
+"""What the pages of reports are made of: Jinja2's templates, numbers, and plots by matplotlib.
+
+A page is self-contained: plots are SVG elements in the page's own colours, so that they follow its
+light or dark appearance.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from typing import Any, NamedTuple
 
+import jinja2
 import numpy as np
 
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that is read-only
@@ -126,7 +133,6 @@ def draw_plot(
     *,
     baselines: Sequence[tuple[str, float]] = (),
     changes: Sequence[tuple[int, str]] = (),
-    prefix: str = "",
 ) -> str:
     """Draw a plot as an SVG element."""
     from matplotlib.ticker import FuncFormatter, PercentFormatter
@@ -154,7 +160,7 @@ def draw_plot(
         if len(held_out.values) or baselines:
             axes.legend(frameon=False, fontsize=9)
 
-    return render_svg(paint, prefix, describe_curve(plot, training, held_out, baselines))
+    return render_svg(paint, f"{plot.field}-", describe_curve(plot, training, held_out, baselines))
 
 
 def render_svg(
@@ -307,3 +313,55 @@ def legend(axes: Any) -> None:
         frameon=False,
         fontsize=9,
     )
+
+
+@cache
+def template_environment() -> jinja2.Environment:
+    """Return the environment for the templates of this package, which escapes values."""
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("bertkit.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["cell"] = cell_text
+    return made
+
+
+def render_page(template: str, **values: Any) -> str:
+    """Render a template as a whole page."""
+    return template_environment().get_template(template).render(values)
+
+
+def field_title(name: str) -> str:
+    """Return a field's name with spaces instead of underscores."""
+    return name.replace("_", " ")
+
+
+def flatten_fields(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    """Flatten nested JSON into (dotted name, value) pairs, except for lists of plain values."""
+    if isinstance(value, dict):
+        children = list(value.items())
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        children = [(str(i), item) for i, item in enumerate(value)]
+    else:
+        return [(name, value)]
+    return [
+        row
+        for key, item in children
+        for row in flatten_fields(item, f"{name}.{key}" if name else key)
+    ]
+
+
+def cell_text(value: Any) -> str:
+    """Format a value for a table: text unchanged, floats to six digits, other values as JSON."""
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return ", ".join(cell_text(item) for item in value)
+    return json.dumps(value, ensure_ascii=False)
