@@ -17,13 +17,10 @@ if TYPE_CHECKING:
 
     from bertkit.checkpoints.extend import extend_vocabulary as extend_vocabulary
     from bertkit.checkpoints.publish import push as push
-    from bertkit.corpus.build import PrepareOptions as PrepareOptions
-    from bertkit.corpus.build import prepare as prepare
-    from bertkit.corpus.build import prepare_share as prepare_share
     from bertkit.corpus.clean import CleanOptions as CleanOptions
     from bertkit.corpus.clean import clean as clean
-    from bertkit.corpus.from_text import TextOptions as TextOptions
-    from bertkit.corpus.from_text import store_from_text as store_from_text
+    from bertkit.corpus.prepare import prepare as prepare
+    from bertkit.corpus.prepare import store_from_text as store_from_text
     from bertkit.corpus.store import TokenStore as TokenStore
     from bertkit.errors import BertkitError as BertkitError
     from bertkit.export.export import export_model as export_model
@@ -52,10 +49,11 @@ if TYPE_CHECKING:
     from bertkit.tasks.data import DataFiles as DataFiles
     from bertkit.tasks.types import TASKS as TASKS
     from bertkit.tasks.windows import WindowLengths as WindowLengths
+    from bertkit.text.sources import TextSource as TextSource
     from bertkit.tokenizer.learn import LearnOptions as LearnOptions
     from bertkit.tokenizer.learn import learn_tokenizer as learn_tokenizer
-    from bertkit.tokenizer.train import learn_vocabulary as learn_vocabulary
-    from bertkit.tokenizer.train import measure_vocabulary as measure_vocabulary
+    from bertkit.tokenizer.learn import learn_vocabulary as learn_vocabulary
+    from bertkit.tokenizer.learn import measure_vocabulary as measure_vocabulary
     from bertkit.tokenizer.wordpiece import Tokenizer as Tokenizer
     from bertkit.training.pretrain import pretrain as pretrain
     from bertkit.training.recipe import PretrainRecipe as PretrainRecipe
@@ -63,9 +61,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "checkpoints.publish": ("push",),
     "checkpoints.extend": ("extend_vocabulary",),
-    "corpus.build": ("PrepareOptions", "prepare", "prepare_share"),
     "corpus.clean": ("CleanOptions", "clean"),
-    "corpus.from_text": ("TextOptions", "store_from_text"),
+    "corpus.prepare": ("prepare", "store_from_text"),
     "corpus.store": ("TokenStore",),
     "errors": ("BertkitError",),
     "export.export": ("export_model",),
@@ -85,8 +82,13 @@ _NAMES = {
     "tasks.data": ("DataFiles",),
     "tasks.types": ("TASKS",),
     "tasks.windows": ("WindowLengths",),
-    "tokenizer.learn": ("LearnOptions", "learn_tokenizer"),
-    "tokenizer.train": ("learn_vocabulary", "measure_vocabulary"),
+    "text.sources": ("TextSource",),
+    "tokenizer.learn": (
+        "LearnOptions",
+        "learn_tokenizer",
+        "learn_vocabulary",
+        "measure_vocabulary",
+    ),
     "tokenizer.wordpiece": ("Tokenizer",),
     "training.pretrain": ("pretrain",),
     "training.recipe": ("PretrainRecipe",),

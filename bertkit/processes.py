@@ -1,8 +1,9 @@
-"""The processes of a run: the rank of this one, and worker processes that share its work.
+"""The processes of a run: the rank of this one, and workers that share its work.
 
-A worker applies one function to many blocks; the results are yielded in the order of the blocks.
-Text is read once, by the process that collects the results; workers turn blocks of it into counts,
-token ids, verdicts or batches.
+`map_in_order` applies a function to many items on any `concurrent.futures.Executor`: a pool of
+processes on this machine by default, or the workers of dask.distributed, Ray or Slurm. Text is read
+once, by the process that collects the results; workers turn blocks of it into counts, token ids or
+verdicts.
 """
 
 from __future__ import annotations
@@ -10,14 +11,22 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import (
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+)
 from contextlib import contextmanager, suppress
-from itertools import islice
+from functools import lru_cache
+from itertools import chain, islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
@@ -138,6 +147,127 @@ def busy_note() -> list[str]:
         f"the machine is busy: {load:.1f} threads have wanted to run on {cores} in the last "
         "minute, so this takes longer than it could"
     ]
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+PENDING_PER_WORKER = 3
+"""How many items a worker has waiting, so that it need not wait for the next one."""
+UNKNOWN_WORKERS = 64
+"""The assumed number of workers of an executor that does not tell it."""
+
+
+@contextmanager
+def open_executor(processes: int, executor: Executor | None = None) -> Iterator[Executor | None]:
+    """Yield the caller's executor, or a new pool of processes; None for one process.
+
+    Args:
+        processes: the number of worker processes, 0 for one per core; not used with an executor.
+        executor: any executor whose workers see the same files, such as
+            `dask.distributed.Client(...).get_executor()`; it is not shut down.
+
+    Raises:
+        BertkitError: the number is negative or too large.
+    """
+    workers = worker_count(processes)
+    if executor is not None or not workers:
+        yield executor
+        return
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def map_in_order(
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    executor: Executor | None,
+    *,
+    retries: int = 0,
+) -> Iterator[Result]:
+    """Yield `function(item)` of each item, in the order of the items.
+
+    Items are taken only slightly ahead of the results, so that there may be any number of them.
+
+    Args:
+        function: a function that can be pickled: one at the top level of a module, or a
+            `functools.partial` of it. A worker unpickles it once, so it may hold a lot.
+        items: the items, which are read in this process.
+        executor: the workers; None to call the function in this process, as for a single item.
+        retries: how often an item is given to the executor again after the death of its worker. A
+            local pool is broken by it, and dask.distributed repeats the work without this.
+
+    Raises:
+        BertkitError: a worker died.
+        Exception: the function raised it.
+    """
+    following = iter(items)
+    first = list(islice(following, 2))
+    following = chain(first, following)
+    if executor is None or len(first) < 2:
+        yield from map(function, following)
+        return
+    payload = pickle.dumps(function)
+    most = PENDING_PER_WORKER * getattr(executor, "_max_workers", UNKNOWN_WORKERS)
+    pending: deque[tuple[Future[Result], Item]] = deque()
+    try:
+        while True:
+            for item in islice(following, most - len(pending)):
+                pending.append((_submit(executor, payload, item), item))
+            if not pending:
+                return
+            future, item = pending.popleft()
+            for attempt in range(retries + 1):
+                try:
+                    result = future.result()
+                    break
+                except (BrokenExecutor, CancelledError) as error:
+                    if attempt == retries:
+                        raise BertkitError(DEAD_WORKER, code="worker") from error
+                    future = _submit(executor, payload, item)
+            yield result
+    finally:
+        for future, _ in pending:
+            future.cancel()
+
+
+DEAD_WORKER = (
+    "a worker process died, which happens when memory runs out: run the same command again, with "
+    "fewer --processes if memory is short (in a script, start processes below "
+    "`if __name__ == '__main__':`)"
+)
+
+
+def _submit(executor: Executor, payload: bytes, item: Item) -> Future[Any]:
+    try:
+        return executor.submit(_call, payload, item)
+    except BrokenExecutor as error:
+        raise BertkitError(DEAD_WORKER, code="worker") from error
+
+
+def _call(payload: bytes, item: Any) -> Any:
+    """Call a pickled function in a worker."""
+    return _unpickled(payload)(item)
+
+
+_unpickled = lru_cache(maxsize=4)(pickle.loads)
+
+
+def _start_worker() -> None:
+    """Leave Ctrl-C to the process that collects the results, and end with it if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # or each worker starts a thread for each core
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=follow, daemon=True).start()
 
 
 Block = TypeVar("Block")

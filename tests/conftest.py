@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch  # before what is instrumented, or its bytecode is not found
 
-from bertkit.corpus.build import PrepareOptions, prepare
+from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
@@ -144,7 +144,7 @@ def store(
     folder = tmp_path_factory.mktemp("store")
     text = folder / "corpus.txt"
     text.write_text(corpus_text)
-    return prepare([str(text)], tokenizer, folder / "store", PrepareOptions(held_out=0.2))
+    return prepare([str(text)], tokenizer, folder / "store", held_out=0.2)
 
 
 @pytest.fixture

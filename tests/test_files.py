@@ -18,7 +18,7 @@ import pytest
 from bertkit.predict.tables import new_text
 
 from bertkit import files
-from bertkit.corpus.writers import write_array
+from bertkit.corpus.store import write_array
 from bertkit.errors import BertkitError, HeldError
 from bertkit.files import (
     LEFTOVER_SECONDS,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,56 +32,51 @@ def run(tmp_path_factory: pytest.TempPathFactory, corpus_text: str) -> Path:
     folder = tmp_path_factory.mktemp("functions")
     text = folder / "corpus.txt"
     text.write_text(corpus_text)
-    corpus = bertkit.TextOptions(text=(str(text),), vocabulary_size=150)
-    store = bertkit.store_from_text(corpus, folder / "run")
+    store = bertkit.store_from_text([text], folder / "run", vocabulary_size=150)
     recipe = read_recipe(bertkit.PretrainRecipe, "two-cores", SMALL)
     assert bertkit.pretrain(recipe, store, folder / "run") is None
     return folder / "run"
 
 
 def test_a_store_from_text_is_made_once(run: Path) -> None:
-    corpus = bertkit.TextOptions(text=(str(run.parent / "corpus.txt"),), vocabulary_size=150)
+    text: Any = [run.parent / "corpus.txt"]
     before = (run / "store" / "manifest.json").stat().st_mtime_ns
-    store = bertkit.store_from_text(corpus, run)
+    store = bertkit.store_from_text(text, run, vocabulary_size=150)
     assert store.tokenizer.size == 150
-    paths: Any = [run.parent / "corpus.txt"]
-    assert bertkit.store_from_text(replace(corpus, text=paths), run).documents == store.documents
     assert (run / "store" / "manifest.json").stat().st_mtime_ns == before
     with pytest.raises(bertkit.BertkitError, match="vocabulary_size"):
-        bertkit.store_from_text(replace(corpus, vocabulary_size=160), run)
+        bertkit.store_from_text(text, run, vocabulary_size=160)
 
 
 def test_another_text_gets_a_vocabulary_of_its_own(corpus_text: str, tmp_path: Path) -> None:
     text, out = tmp_path / "corpus.txt", tmp_path / "run"
-    corpus = bertkit.TextOptions(text=(str(text),), vocabulary_size=150)
     text.write_text("one document")
     with pytest.raises(bertkit.BertkitError, match="blank line"):
-        bertkit.store_from_text(corpus, out)
+        bertkit.store_from_text([text], out, vocabulary_size=150)
     text.write_text(corpus_text)
     with pytest.raises(bertkit.BertkitError, match="other sources"):
-        bertkit.store_from_text(corpus, out)
+        bertkit.store_from_text([text], out, vocabulary_size=150)
     shutil.rmtree(out / "store")
-    assert bertkit.store_from_text(corpus, out).tokenizer.size == 150
+    assert bertkit.store_from_text([text], out, vocabulary_size=150).tokenizer.size == 150
 
 
 def test_a_text_edited_before_the_first_shard_gets_a_vocabulary_of_its_own(
     corpus_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, out = tmp_path / "corpus.txt", tmp_path / "run"
-    corpus = bertkit.TextOptions(text=(str(text),), vocabulary_size=150, processes=1)
     text.write_text("kangaroo jump.\n\nkangaroo jumped.\n\n" * 20)
 
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("bertkit.corpus.build.prepare_parts", stopped)
+        patch.setattr("bertkit.corpus.prepare.prepare", stopped)
         with pytest.raises(KeyboardInterrupt):
-            bertkit.store_from_text(corpus, out)
+            bertkit.store_from_text([text], out, vocabulary_size=150)
     assert "kangaroo" in bertkit.Tokenizer.load(out / "tokenizer").vocabulary
     text.write_text(corpus_text)
-    resumed = bertkit.store_from_text(corpus, out)
-    fresh = bertkit.store_from_text(corpus, tmp_path / "fresh")
+    resumed = bertkit.store_from_text([text], out, vocabulary_size=150)
+    fresh = bertkit.store_from_text([text], tmp_path / "fresh", vocabulary_size=150)
     assert resumed.tokenizer.vocabulary == fresh.tokenizer.vocabulary
     assert resumed.content_hash == fresh.content_hash
 
@@ -100,8 +94,7 @@ def test_a_tilde_is_the_home_folder_of_everything_that_is_written(
     store = bertkit.prepare(["~/corpus.txt"], "~/tokenizer", "~/store")
     assert bertkit.TokenStore("~/store").content_hash == store.content_hash
     tokenizer.save("~/copy")
-    corpus = bertkit.TextOptions(text=("~/corpus.txt",), vocabulary_size=150)
-    bertkit.store_from_text(corpus, "~/run")
+    bertkit.store_from_text(["~/corpus.txt"], "~/run", vocabulary_size=150)
     bertkit.pretrain(read_recipe(bertkit.PretrainRecipe, "two-cores", SMALL), "~/store", "~/run")
     assert bertkit.diagnose("~/run")
     assert bertkit.write_report("~/run") == home / "run" / "report.html"
@@ -117,17 +110,18 @@ def test_text_that_has_changed_is_said(
 ) -> None:
     text, said = tmp_path / "corpus.txt", "choose another --out"
     text.write_text(corpus_text)
-    corpus = bertkit.TextOptions(
-        text=(str(text),), tokenizer=run / "tokenizer", vocabulary_size=30522
-    )
-    store = bertkit.store_from_text(corpus, tmp_path / "run")
-    bertkit.store_from_text(corpus, tmp_path / "run")
+    options: Any = {"tokenizer": run / "tokenizer"}
+    store = bertkit.store_from_text([text], tmp_path / "run", **options)
+    bertkit.store_from_text([text], tmp_path / "run", **options)
     assert said not in capsys.readouterr().err
     text.write_text(f"{corpus_text} More.")
-    assert bertkit.store_from_text(corpus, tmp_path / "run").content_hash == store.content_hash
+    assert (
+        bertkit.store_from_text([text], tmp_path / "run", **options).content_hash
+        == store.content_hash
+    )
     assert said in capsys.readouterr().err
     text.unlink()  # a finished store needs it no more
-    bertkit.store_from_text(corpus, tmp_path / "run")
+    bertkit.store_from_text([text], tmp_path / "run", **options)
     assert said not in capsys.readouterr().err
 
 

@@ -37,12 +37,12 @@ from bertkit.errors import BertkitError
 from bertkit.files import from_home, new_folder, read_object, write_json
 from bertkit.model.encoder import Encoder
 from bertkit.model.heads import PretrainingModel
+from bertkit.processes import open_executor
 from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
-from bertkit.text.sources import one_source
+from bertkit.text.sources import TextSource, one_source
 from bertkit.tokenizer.files import CONTINUATION
-from bertkit.tokenizer.learn import LEARN_DEFAULTS, LearnOptions, count_sources
+from bertkit.tokenizer.learn import LearnOptions, choose_domain_words, count_sources
 from bertkit.tokenizer.normalize import split_words
-from bertkit.tokenizer.train import choose_domain_words
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 GROWING = ("encoder.word_embeddings.weight", "mlm.bias")
@@ -72,11 +72,9 @@ def extend_vocabulary(
     out: Path | str,
     *,
     words: Sequence[str] | str | Path | None = None,
-    text: Sequence[str] = (),
+    text: TextSource | Sequence[str] | None = None,
     count: int | None = None,
     processes: int = 0,
-    format: str = "auto",  # noqa: A002
-    column: str = "text",
     console: Console | None = None,
 ) -> Extension:
     """Write a copy of a model with words added to its vocabulary, each as one token.
@@ -86,12 +84,10 @@ def extend_vocabulary(
             changed.
         out: the folder to write the complete extended model to.
         words: the words, or a file with one word per line; "##ing" is a token inside words.
-        text: files, folders, globs, URLs or "hf:NAME", instead of `words`: the words that save the
-            most tokens by becoming one token are added.
+        text: text, or only its paths, instead of `words`: the words that save the most tokens by
+            becoming one token are added.
         count: the number of words to take from `text`.
         processes: the number of processes that count the words of `text`; 0 for one per core.
-        format: the format of `text`; "auto" detects it from file names and first lines.
-        column: the column of `text` that holds the text, in formats that have columns.
         console: the console for progress; None for a new one.
 
     Raises:
@@ -108,11 +104,8 @@ def extend_vocabulary(
     check_free(out)  # before hours of counting
     with console_or_new(console) as shown:
         if count is not None:
-            cased = not start.tokenizer.lowercase
-            options = replace(
-                LEARN_DEFAULTS, cased=cased, processes=processes, format=format, column=column
-            )
-            wanted = words_from_text(text, count, start.tokenizer, options, shown)
+            source = TextSource.of(text or ())
+            wanted = words_from_text(source, count, start.tokenizer, processes, shown)
         elif isinstance(words, str | Path):
             wanted = list(listed_words(str(words), counts))
         else:
@@ -138,11 +131,14 @@ def listed_words(file: str, counts: TextCounts) -> Iterator[tuple[str, str]]:
 
 
 def words_from_text(
-    paths: Sequence[str], number: int, tokenizer: Tokenizer, options: LearnOptions, console: Console
+    text: TextSource, number: int, tokenizer: Tokenizer, processes: int, console: Console
 ) -> list[tuple[str, str]]:
     """Return the words of a text that the vocabulary splits, most saved tokens first."""
     skipped = TextCounts().skipped
-    counts, _ = count_sources(paths, console, options, skipped, tokenizer.strip_accents)
+    options = LearnOptions(cased=not tokenizer.lowercase)
+    accents = tokenizer.strip_accents
+    with open_executor(processes) as pool:
+        counts, _ = count_sources(text, options, skipped, console, pool, accents)
     console.say(*describe_skipped(skipped, {}))
     frequent = {word: times for word, times in counts.items() if times >= MIN_OCCURRENCES}
     chosen = choose_domain_words(tokenizer, frequent, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +42,12 @@ Format = Annotated[
     str, Parameter(help="Format of the text; auto detects it from file names and first lines.")
 ]
 Column = Annotated[str, Parameter(help="The column of the text, in formats that have columns.")]
+Language = Annotated[
+    str,
+    Parameter(
+        help="Language code for the sentence splitter; `lines` makes each line one sentence."
+    ),
+]
 Pooling = Annotated[
     str,
     Parameter(
@@ -48,3 +55,29 @@ Pooling = Annotated[
         "mean."
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFlags:
+    """The flags of a run that starts from text instead of a store."""
+
+    text: tuple[str, ...] = ()
+    """Text to train on: files, folders, globs, URLs, hf:NAME (instead of --store)."""
+    tokenizer: Path | None = None
+    """An existing tokenizer for --text; by default that of --init-from, or else a vocabulary is
+    learned."""
+    vocabulary_size: int = 30522
+    """Size of the vocabulary that is learned from --text."""
+    cased: bool = False
+    """Whether the learned vocabulary keeps upper case and accents."""
+    language: str = "en"
+    """Language of --text, for the sentence splitter."""
+    format: str = "auto"
+    """Format of --text; auto detects it from file names and first lines."""
+    column: str = "text"
+    """Column of --text that holds the text, in formats that have columns."""
+    processes: int = 0
+    """Worker processes for preparing --text; 0 uses one for each core."""
+
+
+NO_TEXT = TextFlags()

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from bertkit.config import FLATTEN
-from bertkit.corpus.build import PrepareOptions, prepare, prepare_share
-from bertkit.tokenizer.wordpiece import Tokenizer
-
-PREPARE_DEFAULTS = PrepareOptions()
+from bertkit.cli.options import Column, Format, Language
+from bertkit.corpus.prepare import prepare
+from bertkit.text.sources import TextSource
 
 
 def prepare_command(
     *paths: str,
     tokenizer: Path,
     out: Path,
+    format: Format = "auto",  # noqa: A002 - the flag's natural name
+    column: Column = "text",
+    language: Language = "en",
+    held_out: float = 0.01,
+    shard_megabytes: int = 64,
     processes: int = 0,
-    share: str = "",
-    options: Annotated[PrepareOptions, FLATTEN] = PREPARE_DEFAULTS,
 ) -> None:
     """Tokenize text into a token store.
 
@@ -32,14 +32,18 @@ def prepare_command(
         A folder made by `bertkit learn`, a model directory, a run, or a vocab.txt file.
     out
         The store's folder. The same command resumes a stopped run.
+    held_out
+        Share of documents kept for evaluation, chosen by a hash of their text.
+    shard_megabytes
+        Text per shard, in units of 1,000,000 bytes.
     processes
         The number of worker processes; 0 means one per core. It does not affect the store.
-    share
-        Make one share of the store, such as 2/4 for the second of four, while other machines that
-        see the same files make the others. The one that completes the store writes its manifest.
     """
-    loaded = Tokenizer.load(tokenizer)
-    if share:
-        prepare_share([*paths], loaded, out, options, share=share, processes=processes)
-    else:
-        prepare([*paths], loaded, out, options, processes=processes)
+    prepare(
+        TextSource(paths, format, column, language),
+        tokenizer,
+        out,
+        held_out=held_out,
+        shard_megabytes=shard_megabytes,
+        processes=processes,
+    )

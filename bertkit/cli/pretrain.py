@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from bertkit.cli.options import Device
+from bertkit.cli.options import NO_TEXT, Device, TextFlags
 from bertkit.config import FLATTEN, read_recipe
 from bertkit.console import Console
-from bertkit.corpus.from_text import NO_TEXT, TextOptions, store_from_text
+from bertkit.corpus.prepare import store_from_text
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, flag
 from bertkit.files import check_output
 from bertkit.processes import is_alone, rank
 from bertkit.report.pretraining import write_report
+from bertkit.text.sources import TextSource
 from bertkit.training.journal import JOURNAL, read_journal
 from bertkit.training.recipe import PretrainRecipe
 
@@ -27,11 +28,9 @@ def pretrain_command(
     *,
     out: Path,
     store: tuple[str, ...] = (),
-    cache: Path | None = None,
-    cache_gigabytes: float | None = None,
     smoothing: float | None = None,
     weights: tuple[float, ...] = (),
-    corpus: Annotated[TextOptions, FLATTEN] = NO_TEXT,
+    corpus: Annotated[TextFlags, FLATTEN] = NO_TEXT,
     init_from: Path | None = None,
     workers: int | None = None,
     device: Device = "auto",
@@ -54,12 +53,7 @@ def pretrain_command(
     out
         The run directory.
     store
-        A token store made by `bertkit prepare`, or several with the same tokenizer; folders or
-        URLs (https, s3, ...).
-    cache
-        The folder that keeps shards downloaded from a store's URL while they are needed.
-    cache_gigabytes
-        The maximum size of that cache.
+        A token store made by `bertkit prepare`, or several with the same tokenizer.
     smoothing
         For several stores, the exponent S: a store with the share p of all tokens gets a share of
         the examples proportional to p**S, from 1 (proportional, the default) to 0 (equal shares).
@@ -85,7 +79,7 @@ def pretrain_command(
     from bertkit.training.pretrain import check_options
     from bertkit.training.pretrain import pretrain as pretrain_store
 
-    check_corpus_flags(store, corpus, cache, cache_gigabytes, smoothing, weights)
+    check_corpus_flags(store, corpus, smoothing, weights)
     on = choose_device(device)  # what cannot work is refused before hours of preparation
     choose_precision(settings.training.precision, on)
     if compile:
@@ -104,9 +98,7 @@ def pretrain_command(
             )
         stopped_by = pretrain_store(
             settings,
-            open_stores(store, smoothing, weights, cache, cache_gigabytes)
-            if store
-            else store_from_text(corpus, out, console=console),
+            open_stores(store, smoothing, weights) if store else corpus_store(corpus, out, console),
             out,
             recipe_name=Path(recipe).stem,
             init_from=init_from,
@@ -124,8 +116,8 @@ def pretrain_command(
 
 
 def check_start(
-    init_from: Path, recipe: str, settings: PretrainRecipe, corpus: TextOptions
-) -> TextOptions:
+    init_from: Path, recipe: str, settings: PretrainRecipe, corpus: TextFlags
+) -> TextFlags:
     """Check the model of --init-from before the text is read; return the corpus with a tokenizer.
 
     Raises:
@@ -153,9 +145,7 @@ def check_start(
 
 def check_corpus_flags(
     store: Sequence[str],
-    corpus: TextOptions,
-    cache: Path | None,
-    cache_gigabytes: float | None,
+    corpus: TextFlags,
     smoothing: float | None,
     weights: Sequence[float],
 ) -> None:
@@ -174,12 +164,21 @@ def check_corpus_flags(
     if store and corpus != NO_TEXT:
         flags = [flag(n) for n, v in vars(corpus).items() if v != vars(NO_TEXT)[n]]
         raise BertkitError(f"--store holds tokenized text already; leave out {', '.join(flags)}")
-    if (cache or cache_gigabytes is not None) and not any("://" in place for place in store):
-        raise BertkitError(
-            "--cache and --cache-gigabytes are for stores at a URL, such as https://... or s3://..."
-        )
     if len(store) < 2 and (smoothing is not None or weights):
         raise BertkitError("--smoothing and --weights need several stores: --store FIRST SECOND")
+
+
+def corpus_store(corpus: TextFlags, out: Path, console: Console) -> TokenStore:
+    """Learn a vocabulary from --text, unless a tokenizer is named, and prepare a store."""
+    return store_from_text(
+        TextSource(corpus.text, corpus.format, corpus.column, corpus.language),
+        out,
+        tokenizer=corpus.tokenizer,
+        vocabulary_size=corpus.vocabulary_size,
+        cased=corpus.cased,
+        processes=corpus.processes,
+        console=console,
+    )
 
 
 def has_steps(journal: Path) -> bool:
@@ -191,15 +190,13 @@ def open_stores(
     places: Sequence[str],
     smoothing: float | None,
     weights: Sequence[float],
-    cache: Path | None,
-    cache_gigabytes: float | None,
 ) -> TokenStore:
     """Open one token store, or several as a mixture.
 
     Raises:
         BertkitError: a store cannot be opened, or see `mixture.mix_stores`.
     """
-    stores = [TokenStore(place, cache=cache, cache_gigabytes=cache_gigabytes) for place in places]
+    stores = [TokenStore(place) for place in places]
     if len(stores) == 1:
         return stores[0]
     from bertkit.pretraining_data.mixture import mix_stores

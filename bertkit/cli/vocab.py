@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import rich.console
 from cyclopts import App
@@ -17,10 +15,9 @@ from bertkit.cli.options import AnyModel, Column, Format
 from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.files import check_output, write_json
-from bertkit.text.documents import TextCounts
-from bertkit.text.lines import describe_skipped
-from bertkit.tokenizer.learn import documents
-from bertkit.tokenizer.train import measure_vocabulary
+from bertkit.text.lines import TextCounts, describe_skipped
+from bertkit.text.sources import TextSource
+from bertkit.tokenizer.learn import documents, measure_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 
@@ -54,11 +51,9 @@ def extend_command(
     bertkit.extend_vocabulary(
         *(model, out),
         words=words,
-        text=text,
+        text=TextSource(text, format, column) if text else None,
         count=count,
         processes=processes,
-        format=format,
-        column=column,
     )
 
 
@@ -88,39 +83,27 @@ def measure_command(
     json = json and check_output(json, paths)
     counts = TextCounts()
     loaded = Tokenizer.load(tokenizer)
+    texts = islice(documents(TextSource(paths, format, column), counts), max_documents)
+    report = measure_vocabulary(loaded, texts).to_dict()
     with Console() as console:
-        console.start(max_documents, title="measuring", unit="documents")
-
-        def told() -> Iterator[str]:
-            for number, text in enumerate(documents(paths, format, column, counts), start=1):
-                console.update({"done": number, "bytes": counts.bytes})
-                yield text
-
-        report = measure_vocabulary(loaded, islice(told(), max_documents)).as_dict()
-        console.close()
         console.say(*describe_skipped(counts.skipped, counts.examples))
     report = {"documents": counts.documents, "vocabulary": loaded.size, **report}
     if json is not None:
         write_json(json, {"tokenizer": str(tokenizer), "paths": list(paths), **report})
-    print_report(report, str(tokenizer))
-
-
-def print_report(report: dict[str, Any], title: str) -> None:
-    """Print the report as a table."""
     unknown = ", ".join(f"{word} ({times:,})" for word, times in report["unknown_words"])
-    rows = [
-        ("documents", f"{report['documents']:,}"),
-        ("words", f"{report['words']:,}"),
-        ("tokens", f"{report['tokens']:,}"),
-        ("tokens per word (fertility)", f"{report['fertility']:.4f}"),
-        ("characters per token", f"{report['characters_per_token']:.4f}"),
-        ("words that are [UNK]", f"{report['unknown_share']:.4%}"),
-        ("most frequent [UNK]", escape(unknown) or "none"),
-        ("tokens never used", f"{report['unused_tokens']:,} of {report['vocabulary']:,}"),
-    ]
-    table = Table("measure", "value", title=escape(title))
-    for name, value in rows:
-        table.add_row(escape(name), value)
+    shown = {
+        "documents": f"{report['documents']:,}",
+        "words": f"{report['words']:,}",
+        "tokens": f"{report['tokens']:,}",
+        "tokens per word (fertility)": f"{report['fertility']:.4f}",
+        "characters per token": f"{report['characters_per_token']:.4f}",
+        "words that are [UNK]": f"{report['unknown_share']:.4%}",
+        "most frequent [UNK]": unknown or "none",
+        "tokens never used": f"{report['unused_tokens']:,} of {loaded.size:,}",
+    }
+    table = Table("measure", "value", title=escape(str(tokenizer)))
+    for name, value in shown.items():
+        table.add_row(escape(name), escape(value))
     rich.console.Console().print(table)
 
 

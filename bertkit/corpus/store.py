@@ -5,9 +5,9 @@ A store is a folder:
     manifest.json                    settings, sources, counts, one entry a shard with checksums
     tokenizer/                       the tokenizer that made the ids
     unigrams.npy                     (vocabulary,) int64: counts of each id in the training text
-    train-00000-000.tokens.npy       (tokens,) uint16, or uint32 for vocabularies above 65,536
-    train-00000-000.sentences.npy    (sentences + 1,) uint32: the first token of each sentence
-    train-00000-000.documents.npy    (documents + 1,) uint32: the first sentence of each document
+    train-00000.tokens.npy           (tokens,) uint16, or uint32 for vocabularies above 65,536
+    train-00000.sentences.npy        (sentences + 1,) uint32: the first token of each sentence
+    train-00000.documents.npy        (documents + 1,) uint32: the first sentence of each document
 
 Documents of the `held_out` split are in separate shards. The arrays are plain `.npy` files, so
 any tool can read them. Checksums are verified when a shard is first opened.
@@ -18,20 +18,17 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bertkit.errors import BertkitError, check_known
-from bertkit.files import from_home, map_array, read_json, sha256_file
+from bertkit.files import from_home, map_array, read_json, sha256_file, write_atomic, write_json
 from bertkit.tokenizer.wordpiece import Tokenizer
-
-if TYPE_CHECKING:
-    from bertkit.corpus.remote import RemoteStore
 
 SPLITS = ("train", "held_out")
 ARRAYS = ("tokens", "sentences", "documents")
@@ -129,38 +126,23 @@ def open_shard(
 FORMAT = 1
 KEPT_MAPS = 256
 """Shards that a store keeps mapped: three maps each; a process can have about 65,000 maps."""
-KEPT_REMOTE = 32
-"""Shards of a remote store that stay mapped: two windows of the stream of examples."""
 
 
 class TokenStore:
     """One split of a prepared corpus.
 
     Args:
-        folder: the store's folder, or its address (`https://...`, `s3://...`), from which shards
-            are fetched into a cache when they are needed.
+        folder: the store's folder.
         split: "train" or "held_out".
-        cache: the folder of all caches, for an address; by default in the user's cache folder.
-        cache_gigabytes: the maximum size of all caches together; 100 by default.
 
     Raises:
-        BertkitError: there is no store, it is unfinished or of a newer format, the split is
-            unknown, or the address cannot be reached.
+        BertkitError: there is no store, it is unfinished or of another format, or the split is
+            unknown.
     """
 
-    def __init__(
-        self,
-        folder: Path | str,
-        split: str = "train",
-        *,
-        cache: Path | str | None = None,
-        cache_gigabytes: float | None = None,
-    ) -> None:
+    def __init__(self, folder: Path | str, split: str = "train") -> None:
         check_known("split", split, SPLITS)
-        folder = from_home(folder)
-        self.remote = find_remote_store(folder, cache, cache_gigabytes)
-        self.folder = self.remote.folder if self.remote else Path(folder)
-        """The folder of the store's files; for a store at an address, its cache folder."""
+        self.folder = Path(from_home(folder))
         self.split = split
         self.manifest = read_manifest(self.folder)
         try:
@@ -182,11 +164,6 @@ class TokenStore:
         self._nothing_open(trusting=False)
 
     @property
-    def place(self) -> str:
-        """The store's address or folder, as the user knows it."""
-        return self.remote.url if self.remote else str(self.folder)
-
-    @property
     def members(self) -> list[tuple[TokenStore, float]]:
         """The stores of a mixture with their shares of the examples; for one store, itself."""
         return [(self, 1.0)]
@@ -199,7 +176,7 @@ class TokenStore:
 
     def origin(self) -> dict[str, Any]:
         """Return the record by which a run recognises its corpus."""
-        return {"store": self.place}
+        return {"store": str(self.folder)}
 
     def describe(self) -> list[dict[str, Any]]:
         """Return what is known about each store of a mixture; [] for one store."""
@@ -267,49 +244,30 @@ class TokenStore:
         if mine.vocabulary != theirs.vocabulary:
             difference = f"vocabularies of {mine.size:,} and {theirs.size:,} tokens"
         else:
-            difference = "same vocabulary, other settings (lower-casing or compatibility)"
+            difference = "same vocabulary, other casing or accents"
         raise BertkitError(
-            f"store {self.place} was made with another tokenizer than {whose} ({difference}); "
+            f"store {self.folder} was made with another tokenizer than {whose} ({difference}); "
             "prepare the text again with that tokenizer"
         )
-
-    def fetch(self, indices: Sequence[int]) -> None:
-        """Fetch shards of a store at an address, several at a time, and open them; see `arrays`."""
-        if self.remote and (missing := [i for i in indices if i not in self._arrays]):
-            self.remote.fetch([self.shards[index] for index in missing], verify=False)
-            for index in missing:
-                self.arrays(index)
 
     def arrays(self, index: int) -> ShardArrays:
         """Return the memory-mapped arrays of one shard; the first call verifies its checksums.
 
         Raises:
-            BertkitError: the shard is missing, torn or corrupt, or cannot be fetched.
+            BertkitError: the shard is missing, torn or corrupt.
         """
-        if found := self._arrays.get(index):
-            return found
+        if opened := self._arrays.get(index):
+            return opened
         with self._opening:  # another thread plans the next window at the same time
             if index not in self._arrays:
-                opened = self._open(index)
-                while len(self._arrays) >= (KEPT_REMOTE if self.remote else KEPT_MAPS):
+                shard, new = self.shards[index], not self._trusting and index not in self._checked
+                check_shard(self.folder, shard, checksums=new)
+                opened = open_shard(self.folder, shard, self.vocabulary_size, contents=new)
+                self._checked.add(index)
+                while len(self._arrays) >= KEPT_MAPS:
                     del self._arrays[next(iter(self._arrays))]
                 self._arrays[index] = opened
             return self._arrays[index]
-
-    def _open(self, index: int, attempts: int = 3) -> ShardArrays:
-        """Map a shard, fetching it again if another process has just removed it from the cache."""
-        shard, new = self.shards[index], not self._trusting and index not in self._checked
-        if self.remote:
-            self.remote.fetch([shard], verify=new)
-        try:
-            check_shard(self.folder, shard, checksums=new and not self.remote)
-            arrays = open_shard(self.folder, shard, self.vocabulary_size, contents=new)
-        except (BertkitError, OSError):
-            if not self.remote or attempts == 1:
-                raise
-            return self._open(index, attempts - 1)
-        self._checked.add(index)
-        return arrays
 
     def _nothing_open(self, *, trusting: bool) -> None:
         self._arrays: dict[int, ShardArrays] = {}
@@ -328,17 +286,6 @@ class TokenStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._nothing_open(trusting=True)
-
-
-def find_remote_store(
-    folder: Path | str, cache: Path | str | None, gigabytes: float | None
-) -> RemoteStore | None:
-    """Return the remote store at an address or behind a cache folder, or None if it is local."""
-    if ":/" not in str(folder) and not (Path(folder) / "remote.json").is_file():
-        return None
-    from bertkit.corpus.remote import open_remote
-
-    return open_remote(folder, cache, gigabytes)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -360,3 +307,78 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             "store again"
         )
     return manifest
+
+
+class DocumentArrays(NamedTuple):
+    """Documents in memory that will be written to a shard."""
+
+    tokens: np.ndarray
+    """(tokens,) token ids."""
+    sentence_lengths: np.ndarray
+    """(sentences,) the number of tokens in each sentence, at least 1."""
+    document_lengths: np.ndarray
+    """(documents,) the number of sentences in each document, at least 1."""
+
+
+def offsets(lengths: np.ndarray) -> np.ndarray:
+    """Convert (n,) lengths to (n + 1,) uint32 offsets from 0; the sum must be below 2^32."""
+    if int(lengths.sum()) >= 1 << 32:
+        raise BertkitError("a shard would hold 2^32 tokens or more; lower --shard-megabytes")
+    result = np.zeros(len(lengths) + 1, dtype=np.uint32)
+    np.cumsum(lengths, out=result[1:])
+    return result
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Write a `.npy` file atomically, without adding an extension to `path`."""
+
+    def save(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+
+    write_atomic(path, save)
+
+
+def write_shard(folder: Path, name: str, split: str, parts: Sequence[DocumentArrays]) -> ShardInfo:
+    """Write one shard's three arrays, each atomically, and return its manifest entry."""
+    joined = DocumentArrays(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    arrays = {
+        "tokens": joined.tokens,
+        "sentences": offsets(joined.sentence_lengths),
+        "documents": offsets(joined.document_lengths),
+    }
+    paths = {kind: folder / f"{name}.{kind}.npy" for kind in ARRAYS}
+    for kind, path in paths.items():
+        write_array(path, arrays[kind])
+    return ShardInfo(
+        name=name,
+        split=split,
+        documents=len(joined.document_lengths),
+        sentences=len(joined.sentence_lengths),
+        tokens=len(joined.tokens),
+        bytes={kind: path.stat().st_size for kind, path in paths.items()},
+        sha256={kind: sha256_file(path) for kind, path in paths.items()},
+    )
+
+
+def write_manifest(
+    folder: Path, tokenizer: Tokenizer, shards: Sequence[ShardInfo], details: dict[str, Any]
+) -> None:
+    """Count the training unigrams, then write the manifest, which makes the store valid."""
+    unigrams = np.zeros(tokenizer.size, dtype=np.int64)
+    for shard in shards:
+        if shard.split == "train":
+            tokens = map_array(folder / f"{shard.name}.tokens.npy")
+            unigrams += np.bincount(tokens, minlength=tokenizer.size)
+    write_array(folder / "unigrams.npy", unigrams)
+    write_json(
+        folder / "manifest.json",
+        {
+            "format": FORMAT,
+            "vocabulary_size": tokenizer.size,
+            "tokenizer_hash": tokenizer.content_hash,
+            "unigrams_sha256": sha256_file(folder / "unigrams.npy"),
+            **details,
+            "shards": [asdict(shard) for shard in shards],
+        },
+    )

@@ -12,7 +12,7 @@ import torch
 from bertkit.checkpoints.pretrained import load_pretraining_model
 from bertkit.config import read_recipe
 from bertkit.console import Console
-from bertkit.corpus.build import PrepareOptions, prepare
+from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.demo.data import (
     CHANGED,
@@ -26,7 +26,7 @@ from bertkit.files import write_json, write_text
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.pretrained import Predictor
 from bertkit.report.pretraining import write_report
-from bertkit.tokenizer.train import learn_vocabulary
+from bertkit.tokenizer.learn import learn_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
 from bertkit.training.journal import read_journal
@@ -144,8 +144,8 @@ def demo_store(out: Path, documents: Sequence[str], console: Console) -> TokenSt
     tokenizer.save(out / "tokenizer")
     console.say(f"vocabulary: {tokenizer.size:,} tokens")
     text = str(out / "text" / "docstrings.txt")
-    options = PrepareOptions(held_out=HELD_OUT_SHARE)
-    return prepare([text], tokenizer, out / "store", options, console=console)
+    folder = out / "store"
+    return prepare([text], tokenizer, folder, held_out=HELD_OUT_SHARE, console=console)
 
 
 def demo_summary(out: Path, parts: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
+import fsspec
+import fsspec.compression
 import numpy as np
 
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data.pairs import SPECIALS, PairOptions, plan_block
-from bertkit.text.documents import TextCounts, read_documents
-from bertkit.text.sources import DAMAGE, DECOMPRESSORS, Source, find_sources, one_line, open_binary
+from bertkit.text.documents import read_documents
+from bertkit.text.lines import TextCounts
+from bertkit.text.sources import COMPRESSIONS, DAMAGE, Source, find_sources, one_line, open_binary
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.recipe import PretrainRecipe
 
@@ -167,7 +170,7 @@ def sized_sources(paths: Sequence[str], format: str) -> tuple[list[Source], int]
 def compression(source: Source) -> str:
     """Return the suffix of a compressed file in lower case; "" for other files."""
     ending = PurePosixPath(source.path).suffix.lower()
-    return ending if ending in DECOMPRESSORS else ""
+    return ending if ending in COMPRESSIONS else ""
 
 
 def expansion(source: Source) -> float:
@@ -177,7 +180,7 @@ def expansion(source: Source) -> float:
     try:
         with (
             open_binary(source.path, decompress=False) as raw,
-            DECOMPRESSORS[compression(source)](raw) as stream,
+            fsspec.compression.compr[fsspec.utils.infer_compression(source.path)](raw) as stream,
         ):
             text = sum(len(stream.read(1 << 20)) for _ in range(EXPANDED_BYTES >> 20))
             return text / max(1, raw.tell())

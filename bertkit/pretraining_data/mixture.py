@@ -51,12 +51,11 @@ class MixedStore(TokenStore):
         first = stores[0]
         for store in stores[1:]:
             if store.tokenizer_hash != first.tokenizer_hash:
-                store.check_tokenizer(first.tokenizer, f"store {first.place}")
+                store.check_tokenizer(first.tokenizer, f"store {first.folder}")
         self.stores = tuple(stores)
         self.parts = whole_parts(shares)
         self.shares: list[float] = (self.parts / self.parts.sum()).tolist()
         """Each store's share of the examples; the shares sum to 1."""
-        self.remote = None
         self.folder = Path(f"mixture of {len(stores)} stores")  # a name for messages, not a path
         self.split = first.split
         self.manifest = {}
@@ -111,7 +110,7 @@ class MixedStore(TokenStore):
         """Return the record by which a run recognises the mixture."""
         return {
             "store": str(self.folder),
-            "stores": [store.place for store in self.stores],
+            "stores": [str(store.folder) for store in self.stores],
             "shares": self.shares,
             "corpora": [store.content_hash for store in self.stores],
         }
@@ -120,7 +119,7 @@ class MixedStore(TokenStore):
         """Return each store's place, tokens, shares of tokens and examples, held-out documents."""
         return [
             {
-                "store": store.place,
+                "store": str(store.folder),
                 "tokens": store.tokens,
                 "token_share": store.tokens / max(1, self.tokens),
                 "share": share,
@@ -154,7 +153,7 @@ def mix_stores(
     """
     for store in stores:
         if not store.tokens:
-            raise BertkitError(f"store {store.place} has no {store.split} documents; leave it out")
+            raise BertkitError(f"store {store.folder} has no {store.split} documents; leave it out")
     if weights:
         if smoothing is not None:
             raise BertkitError("give either smoothing or weights: both say what the shares are")
@@ -183,7 +182,7 @@ def checked_weights(weights: Sequence[float], stores: Sequence[TokenStore]) -> S
     for weight, store in zip(weights, stores, strict=True):
         if not (isfinite(weight) and weight > 0):
             raise BertkitError(
-                f"the weight of store {store.place} is {weight:g}; it must be above 0. Leave out "
+                f"the weight of store {store.folder} is {weight:g}; it must be above 0. Leave out "
                 "a store that should have no share"
             )
     return weights

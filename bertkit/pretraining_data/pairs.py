@@ -106,7 +106,6 @@ def open_block(store: TokenStore, shards: Sequence[int]) -> ShuffleBlock:
     """Join the sentence and document tables of some shards."""
     sentences, documents, bases = [], [], [0]
     sentence_base = 0
-    store.fetch(shards)
     for shard in shards:
         arrays = store.arrays(shard)
         sentences.append(arrays.sentences[:-1].astype(np.int64) + bases[-1])
@@ -139,7 +138,7 @@ def plan_block(
     window = open_block(store, shards)
     if len(window.documents) < 3 and options.pair in ("nsp", "none"):
         raise BertkitError(
-            f"store {store.place} ({store.split}) has fewer than two documents in shards "
+            f"store {store.folder} ({store.split}) has fewer than two documents in shards "
             f"{list(shards)}; next-sentence pairs need a second one to draw from"
         )
     rng = keyed_rng(seed, PAIRS, epoch=epoch, window=number)

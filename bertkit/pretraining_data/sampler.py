@@ -64,7 +64,7 @@ class ExampleSampler:
     ) -> None:
         if not store.shards:
             raise BertkitError(
-                f"store {store.place} has no {store.split} documents; prepare it with a larger "
+                f"store {store.folder} has no {store.split} documents; prepare it with a larger "
                 "held_out share or more text"
             )
         self.store = store

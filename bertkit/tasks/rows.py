@@ -17,7 +17,7 @@ from typing import Any
 
 from bertkit.errors import BertkitError, nearest, refuse_twice, short_repr
 from bertkit.text.documents import open_data_set, open_parquet, parquet_rows
-from bertkit.text.lines import RaggedRows, TextCounts, split_rows, text_lines
+from bertkit.text.lines import TextCounts, split_rows, text_lines
 from bertkit.text.sources import DAMAGE, Source, find_sources, one_line
 
 Fields = Mapping[str, Any]
@@ -217,7 +217,7 @@ def separated_rows(
     source: Source, counts: TextCounts, header: bool | Sequence[str], needed: Sequence[str]
 ) -> Iterator[tuple[int, Fields | None]]:
     """Yield the rows of CSV or TSV; a row whose number of fields is wrong is left out."""
-    rows = split_rows(source, counts, needed if header is True else None, ends=True)
+    rows = split_rows(source, counts)
     first = next(rows, None)
     if first is None:
         return
@@ -227,15 +227,21 @@ def separated_rows(
         names = list(header) if header else [str(i) for i in range(len(first[1]))]
         rows = chain([first], rows)
     require_columns(source.path, needed, names)
-    ragged, total = RaggedRows(source.path, len(names), counts), 0
+    ragged, total, first_ragged = 0, 0, 0
     for line, fields in rows:
         total += 1
         if len(fields) == len(names):
             yield line, dict(zip(names, fields, strict=True))
         else:
-            ragged.note(line, len(fields))
+            more = "more" if len(fields) > len(names) else "fewer"
+            counts.note(f"row with {more} fields than the first line", f"{source.path}:{line}")
+            ragged, first_ragged = ragged + 1, first_ragged or line
             yield line, None
-    ragged.check(total)
+    if 2 * ragged > total:
+        raise BertkitError(
+            f"{source.path}:{first_ragged}: {ragged} of {total} rows do not have {len(names)} "
+            "fields; check the separator, the quotes and whether the first line names the columns"
+        )
 
 
 def json_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, Fields | None]]:
@@ -270,7 +276,7 @@ def typed_rows(
         metadata = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
         named = class_names(json.loads(metadata).get("info", {}).get("features") or {})
         wanted = [*needed, *([optional] if optional in names else [])]
-        rows = parquet_rows(file, None if whole or not wanted else wanted, source.path)
+        rows = parquet_rows(file, None if whole or not wanted else wanted)
         for number, row in rows:
             yield number, with_class_names(row, named, f"{source.path}:{number}")
 

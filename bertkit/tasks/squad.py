@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.tasks.rows import first_left_out
-from bertkit.text.lines import TextCounts, decode_line, valid_text
+from bertkit.text.lines import TextCounts, valid_text
 from bertkit.text.sources import DAMAGE, one_line, one_source, open_binary
 
 MAX_JSON_LINE = 1 << 20
@@ -350,7 +350,7 @@ def documents_of(
                 raise BertkitError(f"{location}: Filename {name!r} is not in evidence/{folder}")
             file = evidence / folder / name
             if file.is_file():
-                yield name, decode_line(file.read_bytes(), f"{location}, {file}", counts)
+                yield name, file.read_bytes().decode(errors="replace")
             else:
                 counts.note("document missing", f"{location}, {folder}/{name}")
     if not any(record.get(field) for field in EVIDENCE_FOLDERS):

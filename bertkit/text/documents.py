@@ -10,29 +10,23 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bertkit.errors import BertkitError, check_known, nearest, refuse_twice
-from bertkit.text.lines import (
-    NumberedRow,
-    RaggedRows,
-    TextCounts,
-    check_size,
-    split_rows,
-    text_lines,
-    valid_text,
-)
-from bertkit.text.sources import DAMAGE, Source, find_sources, one_line, open_binary
-
-__all__ = ["Source", "TextCounts", "find_sources", "read_documents"]
+from bertkit.errors import BertkitError, nearest, refuse_twice
+from bertkit.text.lines import NumberedRow, TextCounts, split_rows, text_lines, valid_text
+from bertkit.text.sources import DAMAGE, Source, one_line, open_binary
 
 PARQUET_ROWS = 1024
+DOC_TAG = re.compile(r"""<doc (?:[^>"']|"[^"]*"|'[^']*')*>""")
+Row = tuple[int, Mapping[str, Any]]
+"""The number of a line or row, from 1, and its fields."""
 
 
 def read_documents(source: Source, counts: TextCounts, *, column: str = "text") -> Iterator[str]:
-    """Yield the documents of one source, stripped, not empty, and encodable as UTF-8.
+    """Yield the documents of a source, stripped, not empty, and encodable as UTF-8.
 
     Args:
         source: a source from `find_sources`.
@@ -46,16 +40,21 @@ def read_documents(source: Source, counts: TextCounts, *, column: str = "text") 
     if source.format == "unknown":
         counts.note("file of unknown type", source.path)
         return
-    check_known("format", source.format, DOCUMENT_READERS)
     counts.files += 1
     before = counts.documents, counts.skipped.total()
+    if source.format == "text":
+        numbered = text_documents(source, counts)
+    elif source.format == "wikiextractor":
+        numbered = wikiextractor_documents(source, counts)
+    else:
+        numbered = text_column(read_rows(source, counts, [column]), source, counts, column)
     try:
-        for number, text in DOCUMENT_READERS[source.format](source, counts, column):
-            document, place = text.strip(), f"{source.path}:{number}"
+        for number, text in numbered:
+            document, location = text.strip(), f"{source.path}:{number}"
             if not document:
-                counts.note("empty document", place)
+                counts.note("empty document", location)
                 continue
-            document = valid_text(document, place, counts)
+            document = valid_text(document, location, counts)
             counts.documents += 1
             counts.bytes += len(document.encode())
             yield document
@@ -68,16 +67,14 @@ def read_documents(source: Source, counts: TextCounts, *, column: str = "text") 
         counts.note("empty file", source.path)
 
 
-def text_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
+def text_documents(source: Source, counts: TextCounts) -> Iterator[NumberedRow]:
     """Yield the blocks of lines between blank lines."""
     lines: list[str] = []
-    start = size = 0
+    start = 0
     for number, line in text_lines(source, counts):
         if line and not line.isspace():
-            start, size = (start, size) if lines else (number, 0)
+            start = start if lines else number
             lines.append(line)
-            size += len(line)
-            check_size(size, source.path, start, "no blank line, which ends a document,")
         elif lines:
             yield start, "\n".join(lines)
             lines = []
@@ -85,22 +82,18 @@ def text_documents(source: Source, counts: TextCounts, column: str) -> Iterator[
         yield start, "\n".join(lines)
 
 
-def wikiextractor_documents(
-    source: Source, counts: TextCounts, column: str
-) -> Iterator[NumberedRow]:
+def wikiextractor_documents(source: Source, counts: TextCounts) -> Iterator[NumberedRow]:
     """Yield the bodies of `<doc id=... url=... title=...>` ... `</doc>`, each title line first."""
     lines: list[str] | None = None  # None outside a document
-    start = size = 0
-    for number, line in text_lines(source, counts):
-        if line.startswith("<doc ") and line.rstrip().endswith(">"):
+    start = 0
+    for number, text in text_lines(source, counts):
+        line = text
+        if tag := DOC_TAG.match(line):
             if lines is not None:
                 counts.note("unclosed <doc>, kept", f"{source.path}:{start}")
                 yield start, "\n".join(lines)
-            lines, start, size = [], number, 0
-            if line.rstrip().endswith("</doc>"):  # a whole document on one line
-                yield number, line.rstrip().removesuffix("</doc>").partition('">')[2]
-                lines = None
-        elif lines is None:
+            lines, start, line = [], number, line[tag.end() :]
+        if lines is None:
             if line and not line.isspace():
                 counts.note("line outside <doc>", f"{source.path}:{number}")
         elif line.rstrip().endswith("</doc>"):
@@ -108,65 +101,75 @@ def wikiextractor_documents(
             lines = None
         else:
             lines.append(line)
-            size += len(line)
-            check_size(size, source.path, start, "no </doc>")
     if lines is not None:
         counts.note("unclosed <doc>, kept", f"{source.path}:{start}")
         yield start, "\n".join(lines)
 
 
-def jsonl_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
-    """Yield one field of the JSON object on each line; other values are objects without fields."""
+def read_rows(
+    source: Source, counts: TextCounts, columns: Sequence[str] | None = None
+) -> Iterator[Row]:
+    """Yield the numbered rows of JSON lines, CSV, TSV, Parquet or a Hugging Face data set.
 
-    def rows() -> Iterator[tuple[int, Mapping[str, object]]]:
-        first = objects = 0
-        for number, line in text_lines(source, counts):
-            if not line or line.isspace():
-                continue
-            first = first or number
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                counts.note("line is not JSON", f"{source.path}:{number}")
-                continue
-            objects += isinstance(row, dict)
-            yield number, row if isinstance(row, dict) else {}
-        if first and not objects:  # such as one array of all rows
-            raise BertkitError(
-                f"{source.path}:{first}: no line of this file is a JSON object; write one per line"
-            )
-
-    return text_column(rows(), source, counts, column)
+    Args:
+        source: a source that has columns.
+        counts: collects the rows that cannot be read.
+        columns: the only columns that are needed; None for all.
+    """
+    if source.format == "jsonl":
+        return json_rows(source, counts)
+    if source.format in ("csv", "tsv"):
+        return separated_rows(source, counts, columns or ())
+    return (
+        parquet_file(source, columns) if source.format == "parquet" else data_set(source, columns)
+    )
 
 
-def separated_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
-    """Yield one column of a CSV (quoted as in spreadsheets) or TSV (no quotes) with a header."""
-    lines = split_rows(source, counts, [column])
-    header = [name.strip() for name in next(lines, (0, []))[1]]
-    refuse_twice(source.path, column, header)
+def json_rows(source: Source, counts: TextCounts) -> Iterator[Row]:
+    """Yield the JSON object on each line."""
+    objects = first = 0
+    for number, line in text_lines(source, counts):
+        if not line or line.isspace():
+            continue
+        first = first or number
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            objects += 1
+            yield number, row
+        else:
+            counts.note("line is not a JSON object", f"{source.path}:{number}")
+    if first and not objects:  # such as one array of all rows
+        raise BertkitError(
+            f"{source.path}:{first}: no line of this file is a JSON object; write one per line"
+        )
 
-    def rows() -> Iterator[tuple[int, Mapping[str, object]]]:
-        ragged, total = RaggedRows(source.path, len(header), counts), 0
-        for number, fields in lines:
-            total += 1
-            beyond = fields[len(header) :]  # such as the rest of a text with a comma, unquoted
-            if any(map(str.strip, beyond)):
-                ragged.note(number, len(fields))
-            else:
-                yield number, dict(zip(header, fields, strict=False))
-        ragged.check(total)
 
-    yield from text_column(rows(), source, counts, column)
+def separated_rows(source: Source, counts: TextCounts, columns: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of CSV or TSV with a header."""
+    rows = split_rows(source, counts)
+    header = [name.strip() for name in next(rows, (0, []))[1]]
+    for column in columns:
+        refuse_twice(source.path, column, header)
+    for number, fields in rows:
+        if any(map(str.strip, fields[len(header) :])):  # as from a comma that is not quoted
+            reason = "row with more fields than the first line"
+            counts.note(reason, f"{source.path}:{number}")
+        else:
+            yield number, dict(zip(header, fields, strict=False))
 
 
-def parquet_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
-    """Yield one column of a Parquet file; only that column is read, in batches of rows."""
+def parquet_file(source: Source, columns: Sequence[str] | None) -> Iterator[Row]:
+    """Yield the rows of a Parquet file."""
     with open_parquet(source) as file:
         names = file.schema_arrow.names
-        if column not in names:
-            raise missing_column(source, column, names)
-        refuse_twice(source.path, column, names)
-        yield from text_column(parquet_rows(file, [column], source.path), source, counts, column)
+        for column in columns or names:
+            if column not in names:
+                raise missing_column(source, column, names)
+            refuse_twice(source.path, column, names)
+        yield from parquet_rows(file, columns)
 
 
 @contextmanager
@@ -181,53 +184,20 @@ def open_parquet(source: Source) -> Iterator[Any]:
             raise OSError(one_line(error)) from error
 
 
-def parquet_rows(
-    file: Any, columns: Sequence[str] | None, path: str
-) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the numbered rows of an open Parquet file; only some columns are read, or all.
-
-    Raises:
-        BertkitError: a column has values that Python cannot represent, such as text that is not
-            UTF-8; the message names the file, the column and the rows.
-    """
+def parquet_rows(file: Any, columns: Sequence[str] | None) -> Iterator[Row]:
+    """Yield the numbered rows of an open Parquet file, in batches; only some columns, or all."""
     number = 1
     for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
-        place = f"{path}, rows {number} to {number + batch.num_rows - 1}"
-        names = batch.schema.names
-        values = [
-            python_values(one, f"{place}: the column '{name}'")
-            for name, one in zip(names, batch.columns, strict=True)
-        ]
-        for row in zip(*values, strict=True):
-            yield number, dict(zip(names, row, strict=True))
+        for row in batch.to_pylist():
+            yield number, row
             number += 1
 
 
-def python_values(column: Any, place: str) -> list[Any]:
-    """Return the values of an Arrow column as Python has them, or else as text.
-
-    Times and durations that Python cannot represent, such as those after the year 9999 or with
-    nanoseconds, become text with all their digits.
-    """
-    try:
-        if column.type != "time64[ns]":  # its nanoseconds would be cut
-            return list(column.to_pylist())
-    except (ValueError, OverflowError):
-        pass
-    try:
-        return list(column.cast("string").to_pylist())
-    except (ValueError, NotImplementedError) as error:  # Arrow's own errors are of these types
-        raise BertkitError(
-            f"{place} has values that cannot be read ({one_line(error)}); correct or remove it"
-        ) from error
-
-
-def huggingface_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
-    """Yield one column of a streamed Hugging Face data set."""
-    with open_data_set(source) as whole:
-        known = column in (whole.column_names or ())
-        rows = whole.select_columns([column]) if known else whole  # decodes no other column
-        yield from text_column(enumerate(rows, 1), source, counts, column)
+def data_set(source: Source, columns: Sequence[str] | None) -> Iterator[Row]:
+    """Yield the rows of a streamed Hugging Face data set."""
+    with open_data_set(source) as rows:
+        known = columns and set(columns).issubset(rows.column_names or ())
+        yield from enumerate(rows.select_columns(list(columns or ())) if known else rows, 1)
 
 
 @contextmanager
@@ -256,19 +226,15 @@ def optional_library(name: str, purpose: str, extra: str = "data") -> Any:
 
 
 def text_column(
-    rows: Iterable[tuple[int, Mapping[str, object]]],
-    source: Source,
-    counts: TextCounts,
-    column: str,
+    rows: Iterable[Row], source: Source, counts: TextCounts, column: str
 ) -> Iterator[NumberedRow]:
-    """Yield the text of one column and count the rows without it; it is an error if all lack it."""
-    found = False
-    number = 0
+    """Yield the text of a column and count the rows without it; it is an error if all lack it."""
+    texts = number = 0
     names: dict[str, None] = {}
     for number, row in rows:
         value = row.get(column)
         if isinstance(value, str):
-            found = True
+            texts += 1
             yield number, value
             continue
         if column not in row:
@@ -277,24 +243,14 @@ def text_column(
             reason = "empty document" if value is None else f"column '{column}' is not text"
         counts.note(reason, f"{source.path}:{number}")
         names.update(dict.fromkeys(row))
-    if number and not found:
+    if number and not texts:
         raise missing_column(source, column, names)
 
 
 def missing_column(source: Source, column: str, names: Iterable[str]) -> BertkitError:
     """Return the error for a column that no row has, or that holds text in no row."""
-    others = [name for name in names if name != column]
-    hint = nearest(column, others)
-    listed = f" (columns: {', '.join(sorted(others))})" if "did you mean" in hint else ""
-    return BertkitError(f"no row of {source.path} has text in column '{column}'{listed}{hint}")
-
-
-DOCUMENT_READERS: dict[str, Callable[[Source, TextCounts, str], Iterator[NumberedRow]]] = {
-    "text": text_documents,
-    "wikiextractor": wikiextractor_documents,
-    "jsonl": jsonl_documents,
-    "csv": separated_documents,
-    "tsv": separated_documents,
-    "parquet": parquet_documents,
-    "huggingface": huggingface_documents,
-}
+    others = sorted(name for name in names if name != column)
+    listed = f" (columns: {', '.join(others)})" if others else ""
+    return BertkitError(
+        f"no row of {source.path} has text in column '{column}'{listed}{nearest(column, others)}"
+    )

@@ -39,8 +39,8 @@ def check_language(language: str) -> None:
 def split_sentences(document: str, language: str = "en") -> list[str]:
     """Return the sentences of a document in order, stripped and not empty.
 
-    Only white space is lost: the joined sentences are the document without it. Unicode's
-    wide spaces become plain ones.
+    Only white space is lost: the joined sentences are the document without it. Unicode's wide
+    spaces become plain ones.
 
     Args:
         document: any text; every line end that Unicode knows ends a sentence.
@@ -52,9 +52,12 @@ def split_sentences(document: str, language: str = "en") -> list[str]:
     if language == "lines":
         return [line for piece in document.splitlines() if (line := piece.strip())]
     code = language_code(language)
+    if not document.isascii():  # faster than a regular expression
+        for space in WIDE_SPACES:
+            document = document.replace(space, " ")
     sentences: list[str] = []
     try:
-        for line in plain_spaces(document).splitlines():
+        for line in document.splitlines():
             long = len(line) > WINDOW
             pieces = segment_windows(code, line) if long else sentencex.segment(code, line)
             sentences += [sentence for piece in pieces if (sentence := piece.strip())]
@@ -82,19 +85,8 @@ def language_code(language: str) -> str:
     return code
 
 
-def plain_spaces(document: str) -> str:
-    """Replace Unicode's wide spaces by plain ones, with one search for each of them.
-
-    (The searches take less than half the time of one regular expression.)
-    """
-    if not document.isascii():
-        for space in WIDE_SPACES:
-            document = document.replace(space, " ")
-    return document
-
-
 def segment_windows(code: str, line: str) -> Iterator[str]:
-    """Yield the segments of a long line, found in windows that each start at a boundary.
+    """Yield the segments of a long line from windows that each start at a boundary.
 
     The last segment of a window may be incomplete, so the next window starts with it. A window
     without a boundary, or with one only near its start, is joined to what follows: no sentence is

@@ -1,41 +1,51 @@
-"""Learn a WordPiece vocabulary from files, with progress, and weigh languages against each other.
+"""Learn a WordPiece vocabulary from text, and measure how well a vocabulary fits a text.
 
-Google did not publish its program. The merges are those of Wu et al. (2016), section 4.1; the
-smoothing of languages is that of multilingual BERT.
+Google did not publish its program. The pair of neighbouring tokens that is merged next is the most
+frequent one, as in byte-pair encoding; the trainer is that of the `tokenizers` library. The library
+alone gives another vocabulary at each run, because it numbers the "##" characters in hash order and
+breaks ties by number. Here they are numbered beforehand, so that equal texts give equal
+vocabularies. The smoothing of languages is that of multilingual BERT.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass
+from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
-from bertkit.config import as_json
-from bertkit.console import Console, console_or_new
-from bertkit.errors import BertkitError
-from bertkit.files import SIGNS, check_output, write_json
-from bertkit.processes import worker_count
-from bertkit.text.documents import TextCounts, read_documents
-from bertkit.text.lines import describe_skipped
-from bertkit.text.sources import find_sources, text_paths
-from bertkit.tokenizer.count import count_words, smoothing_weights, weigh_counts
-from bertkit.tokenizer.files import check_compat
-from bertkit.tokenizer.train import check_settings, learn_from_counts, measure_vocabulary
-from bertkit.tokenizer.wordpiece import Tokenizer
+from tokenizers import Tokenizer as Pipeline
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.trainers import WordPieceTrainer
 
-MEASURED_DOCUMENTS = 1000
+from bertkit.console import Console, console_or_new
+from bertkit.errors import BertkitError, checked_texts
+from bertkit.files import check_output, write_json
+from bertkit.processes import interruptible, open_executor
+from bertkit.text.documents import read_documents
+from bertkit.text.lines import TextCounts, describe_skipped
+from bertkit.text.sources import TextSource
+from bertkit.tokenizer.files import CONTINUATION, SPECIAL_TOKENS
+from bertkit.tokenizer.normalize import is_cjk, is_punctuation, split_words
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.tokenizer.words import count_words, smoothing_weights, weigh_counts
+
+MEASURED_DOCUMENTS = PROGRESS_DOCUMENTS = 1000
+BLOCK_WORDS = 10_000
+LARGEST = 10_000_000  # tokens; the trainer allocates memory for all of them at once
+LARGEST_PAIR_COUNT = 1 << 30
+"""The largest count of a pair that is safe; the trainer of `tokenizers` counts in signed 32-bit
+integers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnOptions:
     """The settings with which a vocabulary is learned, in addition to its text and size."""
 
-    criterion: str = "frequency"
-    """Which pair to merge next: frequency (the most frequent one) or likelihood (the one that
-    increases the likelihood of the text most: WordPiece as published)."""
     smoothing: float = 1.0
     """The exponent S of exponentially smoothed sampling, as for multilingual BERT (0.7): each path
     is one language, and its share p of all words becomes p**S, divided by the sum of all p**S."""
@@ -47,53 +57,51 @@ class LearnOptions:
     """The maximum number of single characters to keep; words with other characters become [UNK]."""
     max_distinct_words: int | None = None
     """The maximum number of distinct words in memory; beyond it the rarest ones are dropped."""
-    processes: int = 0
-    """The number of counting processes; 0 means one per core. It does not affect the result."""
-    compat: str = "google"
-    """google: the normalisation of google-research/bert; hf: that of the tokenizers library."""
-    format: str = "auto"
-    """The format of the files; auto detects it from names and first lines."""
-    column: str = "text"
-    """The column that holds the text, in formats that have columns."""
 
 
 LEARN_DEFAULTS = LearnOptions()
 
 
 def learn_tokenizer(
-    paths: Sequence[str],
+    text: TextSource | Sequence[str | Path],
     out: Path | str,
     size: int = 30522,
     options: LearnOptions = LEARN_DEFAULTS,
     *,
+    processes: int = 1,
+    executor: Executor | None = None,
     console: Console | None = None,
 ) -> Tokenizer:
-    """Learn a tokenizer from files, save it, and record how well it fits the text.
+    """Learn a tokenizer from text, save it, and record how well it fits the text.
 
     Args:
-        paths: files, folders, globs, URLs, or Hugging Face data sets as "hf:NAME".
+        text: the text, or only its paths.
         out: the folder for vocab.txt, tokenizer.json, tokenizer_config.json and vocabulary.json.
         size: the number of tokens, including the five special tokens.
         options: see `LearnOptions`.
+        processes: the number of counting processes, 0 for one per core; the vocabulary is the same
+            for any number.
+        executor: workers instead; see `bertkit.processes.map_in_order`.
         console: the console for progress; None for a new one.
 
     Raises:
-        BertkitError: the paths hold no text, an option is impossible, the folder holds something
-            else than a tokenizer, or the disk is full.
+        BertkitError: there is no text, an option is impossible, the folder holds something else
+            than a tokenizer, a worker died, or the disk is full.
     """
-    paths = text_paths(paths)
-    out = check_output(out, paths, folder=True)
-    if signs := [name for name in SIGNS if name != "vocab.txt" and (out / name).exists()]:
+    text = TextSource.of(text)
+    out = check_output(out, text.paths, folder=True)
+    foreign = ("config.json", "model", "manifest.json", "journal.jsonl")
+    if signs := [name for name in foreign if (out / name).exists()]:
         raise BertkitError(
             f"--out {out} contains {signs[0]}, so it holds more than a vocabulary; choose another "
             "folder",
             code="foreign-folder",
         )
-    with console_or_new(console) as shown:
-        tokenizer, made = learn_from_files(paths, size, options, shown)
+    with console_or_new(console) as shown, open_executor(processes, executor) as pool:
+        tokenizer, made = learn_from_files(text, size, options, shown, pool)
         counts = TextCounts()
-        measured = documents(paths, options.format, options.column, counts)
-        report = measure_vocabulary(tokenizer, islice(measured, MEASURED_DOCUMENTS)).as_dict()
+        measured = islice(documents(text, counts), MEASURED_DOCUMENTS)
+        report = measure_vocabulary(tokenizer, measured).to_dict()
         tokenizer.save(out)
         write_json(out / "vocabulary.json", report | made)
         shown.say(
@@ -105,113 +113,276 @@ def learn_tokenizer(
 
 
 def learn_from_files(
-    paths: Sequence[str], size: int, options: LearnOptions, console: Console
+    text: TextSource,
+    size: int,
+    options: LearnOptions,
+    console: Console,
+    executor: Executor | None = None,
 ) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return a learned tokenizer and how it was learned; see `learn_tokenizer`.
-
-    Raises:
-        BertkitError: the paths hold no text, or an option is impossible.
-    """
-    check_settings(size, options.min_frequency, options.max_alphabet, options.criterion)
-    check_compat(options.compat, "--compat")
-    worker_count(options.processes)  # refuses a negative number before anything is read
+    """Return a learned tokenizer and how it was learned; see `learn_tokenizer`."""
+    check_settings(size, options.min_frequency, options.max_alphabet)
     skipped: Counter[str] = Counter()
-    counts, sources = count_sources(paths, console, options, skipped)
-
-    def show(done: int) -> None:
-        console.update({"done": done})
-
-    if options.criterion == "likelihood":
-        console.start(size, title="merging", unit="tokens")
+    counts, sources = count_sources(text, options, skipped, console, executor)
     vocabulary = learn_from_counts(
-        counts,
-        size,
-        min_frequency=options.min_frequency,
-        max_alphabet=options.max_alphabet,
-        criterion=options.criterion,
-        progress=show,
+        counts, size, min_frequency=options.min_frequency, max_alphabet=options.max_alphabet
     )
-    console.close()
     console.say(*describe_skipped(skipped, {}))
     if len(vocabulary) < size:
         console.say(
             f"the text yields only {len(vocabulary):,} of the {size:,} tokens requested; "
             "add more text or lower --min-frequency to get more"
         )
-    tokenizer = Tokenizer.from_vocabulary(
-        vocabulary, lowercase=not options.cased, compat=options.compat
-    )
-    settings = {k: v for k, v in as_json(options).items() if k != "processes"}
-    criterion = settings.pop("criterion")
-    made = {"criterion": criterion, "settings": {"size": size, **settings}, "sources": sources}
-    return tokenizer, {**made, "distinct_words": len(counts), "skipped": dict(skipped)}
+    settings = {"size": size, **asdict(options), "format": text.format, "column": text.column}
+    made = {"settings": settings, "sources": sources, "distinct_words": len(counts)}
+    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=not options.cased)
+    return tokenizer, made | {"skipped": dict(skipped)}
 
 
 def count_sources(
-    paths: Sequence[str],
-    console: Console,
+    text: TextSource,
     options: LearnOptions,
     skipped: Counter[str],
+    console: Console,
+    executor: Executor | None,
     strip_accents: bool | None = None,
 ) -> tuple[Counter[str], list[dict[str, Any]]]:
     """Count the words of all paths together, weighted by path if smoothing is not 1."""
-    smoothing_weights([1] * len(paths), options.smoothing)  # refuses settings before any reading
+    smoothing_weights([1] * len(text.paths), options.smoothing)  # refuses it before any reading
+
+    def count(paths: tuple[str, ...]) -> Counter[str]:
+        counts = TextCounts()
+
+        def shown() -> Iterator[str]:
+            for document in documents(source, counts):
+                yield document
+                if counts.documents % PROGRESS_DOCUMENTS == 0:
+                    console.update({"done": counts.documents, "bytes": counts.bytes})
+            console.update({"done": counts.documents, "bytes": counts.bytes})
+
+        source = TextSource(paths, text.format, text.column)
+        console.start(None, title="counting words", unit="documents")
+        words = count_words(
+            shown(),
+            lowercase=not options.cased,
+            strip_accents=strip_accents,
+            max_distinct_words=options.max_distinct_words,
+            skipped=skipped,
+            executor=executor,
+        )
+        console.close()
+        console.say(*describe_skipped(counts.skipped, counts.examples))
+        return words
+
     if options.smoothing == 1:
-        counts = count_paths(paths, console, options, skipped, strip_accents)
-        return counts, [{"paths": list(paths), "words": counts.total(), "weight": 1.0}]
-    tables = [count_paths([path], console, options, skipped, strip_accents) for path in paths]
-    for path, table in zip(paths, tables, strict=True):
-        if not table:
-            raise BertkitError(f"{path} holds no words to weigh; remove it from the paths")
+        counts = count(text.paths)
+        return counts, [{"paths": list(text.paths), "words": counts.total(), "weight": 1.0}]
+    tables = [count((path,)) for path in text.paths]
     words = [table.total() for table in tables]
     weights = smoothing_weights(words, options.smoothing)
-    for path, number, weight in zip(paths, words, weights, strict=True):
+    rows = list(zip(text.paths, words, weights, strict=True))
+    for path, number, weight in rows:
         share = number / sum(words)
         console.say(
             f"{path}: {number:,} words, {share:.2%} of all words, weighted by {weight:.4g} to "
             f"{share * weight:.2%}"
         )
     sources = [
-        {"paths": [path], "words": number, "weight": weight}
-        for path, number, weight in zip(paths, words, weights, strict=True)
+        {"paths": [path], "words": number, "weight": weight} for path, number, weight in rows
     ]
     return weigh_counts(tables, weights, skipped), sources
 
 
-def count_paths(
-    paths: Sequence[str],
-    console: Console,
-    options: LearnOptions,
-    skipped: Counter[str],
-    strip_accents: bool | None = None,
-) -> Counter[str]:
-    """Count the words of some paths, showing progress, and print what was skipped."""
-    counts = TextCounts()
+def documents(text: TextSource, counts: TextCounts) -> Iterator[str]:
+    """Yield every document of a text; skipped ones are added to `counts`."""
+    for source in text.files():
+        yield from read_documents(source, counts, column=text.column)
 
-    def show(done: int) -> None:
-        console.update({"done": done, "bytes": counts.bytes})
 
-    console.start(None, title="counting words", unit="documents")
-    words = count_words(
-        documents(paths, options.format, options.column, counts),
-        lowercase=not options.cased,
-        strip_accents=strip_accents,
-        progress=show,
-        processes=options.processes,
-        max_distinct_words=options.max_distinct_words,
-        skipped=skipped,
+def learn_vocabulary(
+    texts: Iterable[str],
+    size: int,
+    *,
+    lowercase: bool = True,
+    min_frequency: int = 2,
+    max_alphabet: int = 1000,
+) -> list[str]:
+    """Learn `size` tokens: special tokens, single characters, "##" characters, merged tokens.
+
+    The texts are read once. Memory holds the distinct words and their counts, not the texts.
+    Characters that are always words by themselves (punctuation, ideographs) get no "##" form.
+
+    Args:
+        texts: sentences, lines or documents, in any order.
+        size: the number of tokens; text with too few repeated pairs gives fewer.
+        lowercase: whether to learn an uncased vocabulary.
+        min_frequency: the fewest occurrences of a pair that is merged.
+        max_alphabet: the most characters kept; words with rarer ones are not learned from and
+            become [UNK].
+
+    Raises:
+        BertkitError: the texts hold no words, or `size` is too small for the alphabet; the message
+            gives the minimum.
+    """
+    check_settings(size, min_frequency, max_alphabet)
+    counts = count_words(texts, lowercase=lowercase)
+    return learn_from_counts(counts, size, min_frequency=min_frequency, max_alphabet=max_alphabet)
+
+
+def check_settings(size: int, min_frequency: int, max_alphabet: int) -> None:
+    """Refuse settings with which no vocabulary can be learned, before any text is read."""
+    if not 1 <= size <= LARGEST or max_alphabet < 1 or min_frequency < 1:
+        raise BertkitError(
+            f"a vocabulary needs a size of 1 to {LARGEST:,} tokens, and max_alphabet and "
+            f"min_frequency of at least 1; got {size:,}, {max_alphabet}, {min_frequency}"
+        )
+
+
+def learn_from_counts(
+    counts: Counter[str], size: int, *, min_frequency: int = 2, max_alphabet: int = 1000
+) -> list[str]:
+    """Learn a vocabulary from the words of a text and their counts; see `learn_vocabulary`."""
+    alphabet = find_alphabet(counts, max_alphabet)
+    continuing = [CONTINUATION + letter for letter in alphabet if not stands_alone(letter)]
+    if not alphabet:
+        raise BertkitError("cannot learn a vocabulary: the texts hold no words; check the files")
+    minimum = len(SPECIAL_TOKENS) + len(alphabet) + len(continuing)
+    if size < minimum:
+        raise BertkitError(
+            f"a vocabulary of {size} tokens has no room for its {len(alphabet)} characters: ask for"
+            f" at least {minimum}, or set max_alphabet (now {max_alphabet}) lower"
+        )
+    letters = set(alphabet)
+    spelled = {word: count for word, count in counts.items() if letters.issuperset(word)}
+    merged = merge_pairs(spelled, alphabet, continuing, size, min_frequency)
+    return [*SPECIAL_TOKENS, *alphabet, *continuing, *merged]
+
+
+def find_alphabet(counts: Counter[str], limit: int) -> list[str]:
+    """Return the `limit` most frequent characters, sorted; ties go to the lower code point."""
+    frequency: Counter[str] = Counter()
+    for word, count in counts.items():
+        for letter in word:
+            frequency[letter] += count
+    usable = [letter for letter in frequency if not "\ud800" <= letter <= "\udfff"]
+    return sorted(sorted(usable, key=lambda letter: (-frequency[letter], letter))[:limit])
+
+
+def stands_alone(letter: str) -> bool:
+    """Return whether the character is always a word by itself, so that it has no "##" form."""
+    return is_cjk(letter) or is_punctuation(letter)
+
+
+def merge_pairs(
+    counts: dict[str, int],
+    alphabet: list[str],
+    continuing: list[str],
+    size: int,
+    min_frequency: int,
+) -> list[str]:
+    """Return the tokens that the trainer merges, in order; `size` counts the other ones, too."""
+    first = {*SPECIAL_TOKENS, *continuing, *alphabet}
+    counts, min_frequency = counts_in_range(counts, min_frequency)
+    trainer = WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=min_frequency,
+        special_tokens=[*SPECIAL_TOKENS, *continuing],  # numbers "##" characters beforehand,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
     )
-    console.close()
-    console.say(*describe_skipped(counts.skipped, counts.examples))
-    return words
+    pipeline = Pipeline(WordPiece(unk_token=SPECIAL_TOKENS[1]))
+    pipeline.pre_tokenizer = WhitespaceSplit()
+    words = chain.from_iterable(repeat(word, count) for word, count in counts.items())
+    blocks = iter(lambda: " ".join(islice(words, BLOCK_WORDS)), "")
+    interruptible(lambda: pipeline.train_from_iterator(blocks, trainer))
+    ids = pipeline.get_vocab()
+    return sorted(ids.keys() - first, key=ids.__getitem__)
 
 
-def documents(
-    paths: Sequence[str],
-    format: str,  # noqa: A002
-    column: str,
-    counts: TextCounts,
-) -> Iterator[str]:
-    """Yield every document of some sources; skipped ones are added to `counts`."""
-    for source in find_sources(paths, format=format):
-        yield from read_documents(source, counts, column=column)
+def counts_in_range(counts: dict[str, int], min_frequency: int) -> tuple[dict[str, int], int]:
+    """Divide counts and the smallest frequency by one number, if some pair is too frequent."""
+    if sum(count * len(word) for word, count in counts.items()) <= LARGEST_PAIR_COUNT:
+        return counts, min_frequency
+    pairs: Counter[tuple[str, str]] = Counter()
+    for word, count in counts.items():
+        for pair in pairwise(word):
+            pairs[pair] += count
+    divisor = -(-max(pairs.values(), default=1) // LARGEST_PAIR_COUNT)
+    smaller = {word: max(1, round(count / divisor)) for word, count in counts.items()}
+    return smaller, -(-min_frequency // divisor)
+
+
+@dataclass(frozen=True)
+class VocabularyReport:
+    """The measured fit of a vocabulary to a text; see `measure_vocabulary`."""
+
+    words: int
+    tokens: int
+    fertility: float
+    """Tokens per word; 1 means that every word is one token."""
+    unknown_share: float
+    """The share of words that became [UNK]."""
+    unknown_words: Sequence[tuple[str, int]]
+    """The most frequent of these, as written in the text, with their counts."""
+    characters_per_token: float
+    """Characters per token, not counting white space."""
+    unused_tokens: Sequence[str]
+    """The tokens that do not occur in the text, without special tokens."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report for a JSON file, with only the number of the unused tokens."""
+        return asdict(self) | {"unused_tokens": len(self.unused_tokens)}
+
+
+def measure_vocabulary(
+    tokenizer: Tokenizer, texts: Iterable[str], *, most_common: int = 20
+) -> VocabularyReport:
+    """Encode texts and count words, tokens and what became [UNK].
+
+    Args:
+        tokenizer: the tokenizer with the vocabulary to measure.
+        texts: the texts, read once; preferably text that the vocabulary was not learned from.
+        most_common: the number of unknown words to list.
+    """
+    words = tokens = characters = 0
+    unknown: Counter[str] = Counter()
+    used: set[str] = set(SPECIAL_TOKENS)
+    for text in checked_texts(texts):
+        encoding = tokenizer.encode(text)
+        used.update(encoding.tokens)
+        tokens += len(encoding.tokens)
+        words += sum(not token.startswith(CONTINUATION) for token in encoding.tokens)
+        for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):
+            characters += end - start
+            if token == SPECIAL_TOKENS[1]:
+                unknown[text[start:end]] += 1
+    ranked = sorted(unknown.items(), key=lambda item: (-item[1], item[0]))
+    return VocabularyReport(
+        words=words,
+        tokens=tokens,
+        fertility=tokens / words if words else 0.0,
+        unknown_share=unknown.total() / words if words else 0.0,
+        unknown_words=ranked[:most_common],
+        characters_per_token=characters / tokens if tokens else 0.0,
+        unused_tokens=[token for token in tokenizer.vocabulary if token not in used],
+    )
+
+
+def choose_domain_words(
+    tokenizer: Tokenizer, counts: Mapping[str, int], number: int
+) -> list[tuple[str, int]]:
+    """Return the words that would save most tokens as single tokens, with the number saved.
+
+    A word of p tokens that occurs n times saves n (p - 1). Ties are ordered by text. Words that are
+    one token already, and words that become [UNK], are left out.
+    """
+    if number < 1:
+        raise BertkitError(f"--count must be at least 1, got {number}")
+    rules = {"lowercase": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents}
+    words = list(counts)
+    broken = [
+        (word, counts[word] * (len(ids) - 1))
+        for word, ids in zip(words, tokenizer.encode_batch(words), strict=True)
+        if len(ids) > 1 and split_words(word, **rules) == [word]
+    ]
+    return sorted(broken, key=lambda item: (-item[1], item[0]))[:number]

@@ -334,7 +334,7 @@ def corpora(store: TokenStore) -> list[dict[str, Any]]:
     """Return the name, content hash and share of examples of each store, for the model's record."""
     return [
         {
-            "name": escaped(PurePath(one.place).name),
+            "name": escaped(PurePath(one.folder).name),
             "content_hash": one.content_hash,
             "share": share,
         }

@@ -33,7 +33,7 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.text.documents import TextCounts
-from bertkit.tokenizer.train import choose_domain_words
+from bertkit.tokenizer.learn import choose_domain_words
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from tests.conftest import load_encoder
 

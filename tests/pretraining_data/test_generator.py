@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertkit.corpus.build import PrepareOptions, prepare
+from bertkit.corpus.prepare import prepare
 from bertkit.pretraining_data.loader import BatchBuilder, stream_steps
 from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.pairs import PairOptions
@@ -57,8 +57,8 @@ def test_batches_never_change(tokenizer: Tokenizer, tmp_path: Path) -> None:
             for document in range(40)
         )
         (tmp_path / f"{part}.txt").write_text("\n\n".join(documents))
-    options = PrepareOptions(held_out=0.0, shard_megabytes=1)
-    store = prepare([str(tmp_path / "*.txt")], tokenizer, tmp_path / "store", options)
+    options: Any = {"held_out": 0.0, "shard_megabytes": 1}
+    store = prepare([str(tmp_path / "*.txt")], tokenizer, tmp_path / "store", **options)
     table = ExampleSampler(store, PairOptions(max_length=32), seed=5)
     builder = BatchBuilder(store, MaskingOptions(), 5, seed=5)
     digest = hashlib.sha256()

@@ -19,7 +19,7 @@ from bertkit.checkpoints.pretrained import load_pretraining_model
 from bertkit.cli.app import application
 from bertkit.config import parse
 from bertkit.console import Console
-from bertkit.corpus.build import PrepareOptions, prepare
+from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
@@ -37,6 +37,7 @@ from bertkit.pretraining_data.mixture import (
 )
 from bertkit.pretraining_data.pairs import PairOptions
 from bertkit.pretraining_data.sampler import START, ExampleSampler
+from bertkit.text import TextSource
 from bertkit.tokenizer.learn import LearnOptions, learn_from_files
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training import pretrain as module
@@ -74,12 +75,13 @@ def languages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TokenStore]
         documents = ["\n".join(kept[n : n + 4]) for n in range(0, len(kept), 4)]
         paths.append(folder / f"{language}.txt")
         paths[-1].write_text("\n\n".join(documents), encoding="utf-8")
-    wanted = LearnOptions(smoothing=0.7, max_alphabet=1500, processes=1)
+    wanted = LearnOptions(smoothing=0.7, max_alphabet=1500)
     with Console() as console:
-        tokenizer, _ = learn_from_files([str(path) for path in paths], 3500, wanted, console)
-    options = PrepareOptions(language="lines", held_out=0.1)
+        tokenizer, _ = learn_from_files(TextSource.of(paths), 3500, wanted, console)
+    sources = {path.stem: TextSource((str(path),), language="lines") for path in paths}
     return {
-        path.stem: prepare([str(path)], tokenizer, folder / path.stem, options) for path in paths
+        name: prepare(source, tokenizer, folder / name, held_out=0.1)
+        for name, source in sources.items()
     }
 
 
@@ -268,7 +270,7 @@ def test_impossible_shares_are_refused(
 def test_empty_store_is_refused(store: TokenStore, tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("river.\nstone.\n\nbridge.\nwinter.\n")
     folder = tmp_path / "s"
-    prepare([str(tmp_path / "text.txt")], tokenizer, folder, PrepareOptions(held_out=0))
+    prepare([str(tmp_path / "text.txt")], tokenizer, folder, held_out=0)
     splits = [TokenStore(path, "held_out") for path in (store.folder, folder)]
     with pytest.raises(BertkitError, match=f"{folder} has no held_out documents; leave it out"):
         mix_stores(splits)
@@ -450,7 +452,7 @@ def test_statistics_leave_no_window_to_be_planned(
 @pytest.mark.slow
 def test_store_without_held_out_documents_is_named(store: TokenStore, tmp_path: Path) -> None:
     text = str(store.folder.parent / "corpus.txt")
-    other = prepare([text], store.tokenizer, tmp_path / "bare", PrepareOptions(held_out=0))
+    other = prepare([text], store.tokenizer, tmp_path / "bare", held_out=0)
     both = mix_stores([store, other], weights=[1.0, 3.0])
     held_out = HeldOut(TOY, both).store
     assert isinstance(held_out, MixedStore)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.corpus.build import PrepareOptions, prepare
+from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data.loader import BatchBuilder
@@ -75,9 +75,7 @@ def spans(store: TokenStore, rows: np.ndarray, side: str) -> tuple[np.ndarray, n
 def own_store(tokenizer: Tokenizer, folder: Path, *documents: str) -> TokenStore:
     """A store of a few documents, one sentence a line."""
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
-    return prepare(
-        [str(folder / "text.txt")], tokenizer, folder / "store", PrepareOptions(held_out=0)
-    )
+    return prepare([str(folder / "text.txt")], tokenizer, folder / "store", held_out=0)
 
 
 def test_plan_is_a_pure_function_of_seed_and_epoch(store: TokenStore) -> None:
@@ -203,7 +201,7 @@ def test_short_sequences_are_ten_percent_of_documents(tokenizer, tmp_path) -> No
     rng = np.random.default_rng(3)
     text = tmp_path / "many.txt"
     text.write_text("\n\n".join(make_document(rng, 30) for _ in range(1500)))
-    many = prepare([str(text)], tokenizer, tmp_path / "store", PrepareOptions(held_out=0))
+    many = prepare([str(text)], tokenizer, tmp_path / "store", held_out=0)
 
     def share_of_short_documents(probability: float) -> tuple[float, np.ndarray]:
         options = PairOptions(max_length=128, short_probability=probability)

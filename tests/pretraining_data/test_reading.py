@@ -7,12 +7,9 @@ import pickle
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import wait
-from dataclasses import replace
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
 from benchmarks.reading import write_store
@@ -26,9 +23,6 @@ from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.pairs import PairOptions
 from bertkit.pretraining_data.rng import SHARD_ORDER, keyed_rng
 from bertkit.pretraining_data.sampler import START, DataPosition, ExampleSampler
-from bertkit.training.journal import read_journal
-from bertkit.training.pretrain import pretrain
-from tests.pretraining_data.test_mixture import TOY
 from tests.pretraining_data.test_stream import contents
 
 SHARDS, TOKENS = 24, 2500
@@ -219,72 +213,3 @@ def test_a_rank_opens_the_shards_of_its_windows_only(many: TokenStore) -> None:
         rank_steps(store, rank, 4, whole // 2 // 64 - 1)
         assert {index for index, _ in store.opened} == set(table.window_shards(0, 0))
         assert len(store.opened) == 8, "each once"
-
-
-# Stores at an address.
-
-
-@pytest.fixture
-def remote(many: TokenStore, tmp_path: Path) -> Iterator[TokenStore]:
-    memory = fsspec.filesystem("memory")
-    memory.put(str(many.folder), "/far/store", recursive=True)
-    size = (many.folder / "unigrams.npy").stat().st_size + 20 * sum(many.shards[0].bytes.values())
-    yield TokenStore("memory://far/store", cache=tmp_path / "cache", cache_gigabytes=size / 1e9)
-    memory.rm("/far", recursive=True)
-
-
-@pytest.mark.slow
-def test_a_remote_store_gives_the_same_batches(remote: TokenStore, many: TokenStore) -> None:
-    """Its cache has room for two windows of the three."""
-    near, far = rank_steps(many, 0, 1, 60), rank_steps(remote, 0, 1, 60)
-    assert near[-1].after == far[-1].after
-    assert near[-1].after[0] > 0, "more than an epoch"
-    for one, other in zip(near, far, strict=True):
-        assert contents(one.micro_batches) == contents(other.micro_batches)
-    assert 8 <= len(list(remote.folder.glob("*.tokens.npy"))) <= 20
-
-
-def test_shards_fetched_at_once_stay_within_the_cache(many: TokenStore, tmp_path: Path) -> None:
-    """Each makes room before the others have finished."""
-    room = (many.folder / "unigrams.npy").stat().st_size + 3 * sum(many.shards[0].bytes.values())
-    cache, address = tmp_path / "cache", f"file://{many.folder}"
-    store = TokenStore(address, cache=cache, cache_gigabytes=room / 1e9)
-    store.remote.fetch(many.shards, verify=False)
-    assert 2 <= len(list(store.folder.glob("*.tokens.npy"))) <= 3
-
-
-def test_the_next_window_is_fetched_ahead(remote: TokenStore) -> None:
-    table = ExampleSampler(remote, OPTIONS, 0)
-    whole = len(table.window_rows(0, 0))
-    table.take(START, whole // 2 - 1)
-    names = {remote.shards[index].name for index in table.window_shards(0, 1)}
-    here = {path.name.partition(".")[0] for path in remote.folder.glob("*.tokens.npy")}
-    assert not names & here
-    table.take(DataPosition(0, 0, whole // 2 - 1), 2)
-    assert table._ahead is not None
-    table._ahead.rows.result(timeout=30)
-    here = {path.name.partition(".")[0] for path in remote.folder.glob("*.tokens.npy")}
-    assert names <= here
-    table.close()
-
-
-@pytest.mark.slow
-def test_a_run_on_a_remote_store(store: TokenStore, tmp_path: Path) -> None:
-    """Held-out examples, too, come from the address; the weights are those of a local run."""
-    memory = fsspec.filesystem("memory")
-    memory.put(str(store.folder), "/far/small", recursive=True)
-    far = TokenStore("memory://far/small", cache=tmp_path / "cache")
-    short = replace(
-        TOY,
-        phases=replace(TOY.phases, steps=(4, 2)),
-        training=replace(TOY.training, warmup_steps=2),
-        logging=replace(TOY.logging, evaluate_every=3),
-    )
-    for name, opened in (("near", store), ("far", far)):
-        assert pretrain(short, opened, tmp_path / name) is None
-    near, other = (tmp_path / name / "model/model.safetensors" for name in ("near", "far"))
-    assert near.read_bytes() == other.read_bytes()
-    journals = [read_journal(tmp_path / name / "journal.jsonl") for name in ("near", "far")]
-    losses = [[r["mlm_loss"] for r in j if r["kind"] == "evaluation"] for j in journals]
-    assert losses[0] == losses[1] != []
-    memory.rm("/far", recursive=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertkit.corpus.build import PrepareOptions, prepare
+from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data.batch import Packed, pack
@@ -143,7 +143,7 @@ def test_special_pieces_that_the_text_spells_are_no_targets(
     own = Tokenizer.from_vocabulary(tokenizer.vocabulary, lowercase=True, compat="hf")
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(["The [SEP] [MASK] [CLS] river.\n[SEP] [SEP]."] * 40))
-    store = prepare([str(text)], own, tmp_path / "store", PrepareOptions(held_out=0))
+    store = prepare([str(text)], own, tmp_path / "store", held_out=0)
     table, builder = parts(store, whole_words=whole_words)
     batch = builder[table.take(START, 60)[0]]
     special = torch.tensor([own.cls_id, own.sep_id, own.mask_id])

@@ -69,7 +69,7 @@ def test_shards_lie_in_their_store(name: Any, copy: Path) -> None:
 
 def test_a_worker_record_cannot_lead_out_either(copy: Path, store: TokenStore) -> None:
     """A finished part whose record names another folder is made again."""
-    from bertkit.corpus.build import PrepareOptions, prepare
+    from bertkit.corpus.prepare import prepare
 
     (record,) = (path for path in (copy / "parts").glob("*-000.json"))
     values = read_json(record)
@@ -77,7 +77,7 @@ def test_a_worker_record_cannot_lead_out_either(copy: Path, store: TokenStore) -
     write_json(record, values)
     settings_of = read_json(copy / "settings.json")
     path = settings_of["sources"][0]["path"]
-    prepare([path], store.tokenizer, copy, PrepareOptions(held_out=0.2))
+    prepare([path], store.tokenizer, copy, held_out=0.2)
     use(copy)
     assert TokenStore(copy).content_hash == store.content_hash
 

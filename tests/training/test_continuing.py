@@ -12,7 +12,7 @@ from bertkit.checkpoints.pretrained import load_pretraining_model, read_pretrain
 from bertkit.checkpoints.save import save_model
 from bertkit.cli.app import main
 from bertkit.cli.vocab import extend_command
-from bertkit.corpus.build import PrepareOptions, prepare
+from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
@@ -166,7 +166,7 @@ def test_a_model_with_words_of_a_field_is_trained_on_its_text(
     extend_command(start, out=tmp_path / "extended", words=str(tmp_path / "words.txt"))
     tokenizer = Tokenizer.load(tmp_path / "extended")
     new = tokenizer.vocabulary.index("mitochondria")
-    store = prepare([str(source)], tokenizer, tmp_path / "store", PrepareOptions(held_out=0.1))
+    store = prepare([str(source)], tokenizer, tmp_path / "store", held_out=0.1)
     assert store.unigrams[new] > 0, "the text has the new piece"
     recipe = replace(RECIPE, training=replace(RECIPE.training, learning_rate=1e-2))
     assert pretrain(recipe, store, tmp_path / "run", init_from=tmp_path / "extended") is None

@@ -26,7 +26,7 @@ from bertkit import objectives
 from bertkit.checkpoints.card import CARD
 from bertkit.checkpoints.pretrained import load_model, load_pretraining_model, read_pretrained
 from bertkit.corpus import store as store_module
-from bertkit.corpus.build import PrepareOptions, prepare
+from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock
@@ -523,9 +523,7 @@ def test_other_store_in_the_same_folder_is_refused(
     finished: Path, store: TokenStore, tmp_path: Path
 ) -> None:
     (tmp_path / "text.txt").write_text("river stone.\nbridge.\n\nlantern harvest.\nwinter.\n")
-    other = prepare(
-        [str(tmp_path / "text.txt")], store.tokenizer, tmp_path / "s", PrepareOptions(held_out=0)
-    )
+    other = prepare([str(tmp_path / "text.txt")], store.tokenizer, tmp_path / "s", held_out=0)
     with pytest.raises(BertkitError, match=r"other settings \(corpus"):
         pretrain(TOY, other, finished)
 
@@ -534,7 +532,7 @@ def test_corpus_without_held_out_documents_trains_with_a_note(
     store: TokenStore, tmp_path: Path
 ) -> None:
     text = str(store.folder.parent / "corpus.txt")
-    other = prepare([text], store.tokenizer, tmp_path / "s", PrepareOptions(held_out=0))
+    other = prepare([text], store.tokenizer, tmp_path / "s", held_out=0)
     pretrain(TOY, other, tmp_path / "run")
     records = read_journal(tmp_path / "run" / "journal.jsonl")
     assert not [record for record in records if record["kind"] == "evaluation"]

@@ -1,0 +1,397 @@
+"""Prepare a token store from text, as a stream: memory does not grow with the corpus.
+
+The text is cut into shards, and the text of a shard into blocks of documents. Workers turn blocks
+into token ids, which come back in order, so the bytes written do not depend on the number of
+workers. Every finished shard has a small JSON record: a run that was interrupted keeps the shards
+that are complete and makes the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertkit.console import Console, console_or_new
+from bertkit.corpus.blocks import TokenizedBlock, tokenize_block
+from bertkit.corpus.store import ShardInfo, TokenStore, check_shard, write_manifest, write_shard
+from bertkit.errors import BertkitError
+from bertkit.files import exclusive_lock, from_home, read_json, write_json
+from bertkit.processes import map_in_order, open_executor
+from bertkit.text.documents import read_documents
+from bertkit.text.lines import TextCounts, cut_blocks, describe_skipped
+from bertkit.text.sentences import check_language
+from bertkit.text.sources import Source, TextSource, is_remote
+from bertkit.tokenizer.learn import LearnOptions, learn_from_files
+from bertkit.tokenizer.wordpiece import Tokenizer
+
+BLOCK_CHARACTERS = 250_000
+
+
+def prepare(
+    text: TextSource | Sequence[str | Path],
+    tokenizer: Tokenizer | Path | str,
+    folder: Path | str,
+    *,
+    held_out: float = 0.01,
+    shard_megabytes: int = 64,
+    processes: int = 1,
+    executor: Executor | None = None,
+    console: Console | None = None,
+) -> TokenStore:
+    """Make a token store, or finish one that was interrupted; show progress and what was skipped.
+
+    Args:
+        text: the text, or only its paths.
+        tokenizer: the tokenizer that converts text to ids, or its path (see `Tokenizer.load`); a
+            copy is saved in the store.
+        folder: the store's folder; an interrupted run resumes after its last complete shard.
+        held_out: the share of documents kept for evaluation, chosen by a hash of their text.
+        shard_megabytes: the text of a shard, in units of 1,000,000 bytes.
+        processes: the number of worker processes, 0 for one per core; the result is the same for
+            any number.
+        executor: workers instead, which see `folder` under the same name; see `map_in_order`.
+        console: the console for progress; None for a new one.
+
+    Raises:
+        BertkitError: there is no text, the language is unknown, there are fewer than two training
+            documents, the store has other settings, a worker died, or the disk is full.
+    """
+    text, folder = TextSource.of(text), Path(from_home(folder))
+    check_options(text, folder, held_out, shard_megabytes)
+    sources = text.files()
+    loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
+    settings = {
+        "column": text.column,
+        "format": text.format,
+        "language": text.language,
+        "held_out": held_out,
+        "shard_megabytes": shard_megabytes,
+    }
+    check_folder(folder)
+    with exclusive_lock(folder), console_or_new(console) as shown:
+        claim_folder(folder, settings, loaded, sources)
+        if (folder / "manifest.json").is_file():
+            return TokenStore(folder)
+        shown.start(None, title="preparing", unit="documents")
+        work = partial(
+            tokenize_block,
+            tokenizer_folder=folder / "tokenizer",
+            tokenizer_hash=loaded.content_hash,
+            language=text.language,
+            held_out=held_out,
+        )
+        writer = ShardWriter(folder, sources, text.column, shard_megabytes * 1_000_000)
+        with open_executor(processes, executor) as pool:
+            writer.write(work, pool, shown)
+        check_training_documents(writer.shards, sources)
+        write_manifest(folder, loaded, writer.shards, writer.details(settings))
+        store = TokenStore(folder)
+        shown.close()
+        shown.say(*describe_store(store))
+    return store
+
+
+def check_options(text: TextSource, folder: Path, held_out: float, shard_megabytes: int) -> None:
+    """Check the arguments of `prepare`."""
+    check_language(text.language)
+    if not 0 <= held_out < 1:
+        raise BertkitError(f"held_out must be at least 0 and below 1, got {held_out}")
+    if not 1 <= shard_megabytes <= 1000:
+        raise BertkitError(f"shard_megabytes must be 1 to 1000, got {shard_megabytes}")
+    if is_remote(folder):
+        raise BertkitError(
+            f"{folder} is remote, but shards are renamed and mapped into memory; prepare into a "
+            "local or mounted folder, then copy it"
+        )
+    for path in map(Path, map(from_home, text.paths)):
+        if path.is_dir() and folder.resolve().is_relative_to(path.resolve()):
+            raise BertkitError(f"{folder} lies in {path}, whose files are all read as text")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that is not empty and does not hold a store."""
+    used = folder.is_dir() and any(entry.name[0] != "." for entry in folder.iterdir())
+    if used and not (folder / "settings.json").is_file():
+        raise BertkitError(f"{folder} is not empty and not a token store; choose another folder")
+
+
+def claim_folder(
+    folder: Path, settings: dict[str, Any], tokenizer: Tokenizer, sources: Sequence[Source]
+) -> None:
+    """Record the settings, the tokenizer and the sources of a store; others than before are errors.
+
+    Settings that made no shard may be replaced.
+    """
+    path = folder / "settings.json"
+    identity = {"tokenizer_hash": tokenizer.content_hash, "sources": source_records(sources)}
+    wanted = settings | identity
+    begun = read_json(path) if path.is_file() else {}
+    changed = [key for key in wanted if begun.get(key) != wanted[key]]
+    if changed and ((folder / "manifest.json").is_file() or any(folder.glob("shards/*.json"))):
+        raise BertkitError(
+            f"store {folder} was made with other {', '.join(changed)}; choose another folder, or "
+            "remove this one"
+        )
+    write_json(path, wanted)
+    tokenizer.save(folder / "tokenizer")
+
+
+def source_records(sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """Return what a store records of its sources, from which a changed text is recognised."""
+    paths = [Path(source.path) for source in sources]
+    times = [path.stat().st_mtime_ns if path.is_file() else None for path in paths]
+    pairs = zip(sources, times, strict=True)
+    return [{**asdict(source), "modified": modified} for source, modified in pairs]
+
+
+def text_changed(text: TextSource, folder: Path) -> bool:
+    """Return whether local text is no longer that of a store; False if some of it is not here."""
+    if any(is_remote(path) or path.startswith("hf:") for path in text.paths):
+        return False
+    try:
+        begun = read_json(folder / "settings.json")
+        return bool(begun["sources"] != source_records(text.files()))
+    except (BertkitError, KeyError, TypeError):
+        return False
+
+
+class Position(NamedTuple):
+    """A position in the text: so many documents of a source, and all sources before it."""
+
+    source: int = 0
+    documents: int = 0
+
+
+@dataclass
+class ShardWriter:
+    """Reads the text, writes shards of it, and keeps the complete shards of an earlier run."""
+
+    folder: Path
+    sources: Sequence[Source]
+    column: str
+    shard_bytes: int
+    shards: list[ShardInfo] = field(default_factory=list)
+    position: Position = field(default_factory=Position)
+    """Where the text of the last shard ends."""
+    records: int = 0
+    """The number of complete shards, each of one or both splits."""
+    tokenization: Counter[str] = field(default_factory=Counter)
+    """What was counted while tokenizing the text of these shards."""
+    text: TextCounts = field(default_factory=TextCounts)
+    """What was counted while reading the sources before `position`."""
+    reading: dict[int, TextCounts] = field(default_factory=dict)
+    """What was counted while reading each of the other sources, also ahead of `position`."""
+
+    def write(
+        self,
+        work: Callable[[list[str]], TokenizedBlock],
+        executor: Executor | None,
+        console: Console,
+    ) -> None:
+        """Write the shards that are missing; `work` is `tokenize_block` with its settings."""
+        self.resume()
+        ends: deque[Position] = deque()
+
+        def texts() -> Iterator[list[str]]:
+            blocks = cut_blocks(self.documents(), BLOCK_CHARACTERS, lambda pair: len(pair[1]))
+            for block in blocks:
+                ends.append(block[-1][0])
+                yield [document for _, document in block]
+
+        blocks: list[TokenizedBlock] = []
+        filled, end = 0, self.position
+        for block in map_in_order(work, texts(), executor):
+            blocks.append(block)
+            filled += block.text_bytes
+            end = ends.popleft()
+            if filled >= self.shard_bytes:
+                self.flush(blocks, end)
+                blocks, filled = [], 0
+            counts = [self.text, *self.reading.values()]
+            done = {"done": sum(one.documents for one in counts)}
+            console.update({**done, "bytes": sum(one.bytes for one in counts)})
+        if blocks:
+            self.flush(blocks, end)
+        self.finish_sources(len(self.sources))
+
+    def documents(self) -> Iterator[tuple[Position, str]]:
+        """Yield the documents after `position`, each with the position of its end."""
+        begin, skipped = self.position
+        for index in range(begin, len(self.sources)):
+            counts = self.reading[index] = TextCounts()
+            number = 0
+            documents = read_documents(self.sources[index], counts, column=self.column)
+            for number, document in enumerate(documents, 1):
+                if index > begin or number > skipped:
+                    yield Position(index, number), document
+            if index == begin and number < skipped:
+                raise BertkitError(
+                    f"{self.sources[index].path} has fewer documents than when {self.folder} was "
+                    "begun; remove the store and prepare it again"
+                )
+
+    def finish_sources(self, end: int) -> None:
+        """Add up what was counted in the sources before `end`, which were read whole."""
+        for index in [index for index in self.reading if index < end]:
+            self.text += self.reading.pop(index)
+
+    def record_path(self) -> Path:
+        """Return the record that marks the next shard as complete."""
+        return self.folder / "shards" / f"{self.records:05d}.json"
+
+    def flush(self, blocks: Sequence[TokenizedBlock], end: Position) -> None:
+        """Write blocks as the next shard of each split, and its record."""
+        written = []
+        for split in ("train", "held_out"):
+            arrays = [block.splits[split] for block in blocks if split in block.splits]
+            if arrays:
+                name = f"{split}-{self.records:05d}"
+                written.append(write_shard(self.folder, name, split, arrays))
+        self.shards += written
+        for block in blocks:
+            self.tokenization += block.counts
+        self.position = end
+        self.finish_sources(end.source)
+        record = {
+            "position": end,
+            "tokenization": self.tokenization,
+            "text": self.text.to_dict(),
+            "shards": [asdict(shard) for shard in written],
+        }
+        write_json(self.record_path(), record)
+        self.records += 1
+
+    def resume(self) -> None:
+        """Keep the complete shards of an earlier run up to the first damaged or missing one."""
+        while (path := self.record_path()).is_file():
+            try:
+                record = read_json(path)
+                shards = [ShardInfo(**entry) for entry in record["shards"]]
+                text = TextCounts(**record["text"])
+                text.skipped = Counter(text.skipped)
+                position, counted = Position(*record["position"]), Counter(record["tokenization"])
+                for shard in shards:
+                    check_shard(self.folder, shard)
+            except (BertkitError, KeyError, TypeError, ValueError):
+                return
+            self.shards += shards
+            self.position, self.tokenization, self.text = position, counted, text
+            self.records += 1
+
+    def details(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return what the manifest says besides the shards."""
+        return {
+            "settings": settings,
+            "sources": [asdict(source) for source in self.sources],
+            "text": self.text.to_dict(),
+            "tokenization": dict(self.tokenization),
+        }
+
+
+def check_training_documents(shards: Sequence[ShardInfo], sources: Sequence[Source]) -> None:
+    """Refuse a store with fewer than the two documents that sentence pairs need."""
+    documents = sum(shard.documents for shard in shards if shard.split == "train")
+    if documents < 2:
+        others = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+        raise BertkitError(
+            f"{sources[0].path}{others}: {documents} training document(s), and at least 2 are "
+            "needed. In plain text a blank line ends a document; is there one?"
+        )
+
+
+def describe_store(store: TokenStore) -> list[str]:
+    """Return lines that say what a store holds and what was skipped."""
+    held_out = TokenStore(store.folder, "held_out")
+    unknown = store.unigrams[store.tokenizer.unk_id] / max(1, store.tokens)
+    line = (
+        f"{store.folder}: {store.documents:,} documents, {store.sentences:,} sentences, "
+        f"{store.tokens:,} tokens for training; {held_out.documents:,} documents, "
+        f"{held_out.tokens:,} tokens held out; [UNK] is {unknown:.3%} of tokens"
+    )
+    text = store.manifest["text"]
+    skipped = {**text["skipped"], **store.manifest["tokenization"]}
+    return [line, *describe_skipped(skipped, text.get("examples", {}))]
+
+
+def store_from_text(
+    text: TextSource | Sequence[str | Path],
+    out: Path | str,
+    *,
+    tokenizer: Path | str | None = None,
+    vocabulary_size: int = 30522,
+    cased: bool = False,
+    processes: int = 0,
+    executor: Executor | None = None,
+    console: Console | None = None,
+) -> TokenStore:
+    """Learn a vocabulary and prepare a store inside a run directory, unless already done.
+
+    Args:
+        text: the text, or only its paths.
+        out: the run directory, as for `bertkit.pretrain`. It gets the folders `tokenizer` and
+            `store`, and is locked meanwhile.
+        tokenizer: an existing tokenizer, instead of a vocabulary that is learned.
+        vocabulary_size: the size of the vocabulary that is learned.
+        cased: whether the vocabulary that is learned keeps upper case and accents.
+        processes: the number of worker processes, 0 for one per core.
+        executor: workers instead; see `prepare`.
+        console: the console for progress; None for a new one.
+
+    Raises:
+        BertkitError: the directory was begun with other text or options, they are invalid, or
+            another process is using it.
+    """
+    text, out = TextSource.of(text), Path(from_home(out))
+    if tokenizer is not None and (vocabulary_size, cased) != (30522, False):
+        raise BertkitError(
+            "vocabulary_size and cased are for a vocabulary that is learned; leave them out, or "
+            "leave out the tokenizer (that of a model to start from, too)"
+        )
+    folder = out / "store"
+    with (
+        exclusive_lock(out),
+        console_or_new(console) as shown,
+        open_executor(processes, executor) as pool,
+    ):
+        complete = (folder / "manifest.json").is_file()
+        begun = complete or any(folder.glob("shards/*.json"))
+        learned = {"vocabulary_size": vocabulary_size, "cased": cased} if tokenizer is None else {}
+        if begun:
+            check_begun(out, learned)
+        if tokenizer is not None:
+            loaded = Tokenizer.load(tokenizer)
+        elif begun:
+            loaded = Tokenizer.load(out / "tokenizer")
+        else:  # the vocabulary of a run that was stopped before may be of another text
+            options = LearnOptions(cased=cased)
+            check_options(text, folder, 0.01, 64)
+            loaded, _ = learn_from_files(text, vocabulary_size, options, shown, pool)
+            loaded.save(out / "tokenizer")
+        write_json(out / "corpus.json", learned)
+        if not complete:
+            return prepare(text, loaded, folder, executor=pool, console=shown)
+        store = TokenStore(folder)
+        store.check_tokenizer(loaded, str(tokenizer or out / "tokenizer"))
+        if text_changed(text, folder):
+            shown.say(
+                f"the text is not as it was when {folder} was made from it, and the store is used "
+                "as it is; to train on the text of today, choose another --out"
+            )
+        return store
+
+
+def check_begun(out: Path, learned: dict[str, Any]) -> None:
+    """Refuse to continue a run directory whose vocabulary was learned with other settings."""
+    path = out / "corpus.json"
+    before = read_json(path) if path.is_file() else {}
+    for name in {**before, **learned}:
+        if before.get(name) != learned.get(name):
+            raise BertkitError(
+                f"{out} holds a corpus with other settings ({name}: {before.get(name)}); choose "
+                "another --out"
+            )
