@@ -20,13 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.predict.minimal_pairs import evaluate_minimal_pairs
 
 from benchmarks.record import data_folder, new_parser, write_result
 from benchmarks.run_summary import minutes, summarize
 from benchmarks.speedrun import finish_run
 from bertkit.config import read_recipe
-from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.files import read_json, write_json, write_text
 from bertkit.text.documents import read_documents
 from bertkit.text.lines import TextCounts

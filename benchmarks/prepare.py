@@ -34,6 +34,7 @@ PARTS = ("wiki_AA.txt.xz", "wiki_AB.txt.xz")
 def prepare_once(arguments: list[str]) -> None:
     """Prepare in a child process, then print what it took as one JSON line."""
     from bertkit.corpus.build import PrepareOptions, prepare
+
     from bertkit.tokenizer.wordpiece import Tokenizer
 
     processes, out, vocabulary, *texts = arguments

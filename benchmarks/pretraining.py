@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bertkit.corpus.build import prepare
 
 from benchmarks.exports import processor_name
 from benchmarks.gpu.batches import padded
@@ -32,7 +33,6 @@ from benchmarks.record import (
     write_result,
 )
 from bertkit.checkpoints.save import save_model
-from bertkit.corpus.build import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel

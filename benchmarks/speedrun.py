@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.predict.minimal_pairs import evaluate_minimal_pairs
 
 from benchmarks.exports import processor_name
 from benchmarks.record import ROOT, data_folder, made, new_parser, write_result
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.config import read_recipe
-from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.corpus.store import TokenStore
 from bertkit.files import read_json, sha256_file
 from bertkit.training.data import HeldOut

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from bertkit.corpus.writers import DocumentArrays, write_manifest, write_shard
 from bertkit.finetuning.run import train_task
 from bertkit.predict.engine import Engine
 
@@ -32,7 +33,6 @@ from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import foreign_tensors
 from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
-from bertkit.corpus.writers import DocumentArrays, write_manifest, write_shard
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
