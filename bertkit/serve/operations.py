@@ -21,7 +21,6 @@ import torch
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.errors import BertkitError
-from bertkit.model.attention import visible_positions
 from bertkit.model.encoder import ONE_SEGMENT, Encoder, Layer
 from bertkit.predict.embeddings import Embedder, EncodedText
 from bertkit.predict.predictor import TaskPredictor
@@ -290,5 +289,6 @@ def attention_weights(layer: Layer, hidden: torch.Tensor) -> torch.Tensor:
     heads = layer.config.num_attention_heads
     query, key, _ = layer.query_key_value(hidden).unflatten(-1, (3, heads, -1)).unbind(1)
     scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
-    seen = visible_positions(len(hidden), layer.config.direction, hidden.device)
-    return scores.masked_fill(~seen, -math.inf).softmax(dim=-1)
+    if layer.config.direction == "left_to_right":
+        scores += torch.full(scores.shape[1:], -math.inf).triu(1)
+    return scores.softmax(dim=-1)
