@@ -7,18 +7,19 @@ import math
 import torch
 from torch import Tensor
 
-from bertkit.model.native.attention import KERNELS, visible_positions
+from bertkit.model.native.attention import KERNELS
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Heads
 
 
-def reference(projected: Tensor, packed: Packed, direction: str, dropout: float) -> Heads:
+def reference(projected: Tensor, packed: Packed, causal: bool, dropout: float) -> Heads:
     """Compute attention by its definition, with a block-diagonal mask over all token pairs."""
     query, key, value = projected.unbind(1)
     tokens = torch.arange(len(query), device=query.device)
     sequence = torch.searchsorted(packed.cu_seqlens, tokens, right=True)
     allowed = sequence[:, None] == sequence[None, :]
-    allowed &= visible_positions(len(tokens), direction, query.device)
+    if causal:
+        allowed = allowed.tril()
     scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
     weights = scores.masked_fill(~allowed, -math.inf).softmax(dim=-1)
     weights = torch.dropout(weights, dropout, train=True)

@@ -181,10 +181,13 @@ def load_parts(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     path = config_file(folder)
     config = read_model_config(path)
     if path.name == "config.json":
-        return config, read_weights(folder, family_of(read_object(path), path))
-    from bertkit.checkpoints.tensorflow import google_tensors
+        tensors = read_weights(folder, family_of(read_object(path), path))
+    else:
+        from bertkit.checkpoints.tensorflow import google_tensors
 
-    return config, google_tensors(folder)
+        tensors = google_tensors(folder)
+    check_config_sizes(config, tensors, folder)
+    return config, tensors
 
 
 def require_all_weights(loaded: LoadResult[Model], source: Path, *, pooler: bool = True) -> Model:
@@ -213,7 +216,6 @@ def load_into(
 
     The tensors are removed from the dictionary and become the model's, so memory holds them once.
     """
-    check_config_sizes(config, tensors, source)
     with torch.device("meta"):
         model = build(config)
     prefix = "encoder." if isinstance(model, Encoder) else ""

@@ -106,7 +106,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
-                return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+                names = list(file.keys())
+            return {name: copied_tensor(path, name) for name in names}
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise BertkitError(f"{path} is missing; copy it again") from None
@@ -123,6 +124,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise BertkitError(f"{path} holds no named tensors; it is not a model file")
     return content
+
+
+def copied_tensor(path: Path, name: str) -> Tensor:
+    """Read one tensor into memory; its part of the file is mapped only meanwhile."""
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor(name).clone()
 
 
 def shown_names(names: Iterable[str]) -> str:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.model.encoder import DIRECTIONS, Dropout
-from bertkit.model.native.attention import KERNELS, choose_kernel, self_attention
+from bertkit.model.native import Dropout
+from bertkit.model.native.attention import KERNELS, attention, choose_kernel
 from bertkit.model.native.library import step_types
 from bertkit.model.native.training import keep_mask, keep_scale
 from bertkit.pretraining_data.batch import Packed, pack
@@ -40,33 +40,31 @@ def projections(tokens: int, heads: int, width: int, **options: object) -> torch
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=7),
     heads=st.integers(1, 3),
     width=st.sampled_from([1, 5, 8]),
-    direction=st.sampled_from(DIRECTIONS),
+    causal=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("kernel", [compiled, "grouped", "padded"])
 def test_kernels_agree_with_the_definition(
-    kernel: str, lengths: list[int], heads: int, width: int, direction: str
+    kernel: str, lengths: list[int], heads: int, width: int, causal: bool
 ) -> None:
     packed = lengths_batch(lengths)
     projected = projections(sum(lengths), heads, width)
-    wanted = reference(projected, packed, direction, 0.0)
-    got = KERNELS[kernel](projected, packed, direction, 0.0)
+    wanted = reference(projected, packed, causal, 0.0)
+    got = KERNELS[kernel](projected, packed, causal, 0.0)
     assert got.shape == wanted.shape
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [[6, 6, 6], [3, 9, 9, 1, 4]])
 @pytest.mark.parametrize("kernel", [compiled, "grouped", "padded"])
-def test_gradients_agree_with_the_definition(
-    kernel: str, lengths: list[int], direction: str
-) -> None:
+def test_gradients_agree_with_the_definition(kernel: str, lengths: list[int], causal: bool) -> None:
     packed = lengths_batch(lengths)
     weights = torch.randn(sum(lengths), 2, 4, generator=torch.Generator().manual_seed(3))
     gradients = []
     for name in (kernel, "reference"):
         projected = projections(sum(lengths), 2, 4)
-        loss = (KERNELS_AND_REFERENCE[name](projected, packed, direction, 0.0) * weights).sum()
+        loss = (KERNELS_AND_REFERENCE[name](projected, packed, causal, 0.0) * weights).sum()
         gradients += torch.autograd.grad(loss, projected)
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-5)
 
@@ -74,9 +72,9 @@ def test_gradients_agree_with_the_definition(
 def test_a_causal_token_does_not_see_later_ones() -> None:
     packed = lengths_batch([4, 6])
     projected = projections(10, 2, 4).detach()
-    before = self_attention(projected, packed, direction="left_to_right")
+    before = attention(projected, packed, causal=True)
     projected[7:10, 1:] += 1  # keys and values
-    after = self_attention(projected, packed, direction="left_to_right")
+    after = attention(projected, packed, causal=True)
     assert torch.equal(before[:7], after[:7])
     assert not torch.equal(before[7:], after[7:])
 
@@ -94,7 +92,7 @@ def test_dropout_removes_a_tenth_of_the_weights_and_keeps_the_mean(
     position = packed.position_ids[:, None].expand(-1, 64)
     value = torch.nn.functional.one_hot(position, 16).float()
     projected = torch.stack([flat, flat, value], dim=1)
-    weights = KERNELS_AND_REFERENCE[kernel](projected, packed, "bidirectional", 0.1)
+    weights = KERNELS_AND_REFERENCE[kernel](projected, packed, False, 0.1)
     length = torch.tensor(packed.lengths).repeat_interleave(torch.tensor(packed.lengths))
     scaled = weights * length[:, None, None]
     real = (torch.arange(16) < length[:, None])[:, None].expand_as(scaled)
@@ -114,7 +112,7 @@ def test_gradients_pass_through_the_weights_that_dropout_kept() -> None:
 
         def attend(projected: torch.Tensor, name: str = kernel) -> torch.Tensor:
             torch.manual_seed(4)  # the same mask every time
-            return KERNELS_AND_REFERENCE[name](projected, packed, "bidirectional", 0.3)
+            return KERNELS_AND_REFERENCE[name](projected, packed, False, 0.3)
 
         assert torch.autograd.gradcheck(attend, projected)
 
@@ -124,15 +122,6 @@ def test_the_kernel_fits_the_device_and_the_dtype() -> None:
     assert choose_kernel(projected) == ("compiled" if step_types() else "grouped")
     assert choose_kernel(projected.double()) == "grouped"
     assert choose_kernel(torch.empty(3, 1, 8, device="meta")) == "padded"
-
-
-def test_padding_is_computed_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed, arange = lengths_batch([2, 5, 1]), torch.arange
-    first = KERNELS["padded"](projections(8, 2, 4), packed, "bidirectional", 0.0)
-    monkeypatch.setattr(torch, "arange", None)
-    again = KERNELS["padded"](projections(8, 2, 4), packed, "bidirectional", 0.0)
-    monkeypatch.setattr(torch, "arange", arange)
-    assert torch.equal(first, again)
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5])
@@ -180,14 +169,14 @@ def test_mask_probability_is_exact_to_sixteen_bits() -> None:
 
 @gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_flash_agrees_with_the_definition_on_a_gpu(dtype: torch.dtype, direction: str) -> None:
+def test_flash_agrees_with_the_definition_on_a_gpu(dtype: torch.dtype, causal: bool) -> None:
     packed = lengths_batch([3, 64, 17, 64]).to("cuda")
     projected = projections(148, 4, 32, device="cuda", dtype=dtype)
     assert choose_kernel(projected) in ("triton", "flash")
-    got = self_attention(projected, packed, direction=direction)
-    wanted = reference(projected.float(), packed, direction, 0.0)
+    got = attention(projected, packed, causal=causal)
+    wanted = reference(projected.float(), packed, causal, 0.0)
     torch.testing.assert_close(got.float(), wanted, atol=3e-2, rtol=3e-2)
 
 
@@ -197,17 +186,16 @@ def test_flash_agrees_with_the_definition_on_a_gpu(dtype: torch.dtype, direction
 def test_padded_agrees_with_the_definition_on_a_gpu(lengths: list[int]) -> None:
     packed = lengths_batch(lengths).to("cuda")
     projected = projections(sum(lengths), 4, 32, device="cuda")
-    wanted = reference(projected, packed, "bidirectional", 0.0)
-    got = self_attention(projected, packed, direction="bidirectional")
+    wanted = reference(projected, packed, False, 0.0)
+    got = attention(projected, packed, causal=False)
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
-    half = self_attention(projected.bfloat16(), packed, direction="bidirectional", dropout=0.1)
+    half = attention(projected.bfloat16(), packed, causal=False, dropout=0.1)
     assert half.isfinite().all()
 
 
 INTERPRETED = """
 import math, torch
-from bertkit.model.encoder import DIRECTIONS
-from bertkit.model.native.attention import reference
+from tests.attention import reference
 from bertkit.model.native.triton_kernels import dropout_mask, packed_attention
 from bertkit.pretraining_data.batch import pack
 
@@ -221,10 +209,10 @@ torch.manual_seed(0)
 lengths = [130, 64, 65, 17, 3, 1]
 packed = pack([[0] * n for n in lengths])
 projected, upward = torch.randn(sum(lengths), 3, 2, 32), torch.randn(sum(lengths), 2, 32)
-for direction in DIRECTIONS:
-    place = packed.cu_seqlens, packed.max_seqlen, direction, 0.0
+for causal in (False, True):
+    place = packed.cu_seqlens, packed.max_seqlen, causal, 0.0
     got = learn(lambda own: packed_attention(own, *place)[0], projected, upward)
-    wanted = learn(lambda own: reference(own, packed, direction, 0.0), projected, upward)
+    wanted = learn(lambda own: reference(own, packed, causal, 0.0), projected, upward)
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
 
 packed = pack([[0] * 100])  # one-hot values show the weights
@@ -236,7 +224,7 @@ def weights(own):
 
 def dropped(own):
     torch.manual_seed(5)
-    return packed_attention(own, packed.cu_seqlens, 100, "bidirectional", 0.3)[0]
+    return packed_attention(own, packed.cu_seqlens, 100, False, 0.3)[0]
 
 output, gradient = learn(dropped, projected, upward)
 scale = output[:, 0, :100] / weights(projected)

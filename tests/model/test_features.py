@@ -11,7 +11,7 @@ from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.native import prepare_encoder
 from bertkit.model.native.library import MODES
-from bertkit.model.pooling import LAYERS, check_layers, combine, encoder_features, feature_width
+from bertkit.model.pooling import LAYERS, check_layers, combine, encoder_features
 from bertkit.pretraining_data.batch import pack
 from tests.conftest import need_precision
 
@@ -54,7 +54,6 @@ def test_layers_are_those_of_transformers(
         ("concat-last-four", torch.cat(hidden[2:], dim=-1)),
     ):
         found = encoder_features(encoder, packed, layers)
-        assert found.shape == (22, feature_width(layers, deep))
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from bertkit.model import cpu
-from bertkit.model.encoder import Encoder, Layer, ModelConfig
-from bertkit.model.native import InferenceLayer, SingleQuery, prepare_encoder
+from bertkit.errors import BertkitError
+from bertkit.model.encoder import DIRECTIONS, Encoder, Layer, ModelConfig
+from bertkit.model.native import library, prepare_encoder
 from bertkit.model.native.layers import MOST_INPUTS, NativeLayer, element_type, is_supported
 from bertkit.model.native.library import step_types, uses_tiles
 from bertkit.model.native.training import AddNorm, CompiledAttention
@@ -53,7 +53,7 @@ MODES = (
 
 
 def clear_caches() -> None:
-    cpu.library.cache_clear()
+    library.library.cache_clear()
     step_types.cache_clear()
 
 
@@ -137,7 +137,7 @@ def make_layer(config: ModelConfig) -> Layer:
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6], ids=lambda heads: f"{96 // heads}-wide")
-@pytest.mark.parametrize("direction", cpu.DIRECTION_SIGNS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_outputs_are_those_of_the_trained_layer(mode: str, heads: int, direction: str) -> None:
     activation = "gelu_tanh" if heads == 2 else "gelu"
     config = replace(CONFIG, num_attention_heads=heads, direction=direction, hidden_act=activation)
@@ -156,7 +156,7 @@ TILED = replace(CONFIG, hidden_size=192, intermediate_size=320)
 
 
 @pytest.mark.parametrize("heads", [2, 3, 6, 12], ids=lambda heads: f"{192 // heads}-wide")
-@pytest.mark.parametrize("direction", cpu.DIRECTION_SIGNS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_tiles_compute_what_vectors_do(
     choose: Callable[[str], None], precision: str, direction: str, heads: int
@@ -195,10 +195,7 @@ def test_parts_make_the_whole(mode: str) -> None:
     whole = prepared(hidden, packed)
     assert torch.equal(prepared.attend(prepared.project(hidden), hidden, packed, None), whole)
     rows = torch.tensor([0, 9, 18])
-    single = SingleQuery(layer)(hidden.view(3, 9, 96), hidden[rows])
-    torch.testing.assert_close(
-        prepared.complete(single, hidden[rows]), whole[rows], atol=tolerance(mode), rtol=0
-    )
+    assert torch.equal(prepared(hidden, packed, rows), whole[rows])
 
 
 def test_a_result_depends_neither_on_the_batch_nor_on_threads(mode: str) -> None:
@@ -263,7 +260,9 @@ def test_other_shapes_are_left_to_torch() -> None:
     assert not is_supported(odd, "fp32")
     encoder = Encoder(odd).eval()
     prepare_encoder(encoder, "fp32")
-    assert isinstance(encoder.layers[0], InferenceLayer)
+    assert isinstance(encoder.layers[0], Layer)
+    with pytest.raises(BertkitError, match="int8 needs"):
+        prepare_encoder(encoder, "int8")
 
 
 @pytest.mark.parametrize("mode", MODES[-1:], indirect=True)
@@ -272,21 +271,21 @@ def test_the_code_can_be_switched_off_and_must_fit_its_source(
 ) -> None:
     for value, is_off in (("0", True), ("avx2", False), ("1", False)):
         monkeypatch.setenv("BERTKIT_NATIVE", value)
-        assert (cpu.library.__wrapped__() is None) == is_off
-    monkeypatch.setattr(cpu, "SOURCE", cpu.SOURCE.with_name("native.py"))
-    assert cpu.library.__wrapped__() is None
+        assert (library.library.__wrapped__() is None) == is_off
+    monkeypatch.setattr(library, "SOURCE", library.SOURCE.with_name("library.py"))
+    assert library.library.__wrapped__() is None
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="needs the instructions of x86-64")
 def test_the_compiler_keeps_the_whole_configuration_of_tiles(tmp_path: Path) -> None:
     """Here the instruction is replaced by a copy of the 64 bytes that it reads."""
-    code = cpu.SOURCE.read_text()
+    code = library.SOURCE.read_text()
     function = re.search(r"#define AMX .*?\n}\n", code, re.DOTALL)
     assert function is not None
     includes = "#include <immintrin.h>\n#include <stdint.h>\n"
     call = "void configure(void) { configure_tiles(); }\n"
-    path, assembly, library = (tmp_path / f"tiles.{kind}" for kind in ("c", "s", "so"))
+    path, assembly, shared = (tmp_path / f"tiles.{kind}" for kind in ("c", "s", "so"))
     path.write_text(includes + function[0].replace("static AMX", "AMX") + call)
     subprocess.run(["cc", "-O3", "-fPIC", "-S", str(path), "-o", str(assembly)], check=True)
     copy = "".join(
@@ -297,8 +296,8 @@ def test_the_compiler_keeps_the_whole_configuration_of_tiles(tmp_path: Path) -> 
     assert count > 0
     kept = ".data\n.globl tile_bytes\ntile_bytes:\nread_bytes:\n.zero 64\n"
     assembly.write_text(text + kept)
-    subprocess.run(["cc", "-shared", str(assembly), "-o", str(library)], check=True)
-    tiles = ctypes.CDLL(str(library))
+    subprocess.run(["cc", "-shared", str(assembly), "-o", str(shared)], check=True)
+    tiles = ctypes.CDLL(str(shared))
     tiles.configure()
     found = bytes((ctypes.c_uint8 * 64).in_dll(tiles, "tile_bytes"))
     assert found == bytes([1, *15 * [0], *8 * [64, 0], *16 * [0], *8 * [16], *8 * [0]])
@@ -330,15 +329,15 @@ def test_add_norm_is_that_of_torch(
         )
 
 
-@pytest.mark.parametrize("direction", cpu.DIRECTION_SIGNS)
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("width", [1, 16, 26, 32, 64, 80, 256])
-def test_attention_is_its_definition(dtype: torch.dtype, width: int, direction: str) -> None:
+def test_attention_is_its_definition(dtype: torch.dtype, width: int, causal: bool) -> None:
     packed = batch(130, 64, 49, 48, 33, 5, 2, 1)
     projected = torch.randn(len(packed.ids), 3, 2, width).to(dtype).requires_grad_()
     given = torch.randn(len(packed.ids), 2, width).to(dtype)
-    found = gradients(CompiledAttention.apply(projected, packed, direction, 0.0), given, projected)
+    found = gradients(CompiledAttention.apply(projected, packed, causal, 0.0), given, projected)
     plain = projected.detach().double().requires_grad_()
-    wanted = reference(plain, packed, direction, 0.0)
+    wanted = reference(plain, packed, causal, 0.0)
     for one, expected in zip(found, gradients(wanted, given, plain), strict=True):
         tolerance = {2: 1.2e-2, 4: 3e-6}[dtype.itemsize] * max(1, expected.abs().max())
         assert (one - expected).abs().max() < tolerance
@@ -356,7 +355,7 @@ def test_attention_drops_a_share_and_the_same_in_both_directions(
 
     def attend() -> list[torch.Tensor]:
         torch.manual_seed(7)
-        output = CompiledAttention.apply(projected, packed, "bidirectional", 0.25)
+        output = CompiledAttention.apply(projected, packed, False, 0.25)
         return gradients(output, given, projected)
 
     found = attend()

@@ -60,14 +60,14 @@ class Dropout(nn.Module):
         return f"probability={self.probability}"
 
 
-def add_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm, dropout: Dropout) -> Tensor:
+def add_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm, dropout: nn.Module) -> Tensor:
     """Return LayerNorm(dropout(x) + residual), in the dtype of the residual.
 
     LayerNorm computes its statistics in fp32 even if hidden states are bf16.
     """
-    kinds = type(dropout), type(norm), norm.weight.dtype, bool(norm._forward_hooks)
-    as_made = kinds == (Dropout, nn.LayerNorm, torch.float32, False)
-    if norm.training and as_made and has_compiled_steps(x, residual):
+    as_made = type(dropout) is Dropout and type(norm) is nn.LayerNorm and not norm._forward_hooks
+    fp32 = norm.weight.dtype == torch.float32
+    if norm.training and as_made and fp32 and has_compiled_steps(x, residual):
         probability = dropout.probability if dropout.training else 0.0
         y: Tensor = AddNorm.apply(  # type: ignore[no-untyped-call]
             *(x, residual, norm.weight, norm.bias, norm.eps, probability)
