@@ -242,6 +242,11 @@ class Span(Result):
     start: int
     end: int
 
+    @property
+    def score(self) -> float:
+        """The sum of both logits."""
+        return self.start_logit + self.end_logit
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Answer(Result):
@@ -432,12 +437,11 @@ class QuestionAnswering(Task):
         )
         nothing = Span("", 0.0, null_start, null_end, 0, 0)
         best = spans[0] if spans else nothing
-        rank = sum(span.start_logit + span.end_logit >= null_score for span in spans)
+        rank = sum(span.score >= null_score for span in spans)
         if self.null:
             spans.insert(rank, nothing)
             del spans[max(self.nbest, rank + 1) :]
-        scores = [span.start_logit + span.end_logit for span in spans]
-        chances = softmax(np.array(scores)).tolist() if spans else []
+        chances = softmax(np.array([span.score for span in spans])).tolist() if spans else []
         listed = [replace(span, probability=p) for span, p in zip(spans, chances, strict=True)]
         chosen = next((span for span in listed if span.text == best.text), best)
         return SpanScores(
@@ -446,7 +450,7 @@ class QuestionAnswering(Task):
             best.end,
             chosen.probability,
             listed[rank].probability if self.null else 0.0,
-            null_score - best.start_logit - best.end_logit,
+            null_score - best.score,
             chosen,
             tuple(listed),
         )

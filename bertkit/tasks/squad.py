@@ -19,6 +19,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
@@ -35,7 +36,7 @@ NOT_IN_CONTEXT = -1
 CONTEXT_WORDS = 400
 EVIDENCE_FOLDERS = {"EntityPages": "wikipedia", "SearchResults": "web"}
 """Field with the documents of a question of TriviaQA -> their folder in `evidence/`."""
-JSON_TYPES = {str: "text", int: "a whole number", list: "a list", dict: "an object", bool: "true"}
+JSON_TYPES = {str: "text", int: "a whole number", list: "a list", dict: "an object", bool: "a truth value"}
 
 Kind = TypeVar("Kind")
 
@@ -349,10 +350,11 @@ def documents_of(
             if parts.is_absolute() or ".." in parts.parts:
                 raise BertkitError(f"{location}: Filename {name!r} is not in evidence/{folder}")
             file = evidence / folder / name
-            if file.is_file():
-                yield name, file.read_bytes().decode(errors="replace")
-            else:
-                counts.note("document missing", f"{location}, {folder}/{name}")
+            with suppress(OSError):  # such as a name that is too long
+                if file.is_file():
+                    yield name, file.read_bytes().decode(errors="replace")
+                    continue
+            counts.note("document missing", f"{location}, {folder}/{name}")
     if not any(record.get(field) for field in EVIDENCE_FOLDERS):
         counts.note("question without documents", location)
 

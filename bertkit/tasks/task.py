@@ -76,7 +76,8 @@ class Items:
     cut: dict[str, int]
     """What was lost -> number of inputs."""
     unknown_tokens: int = 0
-    """The number of [UNK] tokens in all windows."""
+    """The number of [UNK] tokens in all windows, out of `encoded_tokens`."""
+    encoded_tokens: int = 0
 
     @property
     def tokens(self) -> int:
@@ -96,7 +97,7 @@ class Items:
         lost = [f"{what}: {count:,}" for what, count in self.cut.items() if count]
         text = f"{self.windowed:,} in several windows, {'; '.join(lost) or '0 cut'}"
         if self.unknown_tokens:
-            share = self.unknown_tokens / self.tokens
+            share = self.unknown_tokens / self.encoded_tokens
             text += f", {self.unknown_tokens:,} tokens [UNK] ({share:.1%})"
         return text
 
@@ -109,6 +110,7 @@ class Items:
             self.windowed + other.windowed,
             {**self.cut, **cut},
             self.unknown_tokens + other.unknown_tokens,
+            self.encoded_tokens + other.encoded_tokens,
         )
 
 
@@ -351,4 +353,4 @@ def encode(task: Task, inputs: Sequence[Any], tokenizer: Tokenizer, config: Mode
         unknown += int(np.count_nonzero(sequence.ids == tokenizer.unk_id))
         if config.type_vocab_size == 1 and sequence.first < len(sequence.ids):
             raise BertkitError(ONE_SEGMENT)
-    return replace(items, unknown_tokens=unknown)
+    return replace(items, unknown_tokens=unknown, encoded_tokens=items.tokens)

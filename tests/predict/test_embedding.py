@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 
 from bertkit.checkpoints.save import save_model
 from bertkit.checkpoints.sentence_transformers import TextPooling, read_pooling, write_pooling
-from bertkit.cli.predict import embed_command, similar_command
 from bertkit.errors import BertkitError
-from bertkit.files import read_json
 from bertkit.model.encoder import Encoder
 from bertkit.model.native import possible_modes
 from bertkit.predict import embeddings as embedding
-from bertkit.predict import engine
-from bertkit.predict.embeddings import Embedder, load_embedder, nearest_texts
+from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.predict.features import Extraction, extract
+from bertkit.tasks import inference as engine
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import load_encoder, tiny_config
 
@@ -132,25 +130,6 @@ def test_vectors_have_length_one_unless_asked(directory: Path) -> None:
     )
 
 
-def test_a_left_to_right_model_is_read_at_its_last_token(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    config = tiny_config(
-        tokenizer,
-        hidden_size=16,
-        num_hidden_layers=1,
-        intermediate_size=16,
-        max_position_embeddings=16,
-        initializer_range=0.3,
-        direction="left_to_right",
-    )
-    save_model(tmp_path / "m", Encoder(config), tokenizer, {"task": "features"})
-    first, other = load(tmp_path / "m", "cls").encode(["river stone", "river bridge"])
-    assert not np.allclose(first, other, atol=1e-3)
-    with pytest.raises(BertkitError, match="'mean-last-four' needs 4 layers and the model has 1"):
-        load(tmp_path / "m", "mean-last-four")
-
-
 def edit(folder: Path, name: str, change: Callable[[dict[str, object]], object]) -> None:
     path = folder / name
     content = json.loads(path.read_text()) if path.is_file() else {}
@@ -169,7 +148,7 @@ def test_directories_of_sentence_transformers_say_how_they_pool(
     assert read_pooling(tmp_path / "m") == (tmp_path / "m", said)
     prompted = load(tmp_path / "m", normalize=None).encode(["stone"])
     np.testing.assert_allclose(prompted, load(directory, "cls").encode(["river stone"]), atol=1e-6)
-    with pytest.raises(BertkitError, match="has no pooling 'pooler'; choose --pooling cls or mean"):
+    with pytest.raises(BertkitError, match="has no pooling 'pooler'; choose"):
         write_pooling(tmp_path / "m", TextPooling("pooler"), config)
 
     edit(tmp_path / "m", "1_Pooling/config.json", lambda c: c.update(pooling_mode="max"))
@@ -193,17 +172,6 @@ def test_directories_of_sentence_transformers_say_how_they_pool(
         load(tmp_path / "m")
 
 
-def test_wrong_names_are_refused(directory: Path) -> None:
-    with pytest.raises(BertkitError, match="no pooling is called 'men'; did you mean 'mean'"):
-        load(directory, "men")
-    with pytest.raises(TypeError, match="number 1 is 3, which is not a text"):
-        load(directory).encode(["river", 3])
-    with pytest.raises(TypeError, match="put one text in brackets"):
-        nearest_texts(load(directory), "river", "stone")
-    with pytest.raises(BertkitError, match="top must be above 0, got 0"):
-        nearest_texts(load(directory), "river", TEXTS, 0)
-
-
 def test_a_table_is_not_taken_for_the_names_of_its_columns(directory: Path) -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"text": ["river", "stone"], "number": [1, 2]})
@@ -211,59 +179,6 @@ def test_a_table_is_not_taken_for_the_names_of_its_columns(directory: Path) -> N
         load(directory).encode(table)
     wanted = load(directory).encode(["river", "stone"])
     np.testing.assert_array_equal(load(directory).encode(table["text"]), wanted)
-
-
-def test_a_file_of_vectors(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setattr(embedding, "CHUNK_TEXTS", 2)
-    lines = [text or " " for text in TEXTS]
-    (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n")
-    out = tmp_path / "v.npy"
-    embed_command(directory, str(tmp_path / "texts.txt"), out=out, device="cpu", precision="fp32")
-    rows, index = np.load(out), read_json(out.with_name("v.npy.json"))
-    np.testing.assert_allclose(rows, load(directory, normalize=True).encode(TEXTS), atol=1e-6)
-    assert (index["pooling"], index["normalize"], index["precision"]) == ("mean", True, "fp32")
-    assert "5 vectors of 32 numbers, 1 in several windows, 0 cut" in capsys.readouterr().err
-    embed_command(directory, str(tmp_path / "texts.txt"), out=out, device="cpu", cut=True)
-    assert "0 in several windows, texts cut: 1" in capsys.readouterr().err
-
-
-def test_the_nearest_text_is_itself(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setattr(embedding, "CHUNK_TEXTS", 2)
-    found = nearest_texts(load(directory), "lantern", TEXTS, 3)
-    assert found[0][1:] == (4, "lantern")
-    assert found[0][0] == pytest.approx(1, abs=1e-5)
-    cosines = [cosine for cosine, _, _ in found]
-    assert cosines == sorted(cosines, reverse=True)
-    every = nearest_texts(load(directory), "lantern", TEXTS, 99)
-    assert [one[1:] for one in every[:3]] == [one[1:] for one in found]
-    assert sorted(number for _, number, _ in every) == [0, 1, 2, 3, 4]
-    (tmp_path / "t[old]").mkdir()
-    file = tmp_path / "t[old]" / "[b].txt"
-    file.write_text("walking slowly\nlantern\n\n")
-    similar_command(directory, str(file), "lantern", top=1, device="cpu", precision="fp32")
-    said = capsys.readouterr()
-    assert "lantern" in said.out
-    assert f"{file}:3" in said.err
-    file.write_text("")
-    with pytest.raises(BertkitError, match="there is no text in"):
-        similar_command(directory, str(file), "lantern", device="cpu", precision="fp32")
-
-
-def test_texts_whose_cosines_differ_by_rounding_keep_their_order(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def encode(texts: list[str]) -> np.ndarray:
-        return np.array([[1, 6e-4 * (i % 2)] for i in range(len(texts))], dtype=np.float32)
-
-    embedder = load(directory)
-    monkeypatch.setattr(embedder, "encode", encode)
-    found = nearest_texts(embedder, "a", ["a"] * 7, 7)
-    assert len({cosine for cosine, _, _ in found}) == 2
-    assert [number for _, number, _ in found] == [0, 1, 2, 3, 4, 5, 6]
 
 
 @pytest.fixture(scope="module")

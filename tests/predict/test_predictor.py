@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import copy
-import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import (
-    BertConfig,
     BertForPreTraining,
     ElectraConfig,
     ElectraForMultipleChoice,
@@ -21,7 +17,7 @@ from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError, InputTypeError
 from bertkit.files import read_json, write_json
 from bertkit.model.heads import PretrainingModel
-from bertkit.predict.pretrained import Predictor, window_around
+from bertkit.predict.pretrained import Predictor
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import tiny_config
 
@@ -138,17 +134,6 @@ def test_the_precision_is_honoured(directory: Path, bert: Predictor) -> None:
     assert max(abs(found[token] - exact[token]) for token in shared) < 0.02
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_loaded_model_is_neither_copied_nor_pickled(
-    directory: Path, precision: str, duplicate: Callable[[Predictor], object]
-) -> None:
-    predictor = load(directory, device="cpu", precision=precision)
-    with pytest.raises(TypeError, match="load it in each process"):
-        duplicate(predictor)
-    assert predictor.fill_mask("river [MASK].")
-
-
 def test_long_texts_are_read_through_windows(bert: Predictor) -> None:
     """The model has 24 positions: what lies far from a mask changes nothing, what is near does."""
     near = "river " * 12 + "[MASK]" + " stone" * 12
@@ -170,19 +155,6 @@ def test_long_first_text_leaves_room_for_a_short_second(bert: Predictor) -> None
     one = bert.next_sentence("river " * 50, "bridge.")
     assert one == bert.next_sentence("candle " * 9 + "river " * 50, "bridge.")
     assert one != bert.next_sentence("river " * 50, "stone.")
-
-
-@pytest.mark.parametrize(
-    ("ids", "place", "size", "expected"),
-    [
-        (10, 0, 4, ([0, 1, 2, 3], 0)),
-        (10, 9, 4, ([6, 7, 8, 9], 3)),
-        (10, 5, 4, ([3, 4, 5, 6], 2)),
-        (3, 1, 9, ([0, 1, 2], 1)),
-    ],
-)
-def test_window_around(ids: int, place: int, size: int, expected: tuple[list[int], int]) -> None:
-    assert window_around(list(range(ids)), place, size) == expected
 
 
 def test_hidden_states(bert: Predictor, oracle: BertForPreTraining) -> None:
@@ -216,19 +188,6 @@ def test_vocabulary_larger_than_the_embedding_is_refused(
     larger.save(folder)
     with pytest.raises(BertkitError, match="vocab"):
         load(folder)
-
-
-def test_encoder_without_heads_is_refused_for_filling_masks(tmp_path: Path, tokenizer) -> None:
-    from transformers import BertModel
-
-    config = BertConfig(
-        vocab_size=tokenizer.size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(tmp_path)
-    tokenizer.save(tmp_path)
-    with pytest.raises(BertkitError, match="cls"):
-        load(tmp_path)
 
 
 @pytest.mark.parametrize("width", [16, 32])
@@ -275,5 +234,5 @@ def test_electras_of_transformers_answer_as_there(
 
     described = read_json(tmp_path / "choose" / "config.json")
     write_json(tmp_path / "choose" / "config.json", {**described, "summary_type": "mean"})
-    with pytest.raises(BertkitError, match=r"summary_type is 'mean'; .* only 'first' is supported"):
+    with pytest.raises(BertkitError, match=r"summary_type is 'mean'.* only 'first' is supported"):
         load(tmp_path / "choose")

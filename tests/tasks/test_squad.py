@@ -8,33 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from bertkit.datasets.benchmarks import read_official
-from bertkit.tasks.spans import Span
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.tasks.metrics import (
+from bertkit.tasks.squad import (
+    GoldAnswer,
+    QuestionExample,
     answer_f1,
     best_threshold,
     exact_match,
+    locate,
+    make_question,
     normalize_answer,
     squad_scores,
 )
-from bertkit.tasks.question_answering import QuestionAnswering as AnswerTask
-from bertkit.tasks.question_answering import write_predictions
-from bertkit.tasks.squad import (
-    SQUAD_FILES,
-    GoldAnswer,
-    QuestionExample,
-    locate,
-    make_question,
-    read_squad,
-)
+from bertkit.tasks.squad import read_questions as read_squad
 from bertkit.text.lines import TextCounts
-from bertkit.tokenizer.wordpiece import Tokenizer
 
 CONTEXT = "The river froze in 1895. In 1895 the bridge was closed."
 
@@ -64,19 +55,6 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write_file
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_starts_may_be_counted_before_line_ends_were_changed(end: str) -> None:
-    """As where git or an editor wrote a file anew: the nearest occurrence may be another one."""
-    unix = "".join(f"{letter} Bo.\n" for letter in "ABCDEFG")
-    counts = TextCounts()
-    for start in (2, 8, unix.rindex("Bo")):
-        answer = locate("Bo", start, unix.replace("\n", end), "f:1", counts)
-        assert answer is not None
-        assert answer.start == start + (start // 6) * (len(end) - 1)
-    kept = "answer_start counted with Unix line ends, kept"
-    assert counts.skipped == ({kept: 2} if end == "\r\n" else {})
 
 
 def test_reads_both_versions_and_files_without_answers(write: Callable[..., Path]) -> None:
@@ -149,23 +127,6 @@ def test_an_answer_outside_of_the_context_is_dropped_for_training_and_kept_for_s
     assert counts.skipped == {"answer not in its context, for scoring kept": 1}
 
 
-def test_half_a_surrogate_pair_is_replaced(write: Callable[..., Path], tmp_path: Path) -> None:
-    """What is not replaced could not be written as a prediction."""
-    counts = TextCounts()
-    path = write(qa(question="Wh\ud800en?", answers=[gold("1895", 19)]))
-    assert read_squad(path, counts)[0].question == "Wh\ufffden?"
-    made = make_question("q", "?", "ab\ud800cd", [("b\ud800c", 1)], "here", counts)
-    assert made is not None
-    assert (made.context, made.answers) == ("ab\ufffdcd", (GoldAnswer("b\ufffdc", 1),))
-    assert counts.skipped == {"lone surrogate replaced, kept": 3}
-    write_predictions(tmp_path, {"q": made.context}, None, {})
-    [named] = read_squad(write(qa(id="q\ud800", answers=[])), counts)
-    assert named.id == "q\ufffd"
-    write_predictions(tmp_path, {named.id: ""}, None, {})
-    with pytest.raises(BertkitError, match="question id q\ufffd occurs twice"):
-        read_squad(write(qa(id="q\ud800"), qa(id="q\ud801")), counts)
-
-
 def test_empty_texts_and_contradictions_are_counted(write: Callable[..., Path]) -> None:
     counts = TextCounts()
     assert make_question("q", " \n", CONTEXT, (), "", counts) is None
@@ -206,29 +167,6 @@ def test_an_empty_answer_says_that_there_is_none(
         "empty answers taken as no answer, kept": f"{path}, question a",
         "no answer and not is_impossible, so no label, kept": f"{path}, question d",
     }
-
-
-@pytest.mark.parametrize(
-    ("asked", "context", "reason"),
-    [(" \n", CONTEXT, "empty question, kept"), ("When?", "", "empty context, kept")],
-)
-def test_empty_texts_count_in_the_score(
-    tokenizer: Tokenizer, asked: str, context: str, reason: str
-) -> None:
-    """The official metric counts every question of a file."""
-    counts = TextCounts()
-    kept = make_question("q", asked, context, [("bridge", 40)], "", counts, scoring=True)
-    assert kept is not None
-    assert counts.skipped[reason] == 1
-    task = AnswerTask(null=False, max_length=40, stride=10, max_question_length=8)
-    items = task.items([kept], tokenizer)
-    outputs = [
-        [np.zeros((part.tokens, 2), dtype=np.float32) for part in item.parts]
-        for item in items.items
-    ]
-    [found] = task.decode([kept], items, outputs)
-    scores = squad_scores([kept], {"q": task.plain(found)})
-    assert (scores["total"], scores["exact"]) == (1, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -362,57 +300,12 @@ def test_published_predictions_get_their_published_scores(
     data: Path, file: str, version: str, exact: float, overlap: float
 ) -> None:
     counts = TextCounts()
-    inputs = read_squad(data / "squad" / SQUAD_FILES[version]["dev"], counts, scoring=True)
+    inputs = read_squad(data / "squad" / f"dev-v{version}.json", counts, scoring=True)
     predictions = json.loads((data / "squad" / "published-predictions" / file).read_text())
     scores = squad_scores(inputs, predictions)
     assert (round(scores["exact"], 3), round(scores["f1"], 3)) == (exact, overlap)
     assert {given.id for given in inputs} == set(predictions)
     assert not counts.skipped
-
-
-def answerable_part(data: Path, path: Path, *, version: str | None, marked: bool) -> Path:
-    """The questions of dev-v2.0 with an answer, in a file that says 2.0 by either sign or none."""
-    content = json.loads((data / "squad" / SQUAD_FILES["2.0"]["dev"]).read_text())
-    for article in content["data"]:
-        for paragraph in article["paragraphs"]:
-            kept = [qa for qa in paragraph["qas"] if not qa["is_impossible"]]
-            if not marked:
-                kept = [{k: v for k, v in qa.items() if k != "is_impossible"} for qa in kept]
-            paragraph["qas"] = kept
-    path.write_text(json.dumps({"version": version, "data": content["data"]}))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("version", "marked", "named", "exact"),
-    [
-        ("v2.0", False, "", 74.10594),
-        ("1.1", True, "", 74.10594),
-        (None, False, "2.0", 74.10594),
-        (None, False, "", 74.13968),
-        ("v2.0", True, "1.1", 74.13968),
-    ],
-)
-def test_the_answerable_part_of_version_2_is_scored_by_its_rules(
-    data: Path, tmp_path: Path, version: str | None, marked: bool, named: str, exact: float
-) -> None:
-    """By evaluate-v2.0.py on the predictions that Google has published, and by 1.1 where said."""
-    path = answerable_part(data, tmp_path / "part.json", version=version, marked=marked)
-    inputs = read_squad(path, TextCounts(), scoring=True, version=named)
-    folder = data / "squad" / "published-predictions"
-    predictions = json.loads((folder / "v2.0_bert_single_google.json").read_text())
-    scores = squad_scores(inputs, predictions)
-    assert scores["exact"] == pytest.approx(exact, abs=5e-6)
-    assert ("HasAns_exact" in scores) == (exact == 74.10594)
-
-
-@pytest.mark.parametrize("task", ["squad-1.1", "squad-2.0"])
-def test_a_named_set_is_scored_by_its_own_rules(write: Callable[..., Path], task: str) -> None:
-    """An answer and a prediction that are nothing but articles: right in 2.0, no F1 in 1.1."""
-    path = str(write(qa(answers=[gold("The", 0)])))
-    [given] = read_official(task, path, TextCounts(), scoring=True)
-    scores = squad_scores([given], {"q1": "the"})
-    assert (scores["exact"], scores["f1"]) == (100.0, 100.0 if task == "squad-2.0" else 0.0)
 
 
 ROWS = st.lists(
@@ -460,27 +353,6 @@ def test_best_threshold_by_hand() -> None:
     nothing = best_threshold([question("a"), question("b")], {"a": "x", "b": "y"}, {"a": 1, "b": 2})
     assert nothing["best_exact"] == 100.0
     assert nothing["best_exact_threshold"] == 0.0
-
-
-def test_predictions_are_written_as_the_official_programs_read_them(tmp_path: Path) -> None:
-    spans = (Span("Fluß 🙂", 0.75, 2.0, 1.0, 4, 10), Span("", 0.25, 0.5, 0.0, 0, 0))
-    write_predictions(tmp_path / "one", {"a": "Fluß 🙂"}, None, {"a": spans})
-    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [
-        "nbest_predictions.json",
-        "predictions.json",
-    ]
-    assert json.loads((tmp_path / "one" / "predictions.json").read_text()) == {"a": "Fluß 🙂"}
-    nbest = json.loads((tmp_path / "one" / "nbest_predictions.json").read_text())
-    assert nbest["a"][0] == {
-        "text": "Fluß 🙂",
-        "probability": 0.75,
-        "start_logit": 2.0,
-        "end_logit": 1.0,
-        "start": 4,
-        "end": 10,
-    }
-    write_predictions(tmp_path / "two", {"a": ""}, {"a": 1.5}, {"a": spans})
-    assert json.loads((tmp_path / "two" / "null_odds.json").read_text()) == {"a": 1.5}
 
 
 def test_an_answer_without_a_start_is_found_at_the_borders_of_words() -> None:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import pytest
-from bertkit.tasks.predictions import tagged_text
 
-from bertkit.tasks.entities import WordsExample, conll_scheme, find_entities, to_iob2
-from bertkit.tasks.token_classification import TagsPrediction, TokenClassification, tag_labels
-from bertkit.tasks.words import split_words_with_offsets
+from bertkit.tasks.entities import WordsExample, to_iob2
+from bertkit.tasks.token_classification import TagsResult, TokenClassification, tag_labels
+from bertkit.tasks.words import words_example
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 
 
 def sentence(words: str, tags: str) -> WordsExample:
-    return WordsExample("0", tuple(words.split()), tuple(tags.split()), 0, "a:1")
+    return WordsExample("0", tuple(words.split()), tuple(tags.split()), "a", "a:1")
 
 
-def predicted(tags: str) -> TagsPrediction:
-    own = tuple(tags.split())
-    return TagsPrediction(own, (1.0,) * len(own), tuple(find_entities(conll_scheme(own))))
+def predicted(tags: str, *, entities: bool = True) -> TagsResult:
+    names = tags.split()
+    words = WordsExample("0", ("x",) * len(names), None, "a", "a:1")
+    return TokenClassification(LABELS, entities=entities).tagged(words, names, [1.0] * len(names))
 
 
 def test_plain_tags_are_in_iob2_on_both_sides() -> None:
     task = TokenClassification(LABELS)
     given, found = sentence("a b c", "O B-X I-X"), predicted("O I-X I-X")
-    assert task.plain_gold(given) == task.plain(found) == ("O", "B-X", "I-X")
+    assert task.gold_value(given) == task.answer_value(found) == ("O", "B-X", "I-X")
 
 
 def test_scores() -> None:
@@ -46,9 +46,7 @@ def test_scores() -> None:
     assert task.calibrated(inputs, []) is task
     plain = TokenClassification(("A", "B"), entities=False)
     own = [sentence("x x x", "A B B")]
-    assert plain.score(own, [TagsPrediction(("A", "B", "A"), (1.0,) * 3, ())]) == {
-        "accuracy": 2 / 3
-    }
+    assert plain.score(own, [predicted("A B A", entities=False)]) == {"accuracy": 2 / 3}
     assert plain.baseline(own) == {"accuracy": 2 / 3}
 
 
@@ -59,8 +57,8 @@ def test_runs_that_learnt_nothing() -> None:
     assert task.degenerate(gold, [predicted("O O"), predicted("B-PER")]) == ""
     assert task.degenerate(none, [predicted("O O"), predicted("O O")]) == "", "there is none"
     same, other = (
-        [TagsPrediction(("A", "A"), (1.0, 1.0), ())],
-        [TagsPrediction(("A", "B"), (1.0, 1.0), ())],
+        [predicted("A A", entities=False)],
+        [predicted("A B", entities=False)],
     )
     assert "'A'" in plain.degenerate([sentence("x x", "A B")], same)
     assert plain.degenerate([sentence("x x", "A A")], same) == "", "that is right"
@@ -73,7 +71,7 @@ def test_entities_without_a_type() -> None:
     labels, are_entities = tag_labels(own)
     assert (labels, are_entities) == (("O", "B", "I"), True)
     task = TokenClassification(labels)
-    found = [TagsPrediction(("B", "I", "O", "O"), (1.0,) * 4, ())]
+    found = [predicted("B I O O", entities=False)]
     scores = task.score(own, found)
     assert scores == pytest.approx(
         {"f1": 2 / 3, "precision": 1.0, "recall": 0.5, "accuracy": 3 / 4}
@@ -83,25 +81,19 @@ def test_entities_without_a_type() -> None:
     assert tag_labels([sentence("x x x", "B E S")]) == (("B", "E", "S"), False), "no entities"
 
 
-def test_places_of_entities_in_running_text() -> None:
+def test_locations_of_entities_in_running_text() -> None:
     """Characters of the line, or of the words joined by spaces; and words are counted."""
     line = "  Nils\tOkafor, at U.N.  "
-    _, spans = split_words_with_offsets(line)
-    words = tuple(line[start:end] for start, end in spans)
-    assert words == ("Nils", "Okafor", ",", "at", "U.N.")
-    given = WordsExample("1", words, None, 0, "f:1", line, tuple(spans))
-    tags = TagsPrediction(
-        ("B-PER", "I-PER", "O", "O", "B-ORG"), (1.0,) * 5, (("PER", 0, 2), ("ORG", 4, 5))
-    )
-    person, place = TokenClassification(LABELS).row(given, tags)["entities"]
+    example = words_example("1", line, "f", "f:1")
+    assert example.words == ("Nils", "Okafor", ",", "at", "U.N.")
+    tags, task = ["B-PER", "I-PER", "O", "O", "B-ORG"], TokenClassification(LABELS)
+    result = task.tagged(example, tags, [1.0] * 5).to_dict()
+    person, place = result["entities"]
     counted = {"word_start": 0, "word_end": 2}
     assert person == {"type": "PER", "start": 2, "end": 13, "text": "Nils\tOkafor", **counted}
     assert line[place["start"] : place["end"]] == place["text"] == "U.N."
-    assert (place["word_start"], place["word_end"]) == (4, 5)
-    from_python = tagged_text(tags, line, spans).entities
-    assert [one.to_dict() for one in from_python] == [person, place]
-    alone, last = TokenClassification(LABELS).row(given._replace(text="", spans=()), tags)[
-        "entities"
-    ]
-    assert alone == {**person, "start": 0, "end": 11, "text": "Nils Okafor"}
-    assert " ".join(words)[last["start"] : last["end"]] == last["text"] == "U.N."
+    assert result["words"][4] == {
+        "word": "U.N.", "tag": "B-ORG", "probability": 1.0, "start": 18, "end": 22
+    }  # fmt: skip
+    alone = task.tagged(example._replace(text="", spans=()), tags, [1.0] * 5).entities[0]
+    assert alone.to_dict() == {**person, "start": 0, "end": 11, "text": "Nils Okafor"}

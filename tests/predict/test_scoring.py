@@ -19,7 +19,7 @@ from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError, InputTypeError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.predict import likelihood
+from bertkit.predict import scoring as likelihood
 from bertkit.predict.pretrained import Predictor
 from bertkit.predict.scoring import SentenceScorer, choose_method, masked_copies
 from bertkit.tasks.inference import compute_with

@@ -51,7 +51,6 @@ class NumberClassifier(OfNumbers, BertClassifier):
         epochs: int = 1,
         learning_rate: float = 1e-2,
         class_weight: Any = None,
-        n_iter_no_change: int = 2,
         precision: str = "fp32",
         random_state: Any = 1,
     ) -> None:
@@ -60,7 +59,6 @@ class NumberClassifier(OfNumbers, BertClassifier):
             epochs=epochs,
             learning_rate=learning_rate,
             class_weight=class_weight,
-            n_iter_no_change=n_iter_no_change,
             precision=precision,
             random_state=random_state,
         )

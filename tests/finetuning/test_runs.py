@@ -1,0 +1,235 @@
+"""Fine-tuning of each task type: what it learns, what it leaves, and how it resumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertkit import load
+from bertkit.checkpoints.pretrained import PretrainedWeights
+from bertkit.errors import BertkitError
+from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
+from bertkit.finetuning.train import TaskTraining
+from bertkit.predict.evaluate import evaluate
+from bertkit.tasks.types import TASKS
+
+GRID = Grid(batch_size=(8,), learning_rate=(1e-2,), epochs=(12,))
+FAST = FinetuneSettings(grid=GRID, track=(), training=TrainingSettings(precision="fp32"))
+WET, DRY = ("river", "harbour", "thunder"), ("stone", "candle", "copper")
+PAIRS = [
+    (f"{word} {i % 7}", "wet" if word in WET else "dry") for i in range(8) for word in WET + DRY
+]
+
+
+def rows(task: str) -> list[dict[str, Any]]:
+    """Rows that a network can learn from their words."""
+    made: list[dict[str, Any]] = []
+    for text, label in PAIRS:
+        wet = label == "wet"
+        made.append(
+            {
+                "classification": {"text": text, "label": label},
+                "multi-label-classification": {"text": text, "label": [label, "any"]},
+                "regression": {"text": text, "label": 2.0 if wet else -2.0},
+                "multiple-choice": {
+                    "text": "the",
+                    "choices": [text, f"window {text[-1]}"][:: 1 if wet else -1],
+                    "label": 0 if wet else 1,
+                },
+                "token-classification": {
+                    "tokens": text.split(),
+                    "ner_tags": ["B-W" if wet else "O", "O"],
+                },
+                "question-answering": {
+                    "question": "garden",
+                    "context": f"meadow {text} forest",
+                    "answers": text.split()[0] if wet else "",
+                },
+            }[task]
+        )
+    return made
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_each_task_type_learns_and_is_used(task: str, pretrained: Path, tmp_path: Path) -> None:
+    out, data = tmp_path / "run", rows(task)
+    result = finetune(task, pretrained, out, train=data, dev=data, settings=FAST)
+    metric = result.values["metric"]
+    assert result.scores["dev"][metric] > result.values["baseline"]["dev"][metric]
+    assert {path.name for path in out.iterdir()} == {
+        "model", "results.json", "journal.jsonl", "predictions", "finetune.json", ".lock"
+    } - ({".lock"} - {path.name for path in out.iterdir()})  # fmt: skip
+    predictor: Any = load(out, precision="fp32")
+    results = predictor(data)
+    written = (out / "predictions" / "dev.jsonl").read_text().splitlines()
+    fields = results[0].to_dict()
+    for line, found in zip(written, results, strict=True):
+        row = json.loads(line)
+        answer = predictor.task.answer_field
+        if answer != "tags":
+            expected = json.loads(json.dumps(found.to_dict()))[answer]
+            assert row[answer] == (
+                pytest.approx(expected, abs=1e-3) if answer == "value" else expected
+            )
+        assert fields.keys() <= row.keys()
+    scores = evaluate(out, data, precision="fp32").scores
+    assert scores[metric] == pytest.approx(result.scores["dev"][metric], abs=1e-6)
+
+
+def test_a_finished_run_is_not_repeated(pretrained: Path, tmp_path: Path) -> None:
+    data = rows("classification")
+    first = finetune("classification", pretrained, tmp_path, train=data, settings=FAST)
+    stamp = (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns
+    again = finetune("classification", pretrained, tmp_path, train=data, settings=FAST)
+    assert again.values == first.values
+    assert (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns == stamp
+    with pytest.raises(BertkitError, match="other settings"):
+        finetune("classification", pretrained, tmp_path, train=data[1:], settings=FAST)
+
+
+def test_a_stopped_run_ends_with_the_same_bytes(
+    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, updates = rows("classification"), TaskTraining.updates
+    for stop in (7, 13, 60):
+
+        def stopped(self: TaskTraining, stop: int = stop) -> Any:
+            for update in updates(self):
+                yield update
+                if update.step == stop:
+                    raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TaskTraining, "updates", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                finetune("classification", pretrained, tmp_path / "s", train=data, settings=FAST)
+        assert not (tmp_path / "s" / "results.json").exists()
+    resumed = finetune("classification", pretrained, tmp_path / "s", train=data, settings=FAST)
+    whole = finetune("classification", pretrained, tmp_path / "w", train=data, settings=FAST)
+    assert resumed.scores == whole.scores
+    for name in ("model/model.safetensors", "predictions/dev.jsonl"):
+        assert (tmp_path / "s" / name).read_bytes() == (tmp_path / "w" / name).read_bytes()
+    journals = [
+        [json.loads(line) for line in (tmp_path / f / "journal.jsonl").read_text().splitlines()]
+        for f in ("s", "w")
+    ]
+    losses = [[r["loss"] for r in journal if r["kind"] == "step"] for journal in journals]
+    assert losses[0] == losses[1]
+
+
+def test_a_grid_keeps_the_best_of_its_runs(pretrained: Path, tmp_path: Path) -> None:
+    data = rows("classification")
+    grid = Grid(batch_size=(8,), learning_rate=(1e-2, 1e-6), epochs=(6,), seeds=2)
+    settings = FinetuneSettings(grid=grid, track=(), training=FAST.training)
+    result = finetune(
+        "classification", pretrained, tmp_path, train=data, dev=data, settings=settings
+    )
+    assert len(result.runs) == 4
+    assert result.best.metric == max(run.metric or 0.0 for run in result.runs)
+    assert "lr0.01" in result.best.name
+    rows_by_setting = result.values["settings"]
+    assert [row["runs"] for row in rows_by_setting] == [2, 2]
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {r.name for r in result.runs}
+    assert not list(tmp_path.glob("runs/*/model"))
+    assert load(tmp_path, precision="fp32")("river").label == "wet"
+
+
+def test_early_stopping_keeps_the_best_evaluation(pretrained: Path, tmp_path: Path) -> None:
+    training = TrainingSettings(early_stopping=2, eval_every=3, precision="fp32")
+    settings = FinetuneSettings(grid=GRID, training=training, track=())
+    data = rows("classification")
+    result = finetune(
+        "classification", pretrained, tmp_path, train=data, dev=data, settings=settings
+    )
+    records = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    evaluations = [r["accuracy"] for r in records if r["kind"] == "evaluation"]
+    assert result.best.metric == max(evaluations)
+    assert len(evaluations) - 1 - evaluations.index(max(evaluations)) == 2
+    assert records[-1]["reason"].startswith("stopped early")
+    assert evaluate(tmp_path, data, precision="fp32").scores["accuracy"] == result.best.metric
+
+
+def test_held_out_data_keeps_labels_and_groups(pretrained: Path, tmp_path: Path) -> None:
+    data = [*rows("classification"), {"text": "walking", "label": "rare"}]
+    result = finetune("classification", pretrained, tmp_path / "a", train=data, settings=FAST)
+    assert "rare" in result.values["labels"]
+    assert result.values["predicted"]["dev"]["inputs"] == 5
+    questions = rows("question-answering")[:12]
+    for number, row in enumerate(questions):
+        row["context"] = ("meadow river forest", "meadow stone forest")[number % 2]
+        row["answers"] = "river" if number % 2 == 0 else ""
+    result = finetune(
+        "question-answering", pretrained, tmp_path / "b", train=questions, settings=FAST
+    )
+    assert result.values["predicted"]["dev"]["inputs"] == 6, "questions on a context stay together"
+
+
+def test_class_weights_and_own_metrics(pretrained: Path, tmp_path: Path) -> None:
+    data = rows("classification")[:30] + [{"text": "garden", "label": "dry"}] * 20
+    training = TrainingSettings(class_weights={"wet": 5.0}, precision="fp32")
+    settings = FinetuneSettings(grid=GRID, training=training, track=(), metric="share")
+    metrics = {"share": lambda gold, found: sum(map(str.__eq__, gold, found)) / len(gold)}
+    result = finetune(
+        "classification",
+        pretrained,
+        tmp_path,
+        train=data,
+        dev=data,
+        settings=settings,
+        metrics=metrics,
+    )
+    assert result.scores["dev"]["share"] == result.scores["dev"]["accuracy"] == result.best.metric
+    wrong = TrainingSettings(class_weights={"moist": 2.0})
+    settings = FinetuneSettings(grid=GRID, training=wrong, track=())
+    with pytest.raises(BertkitError, match="'moist'"):
+        finetune("classification", pretrained, tmp_path / "w", train=data, settings=settings)
+    with pytest.raises(BertkitError, match="finite"):
+        finetune("classification", pretrained, tmp_path / "n", train=data, dev=data, settings=FAST,
+                 metrics={"none": lambda gold, found: float("nan")})  # fmt: skip
+
+
+def test_a_head_for_the_same_task_is_reused(pretrained: Path, tmp_path: Path) -> None:
+    data = rows("classification")
+    finetune("classification", pretrained, tmp_path / "a", train=data, dev=data, settings=FAST)
+    short = FinetuneSettings(
+        grid=Grid(batch_size=(8,), learning_rate=(1e-9,), epochs=(1,)),
+        track=(),
+        training=FAST.training,
+    )
+    kept = finetune(
+        "classification", tmp_path / "a", tmp_path / "b", train=data, dev=data, settings=short
+    )
+    assert kept.scores["dev"]["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": []}, "no row that can be used"),
+        ({"train": [{"text": "a", "label": "x"}] * 4}, "only the label"),
+        ({"train": [{"texts": "a", "label": "x"}] * 4}, "did you mean 'texts'"),
+        ({"train": 7}, "give a path, a DataFrame"),
+        ({"dev": [{"text": "a", "label": "moist"}]}, "'moist' is not one of"),
+        ({"settings": FinetuneSettings(grid=GRID, metric="f2")}, "f2"),
+    ],
+)
+def test_bad_data_is_refused(
+    change: dict[str, Any], message: str, start: PretrainedWeights, tmp_path: Path
+) -> None:
+    arguments: dict[str, Any] = {"train": rows("classification"), "settings": FAST, **change}
+    with pytest.raises(BertkitError, match=message):
+        finetune("classification", start, tmp_path / "run", **arguments)
+
+
+def test_names_of_tasks(pretrained: Path, tmp_path: Path, write: Callable[..., Path]) -> None:
+    with pytest.raises(BertkitError, match="did you mean 'regression'"):
+        finetune("regresion", pretrained, tmp_path / "a", train=rows("regression"))
+    with pytest.raises(BertkitError, match="--data FOLDER"):
+        finetune("mrpc", pretrained, tmp_path / "a")
+    with pytest.raises(BertkitError, match="official"):
+        finetune("squad-1.1", pretrained, tmp_path / "a", train=rows("question-answering"))

@@ -1,0 +1,139 @@
+"""Official data sets: their files with their quirks, and the files for their servers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bertkit.errors import BertkitError
+from bertkit.tasks.data import DataFiles, load_dataset
+from bertkit.tasks.multiple_choice import ChoiceColumns
+from bertkit.tasks.official import GLUE, OFFICIAL, read_glue, read_swag, write_glue, write_swag
+from bertkit.text.lines import TextCounts
+
+SIZES = {"cola": (8551, 1043, 1063), "mrpc": (3668, 408, 1725), "rte": (2490, 277, 3000),
+         "sst-2": (67349, 872, 1821), "sts-b": (5749, 1500, 1379)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_official_files_of_glue(data: Path, name: str) -> None:
+    loaded = load_dataset(name, DataFiles(data=data / "glue"))
+    [(_, dev)], [(_, test)] = loaded.dev, loaded.test
+    assert (len(loaded.train), len(dev), len(test)) == SIZES[name]
+    assert not [reason for reason in loaded.counts.skipped if not reason.endswith("kept")]
+    assert {example.gold for example in test} == {None}
+    assert loaded.task.metric == GLUE[name].metrics[0] or name == "sts-b"
+    if labels := GLUE[name].labels:
+        assert loaded.task.labels == labels
+        assert {example.gold for example in dev} == set(labels)
+
+
+def test_cola_without_a_header(data: Path) -> None:
+    path = str(data / "glue" / "CoLA" / "train.tsv")
+    first = read_glue("cola", path, "train", TextCounts())[0]
+    assert first.id == "0"
+    assert first.label in GLUE["cola"].labels
+
+
+def test_mnli_rows_without_agreement_and_two_splits(tmp_path: Path) -> None:
+    folder = tmp_path / "MNLI"
+    folder.mkdir()
+    header = "index\tsentence1\tsentence2\tgold_label"
+    rows = [f"{i}\ta {i}\tb\t{label}" for i, label in enumerate(("neutral", "-", "entailment"))]
+    for split in ("train", "dev_matched", "dev_mismatched"):
+        (folder / f"{split}.tsv").write_text("\n".join([header, *rows]) + "\n")
+    loaded = load_dataset("mnli", DataFiles(data=tmp_path))
+    assert [name for name, _ in loaded.dev] == ["dev", "dev-mismatched"]
+    assert [example.label for example in loaded.train] == ["neutral", "entailment"]
+    assert loaded.counts.skipped["row without a majority label"] == 3
+    assert loaded.test == []
+
+
+def test_files_for_the_glue_server(tmp_path: Path) -> None:
+    ids = ["1", "0", "2"]
+    [path] = write_glue(
+        "rte", "test", tmp_path, ids, ["entailment", "not_entailment", "entailment"]
+    )
+    assert path.name == "RTE.tsv"
+    assert path.read_text().splitlines() == [
+        "index\tprediction", "0\tnot_entailment", "1\tentailment", "2\tentailment"
+    ]  # fmt: skip
+    [numbers] = write_glue("sts-b", "test", tmp_path, ids, [6.2, -0.5, 2.5])
+    assert numbers.read_text().splitlines()[1:] == ["0\t0.000", "1\t5.000", "2\t2.500"]
+    assert write_glue("mnli", "test-mismatched", tmp_path, [], [])[0].name == "MNLI-mm.tsv"
+    assert write_glue("rte", "dev", tmp_path, ids, []) == []
+    with pytest.raises(BertkitError, match="whole test file"):
+        write_glue("rte", "test", tmp_path, ["5"], ["entailment"])
+
+
+def test_swag(data: Path, tmp_path: Path) -> None:
+    counts = TextCounts()
+    examples = read_swag(str(data / "swag" / "sample.csv"), "dev", counts, scoring=True)
+    assert len(examples) == 11
+    assert {len(example.choices) for example in examples} == {4}
+    [path] = write_swag("swag", "test", tmp_path, examples, [0] * 11)
+    assert path.read_text() == "pred\n" + "0\n" * 11
+    assert write_swag("other", "test", tmp_path, examples, [0] * 11) == []
+
+
+def test_conll_and_squad_by_name(data: Path) -> None:
+    loaded = load_dataset("conll-2003", DataFiles(data=data / "conll2003"))
+    assert [len(loaded.train), *(len(split) for _, split in (*loaded.dev, *loaded.test))] == [
+        14041, 3250, 3453
+    ]  # fmt: skip
+    assert len(loaded.task.labels) == 9
+    dev = str(data / "squad" / "dev-v2.0.json")
+    loaded = load_dataset("squad-2.0", DataFiles(train=dev, dev=dev))
+    assert len(loaded.dev[0][1]) == 11873
+    assert sum(example.gold == () for example in loaded.dev[0][1]) == 5945
+    assert loaded.task.settings()["null"] is True
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    for name in OFFICIAL:
+        with pytest.raises(BertkitError):
+            load_dataset(name, DataFiles(data=tmp_path))
+    with pytest.raises(BertkitError, match="knows its columns"):
+        load_dataset("swag", DataFiles(data=tmp_path), ChoiceColumns())
+    with pytest.raises(BertkitError, match="classification"):
+        load_dataset("mrpc", DataFiles(train="x.csv"))
+    with pytest.raises(BertkitError, match="--data is the folder"):
+        load_dataset("classification", DataFiles(data=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("label", "index"),
+    [
+        ("b", 1),
+        ("C", 2),
+        ("0", 0),
+        (1, 1),
+        (2.0, 2),
+        ("wrong answer", None),
+        ("nothing", 0),
+        ("9", None),
+    ],
+)
+def test_keys_of_choices(label: object, index: int | None) -> None:
+    columns = ChoiceColumns(choices=("a", "b", "c"))
+    row = {"text": "x", "a": "nothing", "b": "some", "c": "all", "label": label}
+    counts: TextCounts = TextCounts()
+    example = columns.example(row, "f:1", counts, labelled=True, scoring=False)
+    assert (example.label if example else None) == index
+    assert bool(counts.skipped) == (index is None)
+
+
+def test_lists_of_choices_and_fewer_of_them() -> None:
+    columns, counts = ChoiceColumns(first_choice=1), TextCounts()
+    hub = {"text": "x", "choices": {"text": ["p", "q", ""], "label": ["A", "B", "C"]}, "label": "2"}
+    example = columns.example(hub, "f:1", counts, labelled=True, scoring=False)
+    assert example is not None
+    assert (example.choices, example.label) == (("p", "q"), 1)
+    written = {**hub, "choices": json.dumps(["p", "q"]), "label": "A"}
+    example = columns.example(written, "f:1", counts, labelled=True, scoring=False)
+    assert example is not None
+    assert example.label == 0
+    assert not Counter(counts.skipped)
