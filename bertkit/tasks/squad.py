@@ -36,7 +36,13 @@ NOT_IN_CONTEXT = -1
 CONTEXT_WORDS = 400
 EVIDENCE_FOLDERS = {"EntityPages": "wikipedia", "SearchResults": "web"}
 """Field with the documents of a question of TriviaQA -> their folder in `evidence/`."""
-JSON_TYPES = {str: "text", int: "a whole number", list: "a list", dict: "an object", bool: "a truth value"}
+JSON_TYPES = {
+    str: "text",
+    int: "a whole number",
+    list: "a list",
+    dict: "an object",
+    bool: "a truth value",
+}
 
 Kind = TypeVar("Kind")
 
