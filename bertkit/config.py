@@ -1,7 +1,7 @@
-"""Recipes: TOML files whose every field is also a flag.
+"""Recipes: TOML files that are read into frozen dataclasses.
 
-Recipes and command lines are read by the same library into the same dataclasses. The keys and types
-of a file are checked first, because the library would round 32.5 to 32.
+A recipe may say `extends = "base"`, the name of another recipe or a path beside it, whose values
+it then changes. Every field of a recipe is also a flag of the command line.
 """
 
 from __future__ import annotations
@@ -10,35 +10,14 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
-
-from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
-from cyclopts.config import Toml
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from bertkit.errors import BertkitError, nearest
 
 Recipe = TypeVar("Recipe")
-FLATTEN = Parameter(name="*")
-"""The mark for a dataclass parameter whose fields become flags of the command."""
-
-
-def flag_group(title: str) -> Parameter:
-    """Return a `FLATTEN` whose flags have a box of their own in --help, below those without."""
-    return Parameter(name="*", group=Group.create_ordered(title))
-
-
-def shown_default(value: Any) -> str | None:
-    """Return a default as it is given on the command line; None if there is nothing to show."""
-    if value is None or value is False or value in ("", ()):
-        return None
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-FLAGS = Parameter(consume_multiple=True, negative_iterable=(), show_default=shown_default)
-"""The behaviour of every flag: `--phases.steps 7 8` gives both numbers."""
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -47,16 +26,12 @@ def shipped_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def find_recipe(name: str) -> Path:
-    """Return the path of a recipe, given a path or the name of a shipped recipe.
-
-    Raises:
-        BertkitError: the file does not exist, or no shipped recipe has that name.
-    """
+def find_recipe(name: str, beside: Path = Path()) -> Path:
+    """Return the path of a recipe from its path, or from the name of a shipped recipe."""
     if name.endswith(".toml"):
-        if Path(name).is_file():
-            return Path(name)
-        raise BertkitError(f"there is no recipe file {name}; check the path")
+        if (beside / name).is_file():
+            return beside / name
+        raise BertkitError(f"there is no recipe file {beside / name}; check the path")
     recipes = shipped_recipes()
     if name not in recipes:
         raise BertkitError(
@@ -66,18 +41,78 @@ def find_recipe(name: str) -> Path:
     return recipes[name]
 
 
-def recipe_fields(path: Path) -> dict[str, Any]:
-    """Return the values of a recipe by dotted name.
+def read_recipe(
+    kind: type[Recipe], name: str | Path, overrides: Mapping[str, Any] | None = None
+) -> Recipe:
+    """Read and validate a recipe.
+
+    Args:
+        kind: the dataclass of the recipe; every field has a default.
+        name: a path that ends in .toml, or the name of a shipped recipe.
+        overrides: values by dotted name that replace those of the file, such as
+            {"training.learning_rate": 1e-3}.
 
     Raises:
-        BertkitError: the file cannot be read or is not valid TOML.
+        BertkitError: there is no such recipe, a field is unknown, or a value is impossible or of
+            the wrong type; the message names the file and the field.
     """
+    values: dict[str, tuple[Any, str]] = {}
+    path, seen = find_recipe(str(name)), set[Path]()
+    while True:
+        content = read_toml(path)
+        base = content.pop("extends", None)
+        for field, value in dotted_values(content):
+            values.setdefault(field, (value, str(path)))
+        seen.add(path.resolve())
+        if base is None:
+            break
+        if not isinstance(base, str):
+            raise BertkitError(f"{path}: extends must be the name of a recipe, not {base!r}")
+        path = find_recipe(base, path.parent)
+        if path.resolve() in seen:
+            raise BertkitError(f"{path} extends itself; remove an `extends`")
+    values |= {field: (value, "the recipe") for field, value in (overrides or {}).items()}
+    return build(kind, values)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file."""
     try:
-        return dict(dotted_values(tomllib.loads(path.read_text(encoding="utf-8"))))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BertkitError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # not UTF-8 or TOML, or too long or deep
         raise BertkitError(f"{path} is not valid TOML: {error}") from None
+
+
+def field_types(kind: type[Any], prefix: str = "") -> dict[str, Any]:
+    """Return the type of each field of a dataclass and of the dataclasses in it, by dotted name."""
+    types: dict[str, Any] = {}
+    for name, hint in get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            types |= field_types(hint, f"{prefix}{name}.")
+        else:
+            types[f"{prefix}{name}"] = hint
+    return types
+
+
+def build(kind: type[Recipe], values: Mapping[str, tuple[Any, str]]) -> Recipe:
+    """Build a dataclass from (value, where it stands) by dotted name, after checking all types."""
+    types = field_types(kind)
+    groups: dict[str, dict[str, Any]] = {}
+    for name, (value, source) in values.items():
+        if name not in types:
+            raise BertkitError(f"{source}: there is no field '{name}'{nearest(name, types)}")
+        hint = types[name]
+        if not matches_type(value, hint):
+            expected = TYPE_NAMES[get_origin(hint) or hint]
+            raise BertkitError(f"{source}: {name} must be {expected}, not {value!r}")
+        group, _, field = name.rpartition(".")
+        converted = tuple(value) if get_origin(hint) is tuple else value
+        groups.setdefault(group, {})[field] = float(value) if hint is float else converted
+    hints = get_type_hints(kind)
+    parts = {group: hints[group](**fields) for group, fields in groups.items() if group}
+    return kind(**parts, **groups.get("", {}))
 
 
 def matches_type(value: Any, kind: Any) -> bool:
@@ -86,7 +121,7 @@ def matches_type(value: Any, kind: Any) -> bool:
     An integer is accepted for a float; NaN is not.
     """
     if get_origin(kind) is tuple:
-        return isinstance(value, list) and all(
+        return isinstance(value, list | tuple) and all(
             matches_type(item, get_args(kind)[0]) for item in value
         )
     if kind is float:
@@ -104,74 +139,6 @@ TYPE_NAMES = {
     tuple: "a list, as in [1, 2]",
 }
 """Types of recipe fields, as messages call them."""
-
-
-def check_recipe(path: Path, arguments: ArgumentCollection) -> None:
-    """Refuse unknown keys and values of the wrong type in a recipe file.
-
-    Raises:
-        BertkitError: a key is unknown or a value has the wrong type; names the file and the key.
-    """
-    known = {
-        argument.name.removeprefix("--").replace("-", "_"): argument.hint
-        for argument in arguments
-        if "." in argument.name
-    }
-    for name, value in recipe_fields(path).items():
-        if name not in known:
-            raise BertkitError(f"{path}: there is no field '{name}'{nearest(name, known)}")
-        if not matches_type(value, known[name]):
-            kind = TYPE_NAMES[get_origin(known[name]) or known[name]]
-            raise BertkitError(f"{path}: {name} must be {kind}, not {value!r}")
-
-
-def fill_from(
-    path: Path, app: App, commands: tuple[str, ...], arguments: ArgumentCollection
-) -> None:
-    """Fill the arguments that were not given on the command line from a recipe file."""
-    check_recipe(path, arguments)
-    Toml(path, use_commands_as_keys=False)(app, commands, arguments)
-
-
-def read_recipe(kind: type[Recipe], name: str, flags: Sequence[str] = ()) -> Recipe:
-    """Read and validate a recipe.
-
-    Args:
-        kind: the dataclass of the recipe; every field has a default.
-        name: a path or the name of a shipped recipe.
-        flags: overrides, as on the command line: ["--training.learning-rate", "1e-3"].
-
-    Raises:
-        BertkitError: a key is unknown, or a value impossible or of the wrong type; names file, key.
-    """
-
-    def take(*, settings: Annotated[Any, FLATTEN] = kind()) -> Any:  # noqa: B008
-        return settings
-
-    path = find_recipe(name)
-    take.__annotations__ = {"settings": Annotated[kind, FLATTEN], "return": Any}
-    app = App(
-        config=lambda *call: fill_from(path, *call),
-        result_action="return_value",
-        default_parameter=FLAGS,
-    )
-    app.default(take)
-    return parse(app, list(flags))
-
-
-def parse(
-    app: App, tokens: Sequence[str] | None, explain: Callable[[CycloptsError], str] = lambda _: ""
-) -> Any:
-    """Run a cyclopts app and turn its errors into one-line errors, which `explain` may word.
-
-    Raises:
-        BertkitError: the arguments do not fit the command.
-    """
-    try:
-        return app(tokens, exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        said = explain(error) or " ".join(str(error).split())
-        raise BertkitError(said) from None
 
 
 def as_json(settings: Any) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from cyclopts import (
 )
 
 import bertkit
+from bertkit.cli.options import FLAGS, fill_from, parse
 from bertkit.cli.streams import end_by_exception, stop_looking, take_streams
-from bertkit.config import FLAGS, fill_from, find_recipe, parse
 from bertkit.errors import BertkitError, nearest
 from bertkit.processes import is_alone, rank
 
@@ -54,9 +54,8 @@ COMMAND_GROUPS = {
         "prepare": "Turn text into a token store.",
     },
     "Pre-training": {
-        "plan": "Estimate what a pre-training run takes: memory, speed, time, cost.",
+        "plan": "Measure what a pre-training run takes: memory, speed, time.",
         "pretrain": "Pre-train a BERT from text or a token store.",
-        "launch": "Pre-train with many processes, on one machine or several.",
         "report": "Write a run's report as one HTML page.",
     },
     "Tasks": {
@@ -209,7 +208,7 @@ def recipe_flags(app: App, commands: tuple[str, ...], arguments: ArgumentCollect
     check_values(arguments)
     for argument in arguments:
         if argument.name == "--recipe" and argument.tokens:
-            fill_from(find_recipe(argument.tokens[0].value), app, commands, arguments)
+            fill_from(argument.tokens[0].value, app, commands, arguments)
 
 
 def check_command(words: Sequence[str]) -> None:
@@ -354,7 +353,7 @@ def run_program() -> None:
     """Run `main` as the program `bertkit`; one of several ranks skips Python's own shutdown.
 
     A gloo thread that releases a collective's tensor while the interpreter shuts down aborts the
-    process, and the groups of DDP and FSDP2 keep their threads after `destroy_process_group`. By
+    process, and the groups of DDP keep their threads after `destroy_process_group`. By
     then everything has been written and closed.
     """
     take_streams()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from bertkit.cli.options import Column, Format
-from bertkit.config import FLATTEN
+from bertkit.cli.options import FLATTEN, Column, Format
 from bertkit.corpus.clean import CLEAN_DEFAULTS, CleanOptions
 from bertkit.corpus.clean import clean as clean_text
 from bertkit.files import check_output, write_json

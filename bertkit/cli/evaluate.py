@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from bertkit.cli.options import Device, NullThreshold, Precision, TunedModel
+from bertkit.cli.options import Device, NullThreshold, Precision, TunedModel, flag_group
 from bertkit.cli.task_flags import NO_COLUMNS, ColumnFlags, set_flags
-from bertkit.config import flag_group
 from bertkit.console import Console
 from bertkit.files import check_output
 from bertkit.finetuning.results import scores_text

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from bertkit.cli.options import Device
+from bertkit.cli.options import Device, flag_group
 from bertkit.cli.task_flags import NO_COLUMNS, NO_WINDOWS, ColumnFlags, WindowFlags, set_flags
-from bertkit.config import flag_group
 from bertkit.console import Console
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.settings import ONE_RUN, USUAL, FinetuneSettings, Grid, TrainingSettings

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from bertkit.cli.options import Column, Format
-from bertkit.config import FLATTEN
+from bertkit.cli.options import FLATTEN, Column, Format
 from bertkit.text.sources import TextSource
 from bertkit.tokenizer.learn import LEARN_DEFAULTS, LearnOptions, learn_tokenizer
 

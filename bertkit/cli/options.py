@@ -2,11 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+from cyclopts.config import Dict
+
+from bertkit.config import as_json, read_recipe
+from bertkit.errors import BertkitError
+
+FLATTEN = Parameter(name="*")
+"""The mark for a dataclass parameter whose fields become flags of the command."""
+
+
+def flag_group(title: str) -> Parameter:
+    """Return a `FLATTEN` whose flags have a box of their own in --help, below those without."""
+    return Parameter(name="*", group=Group.create_ordered(title))
+
+
+def shown_default(value: Any) -> str | None:
+    """Return a default as it is given on the command line; None if there is nothing to show."""
+    if value is None or value is False or value in ("", ()):
+        return None
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+FLAGS = Parameter(consume_multiple=True, negative_iterable=(), show_default=shown_default)
+"""The behaviour of every flag: `--phases.steps 7 8` gives both numbers."""
+
+
+def fill_from(
+    recipe: str, app: App, commands: tuple[str, ...], arguments: ArgumentCollection
+) -> None:
+    """Fill the flags of a pre-training recipe that were not given from its file."""
+    from bertkit.training.recipe import PretrainRecipe
+
+    values = as_json(read_recipe(PretrainRecipe, recipe))
+    Dict(values, source=recipe, use_commands_as_keys=False)(app, commands, arguments)
+
+
+def parse(
+    app: App, tokens: Sequence[str] | None, explain: Callable[[CycloptsError], str] = lambda _: ""
+) -> Any:
+    """Run a cyclopts app and turn its errors into one-line errors, which `explain` may word."""
+    try:
+        return app(tokens, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise BertkitError(explain(error) or " ".join(str(error).split())) from None
+
 
 AnyModel = Annotated[
     Path, Parameter(help="A model directory, a run, a model of the hub, or a Google checkpoint.")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import rich.console
 from rich.table import Table
 
-from bertkit.config import FLATTEN, as_json, dotted_values, read_recipe
+from bertkit.cli.options import FLATTEN
+from bertkit.config import as_json, dotted_values, read_recipe
 from bertkit.files import check_output, write_json
 from bertkit.planning import GIB, HERE
 from bertkit.planning.plan import MEASURE_SECONDS, UNKNOWN, CorpusSize, plan

@@ -10,6 +10,7 @@ import numpy as np
 from cyclopts import App
 
 from bertkit.cli.options import (
+    FLATTEN,
     AnyModel,
     Column,
     Device,
@@ -19,9 +20,9 @@ from bertkit.cli.options import (
     Precision,
     PretrainedModel,
     TunedModel,
+    flag_group,
 )
 from bertkit.cli.task_flags import NO_COLUMNS, ColumnFlags, set_flags
-from bertkit.config import FLATTEN, flag_group
 from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.predict.embeddings import load_embedder, nearest_texts

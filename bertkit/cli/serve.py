@@ -8,8 +8,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Annotated
 
-from bertkit.cli.options import Device, Precision
-from bertkit.config import FLATTEN
+from bertkit.cli.options import FLATTEN, Device, Precision
 from bertkit.errors import BertkitError
 from bertkit.serve.limits import DEFAULT_LIMITS, Limits, check_token
 

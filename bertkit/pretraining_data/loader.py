@@ -24,7 +24,7 @@ from bertkit.pretraining_data.batch import Packed, TensorFields, from_arrays
 from bertkit.pretraining_data.masking import MaskingOptions, draw_masks
 from bertkit.pretraining_data.pairs import example_lengths
 from bertkit.pretraining_data.rng import MASKS, keyed_rng
-from bertkit.pretraining_data.sampler import START, AnyPosition, ExampleSource
+from bertkit.pretraining_data.sampler import START, DataPosition, ExampleSampler
 from bertkit.processes import Workers
 from bertkit.shapes import SequenceLabels, TargetIndices
 
@@ -71,8 +71,8 @@ class BatchBuilder:
     """Builds batches from rows without keeping state, so that any process can build any batch.
 
     It reads the tokens, masks and packs them. The targets are masked tokens ("mlm", "rtd"), at most
-    `max_predictions` per example (20 at length 128, 77 at 512), or, without masking, each token's
-    next ("clm").
+    `max_predictions` per example (20 at length 128, 77 at 512), or, without masking, the token
+    after each one ("clm").
     """
 
     def __init__(
@@ -152,10 +152,10 @@ class StreamStep(NamedTuple):
     """One global batch: this rank's micro-batches, and the position after the batch."""
 
     micro_batches: list[PretrainingBatch]
-    after: AnyPosition
+    after: DataPosition
 
 
-Request = tuple[np.ndarray, AnyPosition]
+Request = tuple[np.ndarray, DataPosition]
 """The rows of a global batch, and the position after it."""
 
 
@@ -175,11 +175,7 @@ def share_rows(rows: np.ndarray, shares: int) -> list[np.ndarray]:
 
 
 def check_batch_sizes(sizes: Sequence[int], micro_batches: int, world: int) -> None:
-    """Check that a batch of each phase has a sequence for every micro-batch, over all ranks.
-
-    Raises:
-        BertkitError: a batch is too small.
-    """
+    """Check that a batch of each phase has a sequence for every micro-batch, over all ranks."""
     if min(sizes) < micro_batches:
         raise BertkitError(
             f"a batch of {min(sizes)} sequences cannot be cut into {micro_batches} micro-batches "
@@ -189,12 +185,12 @@ def check_batch_sizes(sizes: Sequence[int], micro_batches: int, world: int) -> N
 
 
 def stream_steps(
-    examples: ExampleSource,
+    examples: ExampleSampler,
     builder: BatchBuilder,
     *,
     batch_size: int,
     steps: int,
-    position: AnyPosition = START,
+    position: DataPosition = START,
     micro_batches: int = 1,
     rank: int = 0,
     world: int = 1,
@@ -207,13 +203,8 @@ def stream_steps(
     the same way for any number of processes; this one gets micro-batches rank, rank + world, ...
     Loader processes (`workers`) end when the generator is closed; with 0, this process builds the
     batches.
-
-    Raises:
-        BertkitError: the batch has fewer sequences than micro-batches.
     """
-    check_batch_sizes([batch_size], micro_batches, world)
     assert micro_batches % world == 0, "every rank gets the same number of micro-batches"
-
     build = partial(
         build_step, builder=builder, micro_batches=micro_batches, rank=rank, world=world
     )
@@ -222,7 +213,7 @@ def stream_steps(
 
 
 def take_rows(
-    examples: ExampleSource, batch_size: int, steps: int, position: AnyPosition
+    examples: ExampleSampler, batch_size: int, steps: int, position: DataPosition
 ) -> Iterator[Request]:
     """Yield the rows of each global batch, starting from a position."""
     try:

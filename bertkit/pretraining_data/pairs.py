@@ -77,7 +77,7 @@ class PairOptions:
             )
 
 
-class ShuffleBlock(NamedTuple):
+class Window(NamedTuple):
     """The documents of some shards as one sequence of tokens (offsets in window coordinates)."""
 
     shards: np.ndarray
@@ -102,7 +102,7 @@ class Spans(NamedTuple):
     is_random: np.ndarray
 
 
-def open_block(store: TokenStore, shards: Sequence[int]) -> ShuffleBlock:
+def open_window(store: TokenStore, shards: Sequence[int]) -> Window:
     """Join the sentence and document tables of some shards."""
     sentences, documents, bases = [], [], [0]
     sentence_base = 0
@@ -112,7 +112,7 @@ def open_block(store: TokenStore, shards: Sequence[int]) -> ShuffleBlock:
         documents.append(arrays.documents[:-1].astype(np.int64) + sentence_base)
         sentence_base += len(arrays.sentences) - 1
         bases.append(bases[-1] + len(arrays.tokens))
-    return ShuffleBlock(
+    return Window(
         shards=np.asarray(shards),
         token_bases=np.asarray(bases),
         sentences=np.append(np.concatenate(sentences), bases[-1]),
@@ -120,7 +120,7 @@ def open_block(store: TokenStore, shards: Sequence[int]) -> ShuffleBlock:
     )
 
 
-def plan_block(
+def plan_window(
     store: TokenStore,
     shards: Sequence[int],
     options: PairOptions,
@@ -131,11 +131,8 @@ def plan_block(
     """Return the examples of a window of shards in random order, as rows of `EXAMPLE_DTYPE`.
 
     The seed, the epoch, counted from 0, and the window's number determine the random draws.
-
-    Raises:
-        BertkitError: the window has fewer than two documents for next-sentence pairs.
     """
-    window = open_block(store, shards)
+    window = open_window(store, shards)
     if len(window.documents) < 3 and options.pair in ("nsp", "none"):
         raise BertkitError(
             f"store {store.folder} ({store.split}) has fewer than two documents in shards "
@@ -150,7 +147,7 @@ def plan_block(
     return example_rows(window, spans, options.room, epoch, number, rng)
 
 
-def cut_documents(window: ShuffleBlock, options: PairOptions, rng: np.random.Generator) -> Spans:
+def cut_documents(window: Window, options: PairOptions, rng: np.random.Generator) -> Spans:
     """Cut every document into chunks and each chunk into A and B (B not yet drawn where random)."""
     max_length = options.room
     count = len(window.documents) - 1
@@ -207,7 +204,7 @@ def swap(spans: Spans) -> Spans:
     )
 
 
-def draw_random_next(window: ShuffleBlock, spans: Spans, rng: np.random.Generator) -> Spans:
+def draw_random_next(window: Window, spans: Spans, rng: np.random.Generator) -> Spans:
     """Draw B for each random example: sentences from a random position of another document."""
     chosen = np.flatnonzero(spans.is_random)
     current = spans.document[chosen]
@@ -244,7 +241,7 @@ def truncation(a: np.ndarray, b: np.ndarray, max_length: int) -> tuple[np.ndarra
 
 
 def example_rows(
-    window: ShuffleBlock,
+    window: Window,
     spans: Spans,
     max_length: int,
     epoch: int,

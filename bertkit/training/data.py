@@ -13,11 +13,11 @@ from bertkit.corpus.store import TokenStore
 from bertkit.pretraining_data.loader import BatchBuilder, PretrainingBatch, StreamStep, stream_steps
 from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.pairs import PairOptions, PairStatistics, measure_pairs
-from bertkit.pretraining_data.sampler import AnyPosition, ExampleSampler, ExampleSource
-from bertkit.training.distributed import Ranks
+from bertkit.pretraining_data.sampler import DataPosition, ExampleSampler
+from bertkit.training.distributed import ALONE, Ranks
 from bertkit.training.recipe import PretrainRecipe
 
-Examples = tuple[ExampleSource, BatchBuilder]
+Examples = tuple[ExampleSampler, BatchBuilder]
 """The examples in their order of use, and the builder that makes batches of them."""
 
 HELD_OUT_BATCH = 64
@@ -28,23 +28,11 @@ def phase_examples(
     recipe: PretrainRecipe, store: TokenStore, phase: int, masking: MaskingOptions, seed: int
 ) -> Examples:
     """Return the examples of a phase in order, and the builder that makes batches of them."""
-    phases, wanted = recipe.phases, recipe.objectives
+    phases, objectives = recipe.phases, recipe.objectives
     seed += phase << 32  # each phase draws its own examples and masks
-    options = PairOptions(max_length=phases.lengths[phase], pair=wanted.pair)
-    examples: ExampleSource
-    if store.members[0][0] is store:
-        examples = ExampleSampler(store, options, seed)
-    else:
-        from bertkit.pretraining_data.mixture import MixedStore, MixtureSampler
-
-        assert isinstance(store, MixedStore)
-        examples = MixtureSampler(store, options, seed)
-    return examples, BatchBuilder(store, masking, phases.max_predictions[phase], seed, wanted.token)
-
-
-def training_examples(recipe: PretrainRecipe, store: TokenStore, phase: int) -> Examples:
-    """Return the examples that a phase trains on."""
-    return phase_examples(recipe, store, phase, recipe.masking, recipe.training.seed)
+    options = PairOptions(max_length=phases.lengths[phase], pair=objectives.pair)
+    builder = BatchBuilder(store, masking, phases.max_predictions[phase], seed, objectives.token)
+    return ExampleSampler(store, options, seed), builder
 
 
 class TrainingData:
@@ -58,17 +46,17 @@ class TrainingData:
         """Return the examples of a phase, and close those of the previous one."""
         if self._opened is None or self._opened[0] != phase:
             self.close()
-            self._opened = (phase, training_examples(self.recipe, self.store, phase))
+            recipe = self.recipe
+            examples = phase_examples(
+                recipe, self.store, phase, recipe.masking, recipe.training.seed
+            )
+            self._opened = (phase, examples)
         return self._opened[1]
 
     def stream(
-        self, phase: int, made: int, position: AnyPosition, ranks: Ranks, workers: int
+        self, phase: int, made: int, position: DataPosition, ranks: Ranks, workers: int
     ) -> Generator[StreamStep, None, None]:
-        """Yield this rank's micro-batches for the rest of a phase after its first `made` updates.
-
-        Raises:
-            BertkitError: the batch cannot be divided among the ranks.
-        """
+        """Yield this rank's micro-batches for the rest of a phase after its first `made` updates."""
         examples, builder = self.open(phase)
         return stream_steps(
             examples,
@@ -83,7 +71,7 @@ class TrainingData:
         )
 
     def close(self) -> None:
-        """Cancel the prefetch of the next window; calling this again does nothing."""
+        """Cancel the planning of the next window; calling this again does nothing."""
         if self._opened is not None:
             self._opened[1][0].close()
             self._opened = None
@@ -93,8 +81,7 @@ class HeldOut:
     """The held-out examples of a run: opened and verified once, planned once for each phase.
 
     Their seed is 0 and their masking is 15 %, 80/10/10, whatever the recipe says, so that runs with
-    different seeds and masking can be compared. A mixture is evaluated on those of its stores that
-    have two held-out documents, in the proportions of training.
+    different seeds and masking can be compared.
     """
 
     def __init__(self, recipe: PretrainRecipe, store: TokenStore) -> None:
@@ -117,11 +104,11 @@ class HeldOut:
             self._rows[phase] = rows.copy()  # a view would keep the whole window in memory
         return self._rows[phase]
 
-    def batches(self, phase: int) -> Iterator[PretrainingBatch]:
-        """Yield the batches of a phase, with the same masks at every evaluation."""
-        rows, builder = self.rows(phase), self._examples(phase)[1]
-        for start in range(0, len(rows), self.batch_size):
-            yield builder[rows[start : start + self.batch_size]]
+    def batches(self, phase: int, ranks: Ranks = ALONE) -> Iterator[PretrainingBatch]:
+        """Yield a rank's batches of a phase, with the same masks at every evaluation."""
+        share, builder = self.rows(phase)[ranks.rank :: ranks.world], self._examples(phase)[1]
+        for start in range(0, len(share), self.batch_size):
+            yield builder[share[start : start + self.batch_size]]
 
     def majority(self, phase: int) -> float:
         """Return the share of the more frequent pair label: the accuracy of a constant answer."""
@@ -152,27 +139,21 @@ def baselines(
 
 
 def special_shares(recipe: PretrainRecipe, pairs: PairStatistics) -> list[float]:
-    """Return the shares of [CLS] and [SEP] among a causal model's targets; [] for other models."""
-    if recipe.objectives.direction == "bidirectional":
+    """Return the share of [SEP] among a causal model's targets; [] for other models."""
+    if recipe.objectives.token != "clm":
         return []
-    seps = 1 if recipe.objectives.pair == "single-segment" else 2
-    return [seps / (pairs.mean_tokens - 1)]
+    return [(1 if recipe.objectives.pair == "single-segment" else 2) / (pairs.mean_tokens - 1)]
 
 
 def start_record(
-    recipe: PretrainRecipe, store: TokenStore, examples: ExampleSource | None = None
+    recipe: PretrainRecipe, store: TokenStore, examples: ExampleSampler
 ) -> dict[str, Any]:
     """Return the journal's first record, from the data alone: baselines and the label balance.
 
-    It lacks the fields that only the run knows. `examples` are those of the first phase, if they
-    are open already.
+    It lacks the fields that only the run knows. `examples` are those of the first phase.
     """
-    if examples is None:
-        with closing(training_examples(recipe, store, 0)[0]) as opened:
-            return start_record(recipe, store, opened)
     phases = recipe.phases
     pairs = measure_pairs(examples.first())
-    mixture = store.describe()
     return {
         "kind": "start",
         "baselines": baselines(store, pairs.random_share, special_shares(recipe, pairs)),
@@ -185,7 +166,6 @@ def start_record(
                 phases.lengths, phases.steps, phases.batch_sizes, strict=True
             )
         ],
-        **({"mixture": mixture} if mixture else {}),
     }
 
 
@@ -194,30 +174,15 @@ def opening_lines(start: dict[str, Any], recipe: PretrainRecipe, store: TokenSto
 
     `start` is the `start_record`, to which "parameters" and "precision" were added.
     """
-    known, pairs, wanted = start["baselines"], start["pairs"], recipe.objectives
-    label_1 = "A and B swapped" if wanted.pair == "sop" else "a random next sentence"
-    share = f"{pairs['random_share']:.1%} with {label_1}, " if wanted.has_pairs else ""
-    majority = f", majority label of pairs {known['nsp_majority']:.1%}" if wanted.has_pairs else ""
+    known, pairs, objectives = start["baselines"], start["pairs"], recipe.objectives
+    label_1 = "A and B swapped" if objectives.pair == "sop" else "a random next sentence"
+    share = f"{pairs['random_share']:.1%} with {label_1}, " if objectives.has_pairs else ""
+    majority = known["nsp_majority"]
+    label = f", majority label of pairs {majority:.1%}" if objectives.has_pairs else ""
     return [
         f"{start['parameters']:,} parameters, {start['precision']}; {store.tokens:,} training "
         f"tokens in {store.documents:,} documents; first window: {pairs['examples']:,} examples of "
         f"{pairs['mean_tokens']:.1f} tokens, {share}{pairs['cut_share']:.1%} of tokens cut",
         f"baselines: unigram entropy {known['unigram_entropy']:.3f} nats, top token "
-        f"{known['most_frequent_accuracy']:.1%}{majority}",
-        *(
-            f"{member['store']}: {member['tokens']:,} tokens, {member['token_share']:.2%} of "
-            f"all; {member['share']:.2%} of the examples"
-            for member in start.get("mixture", [])
-        ),
+        f"{known['most_frequent_accuracy']:.1%}{label}",
     ]
-
-
-def missing_evaluations(start: dict[str, Any], held_out: TokenStore | None) -> list[str]:
-    """Return a note about each store with too few held-out documents for an evaluation."""
-    missing = []
-    if held_out is None:
-        missing.append("the store has fewer than two held-out documents; nothing is evaluated")
-    few = [one["store"] for one in start.get("mixture", []) if one["held_out_documents"] < 2]
-    if few:
-        missing.append(f"fewer than two held-out documents, no evaluation on: {', '.join(few)}")
-    return missing

@@ -1,40 +1,46 @@
-"""The device, the precision, the capabilities of the hardware, and dropout seeds."""
+"""The device and its precision, memory and speed, and the description of a machine."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import os
 import platform
 import shlex
-import shutil
-import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import RLock
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 import bertkit
 from bertkit.errors import BertkitError, check_known, nearest
-from bertkit.files import differences, read_json, write_json
-from bertkit.model.encoder import residual_dtype
 from bertkit.model.native.attention import choose_kernel
 from bertkit.model.native.library import has_bf16, library, step_types
+from bertkit.model.encoder import residual_dtype
 from bertkit.processes import memory_bytes, usable_cores
 
 if TYPE_CHECKING:
     from bertkit.model.encoder import ModelConfig
+    from bertkit.pretraining_data.batch import Packed
+
+BatchOutput = TypeVar("BatchOutput")
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("fp32", "bf16", "bf16-residual")
 """The precisions of training; see `autocast`."""
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 """Where Linux describes the driver, if there is one."""
+OUT_OF_MEMORY = "out-of-memory"
+"""The code of the errors about a batch that did not fit into the device's memory."""
+FAILED_ALLOCATION = ("out of memory", "STATUS_ALLOC_FAILED")
+"""What CUDA, Apple's MPS, cuBLAS and cuDNN say when an allocation fails."""
+RANDOM_NUMBERS = RLock()
+"""Held by the thread that trains; another one that is to train waits for it."""
 
 
 def choose_device(name: str | torch.device = "auto") -> torch.device:
@@ -84,9 +90,6 @@ def why_no_cuda() -> str:
     """Return why torch can use no CUDA device, and what to do about it."""
     if torch.version.cuda is None and torch.version.hip is None:
         return f"torch {torch.__version__} is built without CUDA; install a CUDA build of torch"
-    given = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
-    if given in ("", "-1"):
-        return f"CUDA_VISIBLE_DEVICES is '{given}', which hides every GPU; unset it"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
@@ -173,16 +176,12 @@ def slow_attention(device: torch.device, precision: str, config: ModelConfig) ->
     query = torch.empty(0, config.num_attention_heads, width, dtype=dtype, device=device)
     if choose_kernel(query) != "padded":
         return ""
-    slower = "attention pads its sequences, which is slower than flash attention"
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < 8:
-        card = torch.cuda.get_device_name(device)
-        lacks = f"{card} has compute capability {major}.{minor}, below the 8.0"
-        in_fp32 = "the precision is fp32 and " if precision == "fp32" else ""
-        return f"{lacks} that bf16 and flash attention need: {in_fp32}{slower}"
-    if precision == "fp32":
-        return f"flash attention needs precision bf16: {slower}"
-    return f"torch {torch.__version__} has no flash kernel for heads of width {width}: {slower}"
+    why = f"torch {torch.__version__} has no flash kernel for heads of width {width}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        why = f"{torch.cuda.get_device_name(device)} has no flash attention"
+    elif precision == "fp32":
+        why = "flash attention needs precision bf16"
+    return f"{why}: attention pads its sequences, which is slower"
 
 
 def unused_gpu(device: torch.device) -> str:
@@ -269,7 +268,6 @@ def environment() -> dict[str, Any]:
     gpus = range(torch.cuda.device_count() if has_cuda() else 0)
     return {
         "command": shlex.join(sys.argv),
-        "commit": git_commit(),
         "versions": {
             "bertkit": bertkit.__version__,
             "python": platform.python_version(),
@@ -285,17 +283,6 @@ def environment() -> dict[str, Any]:
         "devices": [torch.cuda.get_device_name(number) for number in gpus],
         "cuda": torch.version.cuda,
     }
-
-
-def keep_environment(folder: Path) -> list[str]:
-    """Write `environment.json` if it is missing; return the differences since it was written."""
-    path, now = folder / "environment.json", environment()
-    if not path.is_file():
-        write_json(path, now)
-    before = read_json(path)
-    if not isinstance(before, dict):
-        raise BertkitError(f"{path} is damaged; remove it")
-    return differences(before, now, ignored={"command", "commit"})
 
 
 def cpu_model() -> str:
@@ -315,45 +302,56 @@ def memory_gib(device: torch.device | None = None) -> float | None:
     return None if found is None else round(found / 2**30, 1)
 
 
-def check_memory(parameters: int, device: torch.device) -> None:
-    """Raise a BertkitError if weights, gradients and optimizer state do not fit into memory."""
-    needed = 4 * 4 * parameters / 2**30  # fp32 weights, gradients and two moments
-    available = memory_gib(device)
-    if available is not None and needed > available:
-        raise BertkitError(
-            f"a network of {parameters:,} parameters needs about {needed:,.0f} GiB to train, and "
-            f"{device} has {available:,.0f} GiB; choose a smaller one"
-        )
-
-
-def git_commit() -> str | None:
-    """Return the commit of the repository that bertkit runs from; None if it is installed."""
-    source = Path(bertkit.__file__).resolve().parents[1]
-    git = shutil.which("git")
-    if git is None or not (source / ".git").exists():
-        return None
-    answer = subprocess.run(
-        [git, "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error says that a GPU has too little free memory."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in FAILED_ALLOCATION)
     )
-    return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def seed_random(seed: int, device: torch.device) -> None:
-    """Seed the random numbers of a device, such as those of dropout, as `torch.manual_seed` does.
+def batch_too_large(packed: Packed, advice: Callable[[Sequence[int]], str]) -> BertkitError:
+    """Return the error that names a batch which does not fit, with advice for its lengths."""
+    sizes = packed.lengths
+    return BertkitError(
+        f"the device has too little free memory for a batch of {len(sizes):,} sequences with "
+        f"{sum(sizes):,} tokens, the longest of {max(sizes):,}; {advice(sizes)}",
+        code=OUT_OF_MEMORY,
+    )
 
-    On a CPU that function takes a third of a millisecond, for GPUs that may be used later.
+
+def in_halves(
+    compute: Callable[[Any], BatchOutput],
+    inputs: Sequence[Any],
+    tokens: Callable[[Any], int] = lambda part: int(part.tokens),
+) -> list[BatchOutput]:
+    """Compute a batch, or its halves one after the other if the device has too little memory.
+
+    It is for batches without gradients, whose outputs do not depend on how inputs are distributed.
+    `compute` takes the inputs or a slice of them; its outputs are returned in order. `tokens` gives
+    the number of tokens of an input, for the error about an input that does not fit alone.
     """
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
+    try:
+        return [compute(inputs)]
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
+        if len(inputs) == 1:
+            raise BertkitError(
+                f"the device has too little free memory for one input of {tokens(inputs[0]):,} "
+                "tokens; try shorter inputs, a smaller model, or --device cpu",
+                code=OUT_OF_MEMORY,
+            ) from error
+    # outside of `except`, where the error would keep the tensors of the failed batch
+    middle = len(inputs) // 2
+    return [
+        output
+        for half in (inputs[:middle], inputs[middle:])
+        for output in in_halves(compute, half, tokens)
+    ]
 
 
-def step_seed(seed: int, step: int, micro_batch: int) -> int:
-    """Return the 63-bit dropout seed of one micro-batch of a step, on whichever rank it runs.
-
-    The seed is a cryptographic hash of the arguments alone, so that neighbouring steps have
-    unrelated seeds and a checkpoint needs no generator state.
-    """
-    mixed = hashlib.blake2b(f"dropout {seed} {step} {micro_batch}".encode(), digest_size=8).digest()
-    return int.from_bytes(mixed, "little") >> 1
+@contextmanager
+def own_random_numbers(device: torch.device) -> Iterator[None]:
+    """Lend torch's random numbers, which all threads share, to a block; restore them after it."""
+    with RANDOM_NUMBERS, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield

@@ -1,4 +1,4 @@
-"""The processes of one training run: their ranks, collective operations and graceful stop.
+"""The processes of one training run: their ranks, what they exchange, and how they stop.
 
 torchrun starts the processes and gives each its rank (`RANK`), the number of processes
 (`WORLD_SIZE`) and its rank on its host (`LOCAL_RANK`). A single process is a run of one rank, for
@@ -14,29 +14,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from threading import RLock
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-import bertkit
 from bertkit.errors import BertkitError
-from bertkit.files import write_text
 from bertkit.processes import is_alone
 from bertkit.training.device import has_cuda
 
-RankResult = TypeVar("RankResult")
-RANDOM_NUMBERS = RLock()
-"""Held by the thread that trains; another one that is to train waits for it."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,18 +42,10 @@ class Ranks:
     timeout: float = 600.0
     """The number of seconds to wait for the other processes before giving up."""
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this is rank 0, which writes and prints for all ranks."""
-        return self.rank == 0
-
     def micro_batches(self, wanted: int) -> int:
         """Return the number of micro-batches that a global batch is cut into, over all ranks.
 
         It is at least `wanted`, the recipe's `training.accumulate`.
-
-        Raises:
-            BertkitError: the number is not a multiple of the number of processes.
         """
         count = max(wanted, self.world)
         if count % self.world:
@@ -79,10 +63,8 @@ class Ranks:
         """
         if self.world == 1:
             return lambda: dict(counts)
-        from torch import distributed
-
         numbers = torch.tensor(list(counts.values()), dtype=torch.int64)
-        work = distributed.all_reduce(numbers, async_op=True)
+        work = torch.distributed.all_reduce(numbers, async_op=True)
 
         def wait() -> dict[str, int]:
             assert work is not None
@@ -95,13 +77,11 @@ class Ranks:
         """Sum scalars over all ranks; with several ranks, in fp64 on the CPU."""
         if self.world == 1:
             return dict(values)
-        from torch import distributed
-
         numbers = torch.stack([value.detach().cpu().double() for value in values.values()])
-        distributed.all_reduce(numbers)
+        torch.distributed.all_reduce(numbers)
         return dict(zip(values, numbers, strict=True))
 
-    def on_rank0(self, work: Callable[[], RankResult]) -> RankResult | None:
+    def on_rank0(self, work: Callable[[], T]) -> T | None:
         """Run a function on rank 0 while the other ranks wait; they return None.
 
         An exception is raised on rank 0, the only rank to report it; the other ranks exit with
@@ -110,7 +90,7 @@ class Ranks:
         if self.world == 1:
             return work()
         result, failure = None, None
-        if self.is_first:
+        if self.rank == 0:
             try:
                 result = work()
             except BaseException as error:
@@ -126,57 +106,25 @@ class Ranks:
             raise SystemExit(2)
         return result
 
-    def broadcast_bool(self, question: Callable[[], bool]) -> bool:
-        """Evaluate a condition on rank 0 and return the result on all ranks; see `on_rank0`."""
-        found = self.on_rank0(question)
-        return bool(self.all_reduce_counts({"yes": int(bool(found))})()["yes"])
+    def broadcast(self, number: int | None) -> int:
+        """Return the whole number of rank 0 on all ranks; the others pass None."""
+        return self.all_reduce_counts({"number": number or 0})()["number"]
 
-    def assert_same_on_all_ranks(self, facts: Mapping[str, str]) -> None:
-        """Check that some values, by their names in messages, are the same on all ranks.
-
-        Raises:
-            BertkitError: a value differs; raised on rank 0, with the value's name and the ranks.
-        """
-        if self.world == 1:
-            return
-        from torch import distributed
-
-        own = torch.tensor(
-            [list(hashlib.sha256(value.encode()).digest()) for value in facts.values()],
-            dtype=torch.uint8,
-        )
-        found = [torch.empty_like(own) for _ in range(self.world)]
-        distributed.all_gather(found, own)
-        self.on_rank0(lambda: check_equal(list(facts), found))
-
-
-def check_equal(names: list[str], found: list[Tensor]) -> None:
-    """Raise a BertkitError unless all ranks have the same digests (facts, 32)."""
-    for row, name in enumerate(names):
-        others = [
-            str(rank) for rank, own in enumerate(found) if not torch.equal(own[row], found[0][row])
-        ]
-        if others:
-            some = ", ".join(others[:8]) + (", ..." if len(others) > 8 else "")
+    def check_equal(self, text: str) -> None:
+        """Raise a BertkitError on rank 0 unless all ranks pass the same text."""
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+        first = self.broadcast(digest if self.rank == 0 else None)
+        different = self.all_reduce_counts({"different": int(digest != first)})()["different"]
+        if different and self.rank:  # rank 0 reports it
+            raise SystemExit(2)
+        if different:
             raise BertkitError(
-                f"the processes disagree about {name}: rank {some} differs from rank 0; start "
-                "all with the same bertkit, command and files"
+                f"{different} of {self.world} processes have another recipe, store, initial model "
+                "or version of bertkit than rank 0; start all with the same command and files"
             )
 
 
 ALONE = Ranks()
-
-MAX_TIMEOUT = 1_000_000_000
-STRATEGIES = ("ddp", "fsdp")
-
-
-def check_timeout(timeout: float) -> None:
-    """Raise a BertkitError unless a timeout is a number of seconds that torch can count."""
-    if not 0 < timeout <= MAX_TIMEOUT:
-        raise BertkitError(
-            f"--timeout must be a number of seconds above 0 and at most {MAX_TIMEOUT:,}, got "
-            f"{timeout:g}"
-        )
 
 
 @contextmanager
@@ -186,47 +134,37 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
     An existing process group is used and left as it is. gloo connects CPUs, NCCL connects GPUs, and
     a GPU becomes torch's current device. `timeout` is the number of seconds to wait for the other
     processes before giving up.
-
-    Raises:
-        BertkitError: torchrun's variables are incomplete, or another process is lost.
     """
-    from torch import distributed
-
+    distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         yield Ranks(distributed.get_rank(), distributed.get_world_size(), timeout)
         return
-    check_timeout(timeout)
-    given = os.environ.get("WORLD_SIZE", "1")
-    if not given.isdecimal() or int(given) < 1:
-        raise BertkitError(f"WORLD_SIZE is {given!r}, not a number of processes; unset it")
-    world = int(given)
-    if world == 1:
+    if not 0 < timeout <= 1e9:
+        raise BertkitError(f"--timeout must be a number of seconds above 0, not {timeout:g}")
+    if is_alone():
         yield ALONE
         return
-    needed = ("RANK", "MASTER_ADDR", "MASTER_PORT")
-    if missing := [name for name in needed if name not in os.environ]:
+    if missing := [n for n in ("RANK", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]:
         raise BertkitError(
-            f"WORLD_SIZE is {world}, but {', '.join(missing)} is not set; start with "
-            "`bertkit launch` or torchrun, or unset WORLD_SIZE"
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set; start "
+            "with torchrun, or unset WORLD_SIZE"
         )
-    backend, own = "gloo", None
+    backend, bound = "gloo", None
     if device.type == "cuda":
-        backend, own = "cpu:gloo,cuda:nccl", device
-        if own.index is None:  # each process sees its own GPU only
-            own = torch.device("cuda", torch.cuda.current_device())
-        torch.cuda.set_device(own)
-    waiting = timedelta(seconds=timeout)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        backend, bound = "cpu:gloo,cuda:nccl", torch.device("cuda", index)
+        torch.cuda.set_device(bound)
     try:  # with the device, NCCL connects now, not in the first update, and need not guess it
-        distributed.init_process_group(backend, timeout=waiting, device_id=own)
+        distributed.init_process_group(backend, timeout=timedelta(seconds=timeout), device_id=bound)
     except (distributed.DistError, ValueError) as error:
-        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         cause = str(error).strip().rpartition("\n")[2]  # the last line of NCCL's errors
         raise BertkitError(
-            f"cannot reach the other processes through {place} ({cause}); check that "
-            "rank 0 runs there, that --timeout is long enough and that each process has its own GPU"
+            f"cannot reach the other processes through {address} ({cause}); check that rank 0 "
+            "runs there, that --timeout is long enough and that each process has its own GPU"
         ) from None
     try:
-        yield Ranks(distributed.get_rank(), world, timeout)
+        yield Ranks(distributed.get_rank(), distributed.get_world_size(), timeout)
     except RuntimeError as error:
         if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise
@@ -240,6 +178,49 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
         distributed.destroy_process_group()
 
 
+def local_device(name: str) -> str:
+    """Return the name of this process's device; each process of a host takes its own GPU."""
+    local = os.environ.get("LOCAL_RANK")
+    if is_alone() or local is None or name not in ("auto", "cuda"):
+        return name
+    # gloo, which connects several processes, does not support tensors on Apple's GPU
+    return f"cuda:{local}" if name == "cuda" or has_cuda() else "cpu"
+
+
+def replicate(model: nn.Module, device: torch.device) -> nn.Module:
+    """Wrap a model in DDP, whose backward pass sums gradients over the ranks.
+
+    torch's default is the mean, but every rank has already divided its losses by the counts of the
+    whole global batch. All ranks start with the weights of rank 0.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    ids = [device] if device.type == "cuda" else None
+    wrapped = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+    wrapped.register_comm_hook(None, lambda state, bucket: sum_gradients(bucket))
+    # DDP arranges its buckets by its first backward pass, and that decides how sums are rounded:
+    # the pass is made here, so that the first update of a resumed run is like any other
+    named = sorted(model.named_parameters(), key=lambda pair: not pair[0].startswith("generator."))
+    wrapped.reducer.prepare_for_backward([])
+    torch.autograd.backward(torch.stack([part.sum() for _, part in named]).sum())  # in reverse
+    wrapped.zero_grad()
+    return wrapped
+
+
+def sum_gradients(bucket: Any) -> torch.futures.Future[Tensor]:
+    """Sum one bucket of gradients over the ranks, as DDP's communication hook."""
+    work = torch.distributed.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def gradient_sync(model: nn.Module, *, wanted: bool) -> AbstractContextManager[None]:
+    """Set whether the backward pass in a block exchanges gradients, as only the last one should."""
+    if wanted or not hasattr(model, "no_sync"):
+        return nullcontext()
+    return model.no_sync()  # type: ignore[no-any-return,operator]
+
+
 class GracefulStop:
     """A request by Ctrl-C or SIGTERM to save after the current update and stop.
 
@@ -251,24 +232,12 @@ class GracefulStop:
     def __init__(self, *, patient: bool = False) -> None:
         self.patient = patient
         self.received: int | None = None
-        self.signal: int | None = None
-        """The signal that ends the run, once all ranks have agreed to stop."""
+        """The signal that this process has received."""
 
     @property
     def asked(self) -> bool:
         """Whether this process has received a signal."""
         return self.received is not None
-
-    def should_stop(self, all_ranks: bool, ranks: Ranks) -> bool:
-        """Whether the run stops now; all ranks stop after the same update.
-
-        Args:
-            all_ranks: whether any rank was asked to stop, as exchanged among all ranks.
-            ranks: the ranks of the run; a single rank need not wait for the next update.
-        """
-        if all_ranks or (ranks.world == 1 and self.asked):
-            self.signal = self.received or signal.SIGTERM
-        return self.signal is not None
 
     @contextmanager
     def install(self) -> Iterator[GracefulStop]:
@@ -278,7 +247,7 @@ class GracefulStop:
         """
         # a closed terminal sends SIGHUP; nohup ignores it, and a script's background job SIGINT
         known = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
-        before = {name: signal.getsignal(name) for name in known}
+        before = {number: signal.getsignal(number) for number in known}
         before = {n: old for n, old in before.items() if old not in (signal.SIG_IGN, None)}
 
         def remember(number: int, frame: Any) -> None:
@@ -287,55 +256,12 @@ class GracefulStop:
                 signal.signal(number, before[signal.Signals(number)])
 
         try:
-            for name in before:
-                signal.signal(name, remember)
+            for number in before:
+                signal.signal(number, remember)
         except ValueError:  # not the main thread: the caller handles signals
             before = {}
         try:
             yield self
         finally:
-            for name, handler in before.items():
-                signal.signal(name, handler)
-
-
-RANKS_MARK = ".ranks"
-
-
-def mark_of_first(folder: Path, ranks: Ranks) -> str:
-    """Write a mark into a folder on rank 0, and return what this rank reads there, or "none".
-
-    Once all ranks have read it, delete it: network file systems may show old content to the next
-    run.
-    """
-    path, mark = folder / RANKS_MARK, secrets.token_hex(8)
-    ranks.on_rank0(lambda: write_text(path, mark))
-    for _ in range(10):
-        if path.is_file():
-            return path.read_text()
-        time.sleep(0.5)  # a shared folder may show new files late
-    return "none"
-
-
-def local_device(name: str) -> str:
-    """Return the name of this process's device; each process of a host takes its own GPU."""
-    local = os.environ.get("LOCAL_RANK")
-    if is_alone() or local is None or name not in ("auto", "cuda"):
-        return name
-    # gloo, which connects several processes, does not support tensors on Apple's GPU
-    return f"cuda:{local}" if name == "cuda" or has_cuda() else "cpu"
-
-
-def code_digest() -> str:
-    """Return the SHA-256 of this package's source files."""
-    folder = Path(bertkit.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-@contextmanager
-def own_random_numbers(device: torch.device) -> Iterator[None]:
-    """Lend torch's random numbers, which all threads share, to a block; restore them after it."""
-    with RANDOM_NUMBERS, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
+            for number, handler in before.items():
+                signal.signal(number, handler)

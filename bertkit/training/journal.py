@@ -1,24 +1,32 @@
-"""The log of a run: `journal.jsonl` and trackers.
+"""The log of a run: `journal.jsonl`, and trackers that receive the same records.
 
 A journal is a text file with one JSON object per line. Each has a `kind`: "start", "step",
 "evaluation", "checkpoint", "note" or "end". It is standard JSON: NaN and infinity are written as
-null.
+null. Weights & Biases and MLflow read their settings from the environment (`WANDB_PROJECT`,
+`WANDB_MODE`, `MLFLOW_TRACKING_URI`, ...).
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from time import time
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from bertkit.console import Console
-from bertkit.errors import BertkitError
+from bertkit.config import dotted_values
+from bertkit.errors import BertkitError, check_known
 from bertkit.files import disk_errors, jsonable, write_text
+
+if TYPE_CHECKING:
+    from bertkit.console import Console
 
 JOURNAL = "journal.jsonl"
 
@@ -32,14 +40,10 @@ class Journal:
     Args:
         folder: the run directory, which is created if it is missing.
         resume_step: the number of updates made so far. Records of later steps, which a killed run
-            wrote after its last checkpoint, are dropped.
-        track: the names of trackers that receive every record; see `bertkit.training.trackers`. If
-            TensorBoard is not installed, a note in the journal says so.
+            wrote after its last checkpoint, are dropped. None: there must be no journal yet.
+        track: the names of trackers that receive every record: tensorboard (a note says so if it is
+            not installed), wandb, mlflow.
         on_record: a function that receives every record, after the trackers.
-
-    Raises:
-        BertkitError: a journal exists and `resume_step` is None, the journal is damaged, a tracker
-            does not exist or is not installed, or the disk is full.
     """
 
     def __init__(
@@ -51,7 +55,9 @@ class Journal:
         on_record: OnRecord | None = None,
     ) -> None:
         self.path, self.on_record = folder / JOURNAL, on_record
-        since = None
+        self.trackers: list[Tracker] = []
+        self.since: float | None = None
+        """When the run was started, in Unix seconds; None if it starts now."""
         if self.path.exists():
             records = read_journal(self.path)
             if records and resume_step is None:
@@ -59,43 +65,22 @@ class Journal:
                     f"{self.path} is another run's journal; resume that run or choose a new folder"
                 )
             kept = [record for record in records if record.get("step", 0) <= (resume_step or 0)]
-            since = next((one.get("time") for one in kept if one.get("kind") == "start"), None)
+            self.since = next((r.get("time") for r in kept if r.get("kind") == "start"), None)
             write_text(self.path, "".join(json_line(record) for record in kept))
         with disk_errors(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("a", encoding="utf-8", errors="backslashreplace")
-        self.trackers: list[Any] = []
-        if track:
-            try:
-                self._open_trackers(track, folder, resume_step, since)
-            except BaseException:
-                self.close()
-                raise
-
-    def _open_trackers(
-        self, names: Sequence[str], folder: Path, resume_step: int | None, since: float | None
-    ) -> None:
-        from bertkit.training.trackers import TRACKERS, is_installed
-
-        for name in names:
-            message = "no TensorBoard events: the package tensorboard is not installed"
-            if is_installed(name):
-                try:
-                    with disk_errors(folder):
-                        self.trackers.append(TRACKERS[name](folder, resume_step, since))
-                    continue
-                except UnicodeEncodeError:
-                    message = "no TensorBoard events: the name of the run's folder is not UTF-8"
-            self.write({"kind": "note", "step": resume_step or 0, "message": message})
+        for name in track:
+            if name == "tensorboard" and not is_installed(name):
+                message = "no TensorBoard events: the package tensorboard is not installed"
+                self.write({"kind": "note", "step": resume_step or 0, "message": message})
+            else:
+                self.trackers.append(Tracker(name, folder, resume_step, self.since))
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record with its `time` in Unix seconds, flush the file, and pass it on.
 
         A tracker that fails is left out from then on, and a note says so; training continues.
-
-        Raises:
-            BertkitError: the disk is full, or a tracker cannot be started.
-            Exception: whatever `on_record` raises.
         """
         stamped = {**jsonable(record), "time": time()}
         with disk_errors(self.path):
@@ -103,15 +88,14 @@ class Journal:
             self.file.flush()
         for tracker in list(self.trackers):
             try:
-                tracker(stamped)
+                tracker.log(stamped)
             except Exception as error:
                 if record.get("kind") == "start":
                     raise BertkitError(f"{tracker.name} cannot be started: {error}") from error
                 self.trackers.remove(tracker)
                 with suppress(Exception):
                     tracker.close()
-                reason = getattr(error, "strerror", None) or error
-                message = f"no more records for {tracker.name}: {reason}"
+                message = f"no more records for {tracker.name}: {error}"
                 self.write({"kind": "note", "step": record.get("step", 0), "message": message})
         if self.on_record is not None:
             self.on_record(dict(stamped))
@@ -137,11 +121,7 @@ def json_line(record: dict[str, Any]) -> str:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return all records of a journal in order, without a last line truncated by a kill.
-
-    Raises:
-        BertkitError: the file is missing, or a line before the last is damaged.
-    """
+    """Return all records of a journal in order, without a last line truncated by a kill."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -196,3 +176,129 @@ class RunLog:
         if self.journal is not None:
             self.journal.close()
         self.console.close()
+
+
+TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow"}
+"""The name of each tracker's package, and its own name."""
+NOT_FINISHED = {"interrupted": "KILLED", "diverged": "FAILED"}
+"""Reason of an "end" -> MLflow's status, which is else FINISHED."""
+NOT_LOGGED = {"kind", "step", "time", "phase", "epoch"}
+
+
+class Tracker:
+    """A run of TensorBoard (events in `folder`/tensorboard), Weights & Biases or MLflow.
+
+    The record "start" opens the run or, if `since` is the time at which it was first started,
+    continues it; "end" ends it with its reason. A run that is closed without "end" has failed.
+    """
+
+    def __init__(
+        self, name: str, folder: Path, resume_step: int | None, since: float | None
+    ) -> None:
+        self.kind, self.name, self.folder, self.since = name, TRACKERS[name], folder, since
+        self.run: Any = None
+        if name == "tensorboard":
+            writer = import_module("torch.utils.tensorboard").SummaryWriter
+            with disk_errors(folder):
+                purge = None if resume_step is None else resume_step + 1
+                self.run = writer(folder / "tensorboard", purge_step=purge)
+        else:
+            self.library = import_module(name)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Take one record of the journal, with its "time"."""
+        numbers = logged_numbers(record)
+        if self.kind == "tensorboard":
+            for name, value in numbers.items():
+                self.run.add_scalar(name, value, record["step"], record["time"])
+        elif record["kind"] == "start":
+            settings = {k: v for k, v in dotted_values(record) if k not in NOT_LOGGED}
+            key = run_key(self.folder, self.since or record["time"])
+            (self._start_wandb if self.kind == "wandb" else self._start_mlflow)(key, settings)
+        elif record["kind"] == "end":
+            self._end(NOT_FINISHED.get(record["reason"], "FINISHED"), record["reason"])
+        elif numbers and self.kind == "wandb":
+            self.run.log(numbers, step=record["step"])
+        elif numbers:
+            named = {re.sub(r"[^\w\-./ ]", "_", name): value for name, value in numbers.items()}
+            self.library.log_metrics(named, step=record["step"], run_id=self.run)
+
+    def _start_wandb(self, key: str, settings: Mapping[str, Any]) -> None:
+        self.run = self.library.init(
+            id=key,
+            resume="allow",
+            name=run_title(self.folder),
+            dir=self.folder,
+            config=settings,
+            reinit="create_new",
+        )
+
+    def _start_mlflow(self, key: str, settings: Mapping[str, Any]) -> None:
+        wanted = f"tags.bertkit = '{key}'"
+        before = self.library.search_runs(filter_string=wanted, output_format="list")
+        started = self.library.start_run(
+            run_id=before[0].info.run_id if before else None,
+            run_name=None if before else run_title(self.folder),
+            nested=True,
+            tags={"bertkit": key},
+        )
+        self.run = started.info.run_id
+        if not before:
+            self.library.log_params({name: str(value) for name, value in settings.items()})
+
+    def _end(self, status: str, reason: str) -> None:
+        if self.run is None:
+            return
+        if self.kind == "wandb":
+            self.run.summary["reason"] = reason
+            self.run.finish(exit_code=int(status != "FINISHED"))
+        else:
+            self.library.end_run(status)
+        self.run = None
+
+    def close(self) -> None:
+        """End the run if no record has ended it."""
+        if self.kind == "tensorboard":
+            self.run.close()
+        else:
+            self._end("KILLED", "failed")
+
+
+def logged_numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a record by group and name; {} if it is not for plotting."""
+    group = {"step": "training", "evaluation": "held-out"}.get(record["kind"])
+    return {
+        f"{group}/{name}": value
+        for name, value in record.items()
+        if group and name not in NOT_LOGGED and isinstance(value, int | float)
+    }
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Raise a BertkitError unless the trackers exist and, except TensorBoard, are installed.
+
+    A missing TensorBoard is only noted in the journal, because it is the default.
+    """
+    for name in names:
+        check_known("tracker", name, TRACKERS)
+        if name != "tensorboard" and not is_installed(name):
+            raise BertkitError(
+                f"the package {name} is not installed; run pip install 'bertkit[{name}]'",
+                code="missing-extra",
+            )
+
+
+def is_installed(name: str) -> bool:
+    """Return whether the package of a tracker is installed."""
+    return importlib.util.find_spec(name) is not None
+
+
+def run_key(folder: Path, since: float) -> str:
+    """Return the key of a run for a tracker, which stays the same when the run is resumed."""
+    return hashlib.sha256(f"{run_title(folder)} {since}".encode()).hexdigest()[:16]
+
+
+def run_title(folder: Path) -> str:
+    """Return the name of a run's folder, after that of the grid in fine-tuning: `mrpc/b32-...`."""
+    grid = folder.parent
+    return f"{grid.parent.name}/{folder.name}" if grid.name == "runs" else folder.name

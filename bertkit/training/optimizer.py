@@ -1,4 +1,4 @@
-"""The optimizer: AdamW or BERT's original Adam, its two parameter groups, and gradient clipping.
+"""The optimizers, AdamW, BERT's original Adam and Muon, and gradient clipping.
 
 Paper section A.2: Adam with beta1 0.9, beta2 0.999 and weight decay 0.01. Without bias
 correction it follows Google's `optimization.py` where that goes beyond this text.
@@ -6,6 +6,7 @@ correction it follows Google's `optimization.py` where that goes beyond this tex
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
+from bertkit.model.native.library import has_bf16
 
 BETAS = (0.9, 0.999)
 """The decay rates of the two running averages."""
@@ -20,6 +22,10 @@ EPSILON = 1e-6
 """The constant added to the square root of the second average."""
 PAST_BIAS_CORRECTION = 2.0**40
 """A step at which 1 - beta ** step is exactly 1; in float32, adding 1 does not change it."""
+MUON_MOMENTUM = 0.95
+"""The decay rate of Muon's running average of gradients, with which it also looks ahead."""
+MUON_SCALE = 0.2
+"""The root mean square of Muon's updates, in learning rates; AdamW's is usually 0.2 to 0.4."""
 
 
 class AdamW:
@@ -56,22 +62,22 @@ class AdamW:
     def step(self) -> None:
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            given = [parameter for parameter in group["params"] if parameter.grad is not None]
-            for parameter in given:
+            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in trained:
                 if parameter not in self.state:
                     self.state[parameter] = self.initial_state(parameter)
-            if given:
-                self.update(given, group)
+            if trained:
+                self.update(trained, group)
 
-    def update(self, given: list[Any], group: dict[str, Any]) -> None:
+    def update(self, trained: list[Any], group: dict[str, Any]) -> None:
         """Update parameters of one group, which all have a gradient and a state."""
         steps, averages, squares = (
-            [self.state[parameter][name] for parameter in given]
+            [self.state[parameter][name] for parameter in trained]
             for name in ("step", "exp_avg", "exp_avg_sq")
         )
         torch._foreach_add_(steps, 1)
         torch._fused_adamw_(
-            *(given, [parameter.grad for parameter in given], averages, squares, [], steps),
+            *(trained, [parameter.grad for parameter in trained], averages, squares, [], steps),
             lr=group["lr"],
             beta1=BETAS[0],
             beta2=BETAS[1],
@@ -97,6 +103,88 @@ class AdamW:
                 parameter.grad = None
 
 
+class Muon(AdamW):
+    """Muon (Jordan et al. 2024) for the weight matrices of the layers, AdamW for everything else.
+
+    With gradient g, learning rate r and weight decay d, an update of a matrix p of m x n is
+
+        b = 0.95 * b + 0.05 * g
+        p = (1 - r * d) * p - r * s * sqrt(max(m, n)) * orthogonal(0.95 * b + 0.05 * g)
+
+    where `orthogonal` sets all singular values to about 1 (see `orthogonalize`), so that a step
+    moves the matrix in every direction that the gradient has, not only in the strongest ones. The
+    factor s * sqrt(max(m, n)) makes the root mean square of an update s times the learning rate,
+    whatever the shape, as Liu et al. (2025) propose: one learning rate serves both optimizers.
+
+    The query, key and value weights of a layer are one parameter here, but three matrices. The
+    arguments are those of `AdamW`, with the `names` of the parameters in each group.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
+        self.parts: dict[Tensor, int] = {
+            parameter: 3 if "query_key_value" in name else 1
+            for group in groups
+            for name, parameter in zip(group["names"], group["params"], strict=True)
+            if is_layer_matrix(name, parameter)
+        }
+        """Each parameter that Muon updates -> the number of matrices stacked in it."""
+        split = [
+            {"params": params, "weight_decay": group["weight_decay"]}
+            for group in groups
+            for by_muon in (False, True)
+            if (params := [p for p in group["params"] if (p in self.parts) == by_muon])
+        ]
+        super().__init__(split, **options)
+
+    def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the state of a parameter before its first update: zero averages."""
+        if parameter not in self.parts:
+            return super().initial_state(parameter)
+        return {"momentum": torch.zeros_like(parameter, memory_format=torch.preserve_format)}
+
+    def update(self, trained: list[Any], group: dict[str, Any]) -> None:
+        """Update parameters of one group; matrices of the same shape are orthogonalized at once."""
+        if trained[0] not in self.parts:
+            super().update(trained, group)
+            return
+        shapes: dict[torch.Size, list[tuple[Tensor, ...]]] = {}
+        for weight in trained:
+            stacked = (weight.detach(), weight.grad, self.state[weight]["momentum"])
+            chunks = [tensor.chunk(self.parts[weight]) for tensor in stacked]
+            shapes.setdefault(chunks[0][0].shape, []).extend(zip(*chunks, strict=True))
+        for shape, parts in shapes.items():
+            weights, gradients, momenta = ([part[i] for part in parts] for i in range(3))
+            torch._foreach_lerp_(momenta, gradients, 1 - MUON_MOMENTUM)
+            ahead = torch.stack(torch._foreach_lerp(gradients, momenta, MUON_MOMENTUM))
+            # In bf16 where that is fast, because rounding matters little.
+            dtype = torch.bfloat16 if ahead.is_cuda or has_bf16() else ahead.dtype
+            moves = orthogonalize(ahead.to(dtype)).to(ahead.dtype).unbind()
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            rate = group["lr"] * MUON_SCALE * math.sqrt(max(shape))
+            torch._foreach_add_(weights, moves, alpha=-rate)
+
+
+def is_layer_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter is a weight matrix between hidden states, which Muon updates."""
+    return parameter.ndim == 2 and (".layers." in name or name.endswith("mlm.dense.weight"))
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Replace the singular values of (n, rows, columns) matrices by values between 0.7 and 1.2.
+
+    This is Muon's Newton-Schulz iteration: with its fifth-order polynomial, five steps suffice
+    where singular values differ by a factor of about a hundred; much smaller ones grow less.
+    """
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        x = torch.baddbmm(x, polynomial, x, beta=3.4445)
+    return x.mT if is_tall else x
+
+
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Divide the parameters into weights, which decay, and biases and LayerNorms, which do not.
 
@@ -116,10 +204,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         for parameter in module.parameters(recurse=False)
     }
     for name, parameter in trainable_parameters(model):
-        own_name = name.rpartition(".")[2]
-        exempt = (
-            id(parameter) in normalised or own_name.startswith("bias") or own_name.endswith("_bias")
-        )
+        last = name.rpartition(".")[2]
+        exempt = id(parameter) in normalised or last.startswith("bias") or last.endswith("_bias")
         groups[exempt]["params"].append(parameter)
         groups[exempt]["names"].append(name)
     return groups
@@ -141,19 +227,11 @@ def build_optimizer(
     """Build an optimizer, "adamw" or "muon", over the two `parameter_groups`.
 
     The model has to be on the device that it is trained on. For the other arguments see `AdamW`.
-
-    Raises:
-        BertkitError: the model has no trainable parameter, or Muon is to update matrices that
-            FSDP2 divides among processes.
     """
     groups = parameter_groups(model, weight_decay)
     if not any(group["params"] for group in groups):
         raise BertkitError("the model has no parameter to train; unfreeze some of them")
-    kind = AdamW
-    if optimizer == "muon":
-        from bertkit.training.muon import Muon
-
-        kind = Muon
+    kind = Muon if optimizer == "muon" else AdamW
     return kind(groups, learning_rate=learning_rate, bias_correction=bias_correction)
 
 
@@ -170,6 +248,4 @@ def clip_gradients(model: nn.Module, maximum: float) -> Tensor:
         The norm before clipping, a scalar on the gradients' device: reading it here would make the
         host wait for the device. It is not finite if a gradient is not finite.
     """
-    norm = nn.utils.clip_grad_norm_(model.parameters(), maximum)
-    # with sharded weights (FSDP2), each rank has a part of the norm
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return nn.utils.clip_grad_norm_(model.parameters(), maximum)

@@ -1,4 +1,4 @@
-"""The pre-training recipe: every field of the TOML file, and the record of a run's settings.
+"""The pre-training recipe: every field of the TOML file.
 
 The defaults are those of the paper's BERT-base (section 3.1 and appendix A.2).
 """
@@ -9,13 +9,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, check_known, nearest
-from bertkit.files import claim, differences, escaped, write_json
-from bertkit.pretraining_data.masking import MaskingOptions, count_targets
+from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.pairs import PAIR_OBJECTIVES, TOKEN_OBJECTIVES, PairOptions
 
 if TYPE_CHECKING:
@@ -111,11 +108,11 @@ class Phases:
 class Objectives:
     """The pre-training objectives (paper sections 3.1 and 5.1).
 
-    | `token`      | model         | a target is                                         |
-    |--------------|---------------|-----------------------------------------------------|
-    | mlm          | bidirectional | the token that was masked (task 1)                  |
-    | clm          | left to right | the next token (section 5.1)                        |
-    | rtd          | bidirectional | whether the token was replaced (`model.electra`)    |
+    | `token` | model         | a target is                                      |
+    |---------|---------------|--------------------------------------------------|
+    | mlm     | bidirectional | the token that was masked (task 1)               |
+    | clm     | left to right | the next token (section 5.1)                     |
+    | rtd     | bidirectional | whether the token was replaced (`model.heads`) |
 
     | `pair`         | B                                              | loss          |
     |----------------|------------------------------------------------|---------------|
@@ -275,12 +272,6 @@ class PretrainRecipe:
         """Return the network's configuration."""
         return self.model.config(vocabulary_size, direction=self.objectives.direction)
 
-    def num_targets(self, tokens: int, max_predictions: int) -> int:
-        """Return the number of targets of an example: its masks, or for clm all tokens but one."""
-        if self.objectives.direction != "bidirectional":
-            return tokens - 1
-        return count_targets(tokens, self.masking.probability, max_predictions)
-
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of the update that follows `step` updates."""
         return learning_rate(
@@ -309,10 +300,6 @@ def learning_rate(
     - "constant": the warm-up of "linear", then the peak.
 
     From step = total_steps on, "linear" and "original" are 0.
-
-    Raises:
-        BertkitError: the schedule is unknown, or the warm-up does not end before training does.
-        ValueError: the step is negative.
     """
     check_known("schedule", schedule, SCHEDULES)
     if not 0 <= warmup_steps < total_steps:
@@ -320,55 +307,9 @@ def learning_rate(
             f"the warm-up of {warmup_steps} steps must end before the {total_steps} steps of "
             "training do; shorten the warm-up or train longer"
         )
-    if step < 0:
-        raise ValueError(f"step counts from 0, but is {step}")
     if step < warmup_steps:
         return peak * (step if schedule == "original" else step + 1) / warmup_steps
     if schedule == "constant":
         return peak
     remaining = max(0, total_steps - step)
     return peak * remaining / (total_steps - (0 if schedule == "original" else warmup_steps))
-
-
-def corpora(store: TokenStore) -> list[dict[str, Any]]:
-    """Return the name, content hash and share of examples of each store, for the model's record."""
-    return [
-        {
-            "name": escaped(PurePath(one.folder).name),
-            "content_hash": one.content_hash,
-            "share": share,
-        }
-        for one, share in store.members
-    ]
-
-
-def claim_run_folder(
-    folder: Path, recipe: dict[str, Any], name: str, store: TokenStore, init_from: str = ""
-) -> list[str]:
-    """Write down the recipe of a new run, or check that the directory holds this same run.
-
-    `init_from` is the SHA-256 of the initial weights, or "" for random ones.
-
-    Returns:
-        The changes since the run was started: logging settings, software and hardware.
-
-    Raises:
-        BertkitError: the folder holds a run of another recipe or corpus, or something else.
-    """
-    settings = {
-        "recipe": recipe,
-        "recipe_name": name,
-        **store.origin(),
-        "tokenizer_hash": store.tokenizer_hash,
-        "corpus": store.content_hash,
-    }
-    if init_from:
-        settings["init_from"] = init_from
-    # a store may move, a recipe may be renamed, and logging changes no weight
-    may_change = {"store", "stores", "recipe_name", "recipe.logging"}
-    from bertkit.training.device import keep_environment
-
-    begun = claim(folder, "pre-training run", settings, may_change=may_change)
-    if changes := differences(begun["recipe"]["logging"], recipe["logging"], "logging."):
-        write_json(folder / "recipe.json", settings)
-    return changes + keep_environment(folder)
