@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from bertkit.model.encoder import Encoder as Encoder
     from bertkit.model.encoder import ModelConfig as ModelConfig
     from bertkit.model.heads import PretrainingModel as PretrainingModel
-    from bertkit.planning.plan import CorpusSize as CorpusSize
-    from bertkit.planning.plan import plan as plan
     from bertkit.predict.embeddings import load_embedder as load_embedder
     from bertkit.predict.embeddings import nearest_texts as nearest_texts
     from bertkit.predict.evaluate import evaluate as evaluate
@@ -55,6 +53,7 @@ if TYPE_CHECKING:
     from bertkit.tokenizer.learn import learn_vocabulary as learn_vocabulary
     from bertkit.tokenizer.learn import measure_vocabulary as measure_vocabulary
     from bertkit.tokenizer.wordpiece import Tokenizer as Tokenizer
+    from bertkit.training.plan import plan as plan
     from bertkit.training.pretrain import pretrain as pretrain
     from bertkit.training.recipe import PretrainRecipe as PretrainRecipe
 
@@ -70,7 +69,6 @@ _NAMES = {
     "finetuning.settings": ("FinetuneSettings", "Grid", "TrainingSettings"),
     "model.encoder": ("Encoder", "ModelConfig"),
     "model.heads": ("PretrainingModel",),
-    "planning.plan": ("CorpusSize", "plan"),
     "predict.embeddings": ("load_embedder", "nearest_texts"),
     "predict.evaluate": ("evaluate",),
     "predict.features": ("Extraction", "embed_file", "extract_file"),
@@ -90,6 +88,7 @@ _NAMES = {
         "measure_vocabulary",
     ),
     "tokenizer.wordpiece": ("Tokenizer",),
+    "training.plan": ("plan",),
     "training.pretrain": ("pretrain",),
     "training.recipe": ("PretrainRecipe",),
 }

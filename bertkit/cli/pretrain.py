@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from bertkit.cli.options import NO_TEXT, Device, TextFlags
-from bertkit.config import FLATTEN, read_recipe
+from bertkit.cli.options import FLATTEN, NO_TEXT, Device, TextFlags
+from bertkit.config import read_recipe
 from bertkit.console import Console
 from bertkit.corpus.prepare import store_from_text
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, flag
 from bertkit.files import check_output
 from bertkit.processes import is_alone, rank
-from bertkit.report.pretraining import write_report
 from bertkit.text.sources import TextSource
-from bertkit.training.journal import JOURNAL, read_journal
 from bertkit.training.recipe import PretrainRecipe
+
+if TYPE_CHECKING:
+    from bertkit.checkpoints.pretrained import PretrainedWeights
 
 RECIPE_DEFAULTS = PretrainRecipe()
 
@@ -27,22 +27,20 @@ def pretrain_command(
     recipe: str,
     *,
     out: Path,
-    store: tuple[str, ...] = (),
-    smoothing: float | None = None,
-    weights: tuple[float, ...] = (),
+    store: Path | None = None,
     corpus: Annotated[TextFlags, FLATTEN] = NO_TEXT,
     init_from: Path | None = None,
     workers: int | None = None,
     device: Device = "auto",
     compile: bool = False,  # noqa: A002 - the flag's natural name
-    strategy: str = "ddp",
     timeout: float = 600.0,
     track: tuple[str, ...] = ("tensorboard",),
     settings: Annotated[PretrainRecipe, FLATTEN] = RECIPE_DEFAULTS,
 ) -> int:
     """Pre-train a BERT from text or a token store.
 
-    Run the same command again to resume a stopped run. Ctrl-C saves a checkpoint and stops.
+    Run the same command again to resume a stopped run. Ctrl-C saves a checkpoint and stops. With
+    several GPUs or machines: torchrun --nproc-per-node 8 -m bertkit pretrain ...
 
     Parameters
     ----------
@@ -53,12 +51,7 @@ def pretrain_command(
     out
         The run directory.
     store
-        A token store made by `bertkit prepare`, or several with the same tokenizer.
-    smoothing
-        For several stores, the exponent S: a store with the share p of all tokens gets a share of
-        the examples proportional to p**S, from 1 (proportional, the default) to 0 (equal shares).
-    weights
-        For several stores: their shares of the examples, instead of smoothing.
+        A token store made by `bertkit prepare`.
     init_from
         A model to take the weights and sizes from: a directory, or a name on the Hugging Face hub.
         --text is tokenized with its tokenizer, and a --store must have been made with it.
@@ -66,8 +59,6 @@ def pretrain_command(
         The number of loader processes: by default 0 on a CPU, and up to 4 on a GPU.
     compile
         Compile layers, head and losses (CUDA only); the first update waits for the compiler.
-    strategy
-        With several processes (bertkit launch): ddp, or fsdp for a network too large for one.
     timeout
         With several processes: the seconds to wait for another process before giving up.
     track
@@ -75,58 +66,66 @@ def pretrain_command(
         mlflow.
     """
     from bertkit.training.device import choose_device, choose_precision
-    from bertkit.training.parallel import check_compiler
-    from bertkit.training.pretrain import check_options
-    from bertkit.training.pretrain import pretrain as pretrain_store
+    from bertkit.training.journal import check_trackers
+    from bertkit.training.pretrain import pretrain
+    from bertkit.training.step import check_compiler
 
-    check_corpus_flags(store, corpus, smoothing, weights)
+    check_corpus_flags(store, corpus)
     on = choose_device(device)  # what cannot work is refused before hours of preparation
     choose_precision(settings.training.precision, on)
+    check_trackers(track)
     if compile:
         check_compiler(on)
-    check_options(settings, strategy=strategy, workers=workers, timeout=timeout, track=track)
     out = check_output(out, corpus.text, folder=True)
+    start = None
     if init_from is not None:
-        corpus = check_start(init_from, recipe, settings, corpus)
+        start, corpus = read_start(init_from, recipe, settings, corpus)
     with Console() as console:
         max_length, positions = max(settings.phases.lengths), settings.model.max_position_embeddings
-        if max_length < positions and init_from is None:
+        if max_length < positions and start is None:
             console.say(
                 f"examples have at most {max_length} tokens, so the last "
                 f"{positions - max_length} of the model's {positions} positions are never trained "
                 "(--model.max-position-embeddings)"
             )
-        stopped_by = pretrain_store(
+        opened = TokenStore(store) if store else corpus_store(corpus, out, console)
+        stopped_by = pretrain(
             settings,
-            open_stores(store, smoothing, weights) if store else corpus_store(corpus, out, console),
+            opened,
             out,
             recipe_name=Path(recipe).stem,
-            init_from=init_from,
+            init_from=start,
             workers=workers,
             device=device,
             compiled=compile,
-            strategy=strategy,
             timeout=timeout,
             console=console,
             track=track,
         )
-        if not rank() and has_steps(out / JOURNAL):
-            console.say(f"report: {write_report(out)}")
+        if stopped_by is None and not rank():
+            describe_run(out, opened, start, console)
     return 0 if stopped_by is None else 128 + stopped_by
 
 
-def check_start(
-    init_from: Path, recipe: str, settings: PretrainRecipe, corpus: TextFlags
-) -> TextFlags:
-    """Check the model of --init-from before the text is read; return the corpus with a tokenizer.
+def describe_run(
+    out: Path, store: TokenStore, start: PretrainedWeights | None, console: Console
+) -> None:
+    """Write the card of a finished run's model and the report of the run."""
+    from bertkit.report.pretraining import write_report
+    from bertkit.training.card import write_run_card
 
-    Raises:
-        BertkitError: the model does not fit (see `check_initial_model`), or a flag gives a size,
-            which would have no effect.
-    """
+    if kept := write_run_card(out, store, start):
+        console.say(kept)
+    console.say(f"report: {write_report(out)}")
+
+
+def read_start(
+    init_from: Path, recipe: str, settings: PretrainRecipe, corpus: TextFlags
+) -> tuple[PretrainedWeights, TextFlags]:
+    """Read and check the model of --init-from; return it, and the corpus with its tokenizer."""
     from bertkit.checkpoints.pretrained import read_pretrained, tokenizer_folder
     from bertkit.tokenizer.wordpiece import Tokenizer
-    from bertkit.training.state import check_initial_model
+    from bertkit.training.pretrain import check_initial_model
 
     sizes = vars(read_recipe(PretrainRecipe, recipe).model)
     for name, value in vars(settings.model).items():
@@ -137,35 +136,24 @@ def check_start(
             )
     if corpus.text and corpus.tokenizer is None:
         corpus = replace(corpus, tokenizer=tokenizer_folder(init_from))
-    found = read_pretrained(init_from)
-    given = found.tokenizer if corpus.tokenizer is None else Tokenizer.load(corpus.tokenizer)
-    check_initial_model(found, settings, given)
-    return corpus
+    start = read_pretrained(init_from)
+    tokenizer = start.tokenizer if corpus.tokenizer is None else Tokenizer.load(corpus.tokenizer)
+    check_initial_model(start, settings, tokenizer)
+    return start, corpus
 
 
-def check_corpus_flags(
-    store: Sequence[str],
-    corpus: TextFlags,
-    smoothing: float | None,
-    weights: Sequence[float],
-) -> None:
-    """Check that the flags name one corpus, and that none of them would have no effect.
-
-    Raises:
-        BertkitError: they do not; the message names the flags.
-    """
+def check_corpus_flags(store: Path | None, corpus: TextFlags) -> None:
+    """Check that the flags name one corpus, and that none of them would have no effect."""
     if corpus.text and not is_alone():
         raise BertkitError(
             "several processes cannot start from --text; make a store with `bertkit prepare` once "
             "and give --store"
         )
-    if bool(store) == bool(corpus.text):
+    if (store is not None) == bool(corpus.text):
         raise BertkitError("say where the text is: either --store STORE or --text PATHS")
-    if store and corpus != NO_TEXT:
+    if store is not None and corpus != NO_TEXT:
         flags = [flag(n) for n, v in vars(corpus).items() if v != vars(NO_TEXT)[n]]
         raise BertkitError(f"--store holds tokenized text already; leave out {', '.join(flags)}")
-    if len(store) < 2 and (smoothing is not None or weights):
-        raise BertkitError("--smoothing and --weights need several stores: --store FIRST SECOND")
 
 
 def corpus_store(corpus: TextFlags, out: Path, console: Console) -> TokenStore:
@@ -179,26 +167,3 @@ def corpus_store(corpus: TextFlags, out: Path, console: Console) -> TokenStore:
         processes=corpus.processes,
         console=console,
     )
-
-
-def has_steps(journal: Path) -> bool:
-    """Return whether a journal has training steps; a run may stop before its first update."""
-    return journal.is_file() and any(r["kind"] == "step" for r in read_journal(journal))
-
-
-def open_stores(
-    places: Sequence[str],
-    smoothing: float | None,
-    weights: Sequence[float],
-) -> TokenStore:
-    """Open one token store, or several as a mixture.
-
-    Raises:
-        BertkitError: a store cannot be opened, or see `mixture.mix_stores`.
-    """
-    stores = [TokenStore(place) for place in places]
-    if len(stores) == 1:
-        return stores[0]
-    from bertkit.pretraining_data.mixture import mix_stores
-
-    return mix_stores(stores, smoothing=smoothing, weights=weights)

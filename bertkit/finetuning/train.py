@@ -26,8 +26,8 @@ from bertkit.finetuning.settings import BALANCED, RunSettings, TrainingSettings
 from bertkit.model.encoder import Encoder
 from bertkit.pretraining_data.rng import FINE_TUNING, keyed_rng
 from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
-from bertkit.training.checkpoint import CheckpointWriter
-from bertkit.training.distributed import ALONE, own_random_numbers
+from bertkit.training.checkpoint import load_latest, restore_training, save_training
+from bertkit.training.device import own_random_numbers
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.recipe import learning_rate
 from bertkit.training.step import LoopSettings, StepRecord, train_steps
@@ -86,13 +86,11 @@ class TaskTraining:
                 weight_decay=training.weight_decay,
                 bias_correction=training.bias_correction,
             )
-            self.writer = None
+            self.checkpoints = checkpoints
             if checkpoints is not None:
-                self.writer = CheckpointWriter(
-                    checkpoints, self.model, self.optimizer, ALONE, keep=1
-                )
-                self.stack.callback(self.writer.close)
-                if (latest := self.writer.resume(self.notes.append)) is not None:
+                latest = load_latest(checkpoints, self.notes.append, keep=1)
+                if latest is not None:
+                    restore_training(latest, self.model, self.optimizer)
                     self.step, self.progress = latest.step, latest.progress
         except BaseException:
             self.stack.close()
@@ -168,10 +166,11 @@ class TaskTraining:
 
     def save(self, progress: dict[str, Any]) -> dict[str, Any] | None:
         """Write a checkpoint with JSON values for `self.progress`; return its record."""
-        if self.writer is None:
+        if self.checkpoints is None:
             return None
-        self.writer.save_async(self.step, {"position": [self.step], **progress})
-        return self.writer.poll(wait=True)
+        return save_training(
+            self.checkpoints, self.step, self.model, self.optimizer, progress, keep=1
+        )
 
     def finish(self) -> Any:
         """Return the trained model with all word embeddings, in training mode."""

@@ -40,8 +40,7 @@ from bertkit.pretraining_data.batch import Packed, from_arrays
 from bertkit.shapes import Rows, VocabularyLogits
 from bertkit.tasks.inference import CPU_TOKENS, GPU_TOKENS, batch_map, prepare_network, shares
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import autocast
-from bertkit.training.memory import in_halves
+from bertkit.training.device import autocast, in_halves
 
 METHODS = ("within-word-l2r", "pll", "causal")
 PIECE_TOKENS = 1 << 17

@@ -44,8 +44,7 @@ from bertkit.serve.operations import (
     refusal_of,
 )
 from bertkit.tasks.saved import is_tuned
-from bertkit.training.device import choose_device
-from bertkit.training.memory import OUT_OF_MEMORY
+from bertkit.training.device import OUT_OF_MEMORY, choose_device
 
 T = TypeVar("T")
 NAME = re.compile(r"[\w.:-]+")

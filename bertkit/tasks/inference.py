@@ -25,8 +25,7 @@ from bertkit.model.encoder import Encoder
 from bertkit.model.native import PreparedLayers, check_mode, prepare_encoder
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.tasks.task import ItemPart, Items, TaskBatch, make_batch, split_parts
-from bertkit.training.device import autocast, choose_precision
-from bertkit.training.memory import in_halves
+from bertkit.training.device import autocast, choose_precision, in_halves
 
 CPU_TOKENS, GPU_TOKENS = 8192, 65_536
 """The maximum tokens of a batch without gradients; only large batches keep a GPU busy."""

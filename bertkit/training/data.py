@@ -56,7 +56,7 @@ class TrainingData:
     def stream(
         self, phase: int, made: int, position: DataPosition, ranks: Ranks, workers: int
     ) -> Generator[StreamStep, None, None]:
-        """Yield this rank's micro-batches for the rest of a phase after its first `made` updates."""
+        """Yield this rank's micro-batches of a phase after its first `made` updates."""
         examples, builder = self.open(phase)
         return stream_steps(
             examples,

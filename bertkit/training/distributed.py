@@ -218,7 +218,7 @@ def gradient_sync(model: nn.Module, *, wanted: bool) -> AbstractContextManager[N
     """Set whether the backward pass in a block exchanges gradients, as only the last one should."""
     if wanted or not hasattr(model, "no_sync"):
         return nullcontext()
-    return model.no_sync()  # type: ignore[no-any-return,operator]
+    return model.no_sync()  # type: ignore[operator]
 
 
 class GracefulStop:

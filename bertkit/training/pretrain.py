@@ -261,8 +261,9 @@ def claim_folder(run: Run, initial_digest: str, held: ExitStack) -> list[str]:
         The changes of logging settings, software and hardware since the run was started, on rank 0.
     """
     ranks, folder = run.ranks, run.folder
+    recipe = as_json(run.recipe)
     settings = {
-        "recipe": as_json(run.recipe),
+        "recipe": recipe,
         "recipe_name": run.recipe_name,
         "store": str(run.store.folder),
         "tokenizer_hash": run.store.tokenizer_hash,
@@ -275,15 +276,15 @@ def claim_folder(run: Run, initial_digest: str, held: ExitStack) -> list[str]:
         held.enter_context(exclusive_lock(folder, ranks.timeout / 2 if ranks.world > 1 else 0.0))
         may_change = {"store", "recipe_name", "recipe.logging"}
         begun = claim(folder, "pre-training run", settings, may_change=may_change)
-        logging = [values["recipe"]["logging"] for values in (begun, settings)]
-        changes = differences(*logging, "logging.")
+        before, now = begun["recipe"]["logging"], recipe["logging"]
+        changes = differences(before, now, "logging.")
         if changes:
             write_json(folder / "recipe.json", settings)
-        now = json.loads(json.dumps(environment()))
-        before = read_optional(folder / ENVIRONMENT, file_names=True)
-        if not before:
-            write_json(folder / ENVIRONMENT, now)
-        return changes + differences(before or now, now, ignored={"command"})
+        here = environment()
+        recorded = read_optional(folder / ENVIRONMENT, file_names=True)
+        if not recorded:
+            write_json(folder / ENVIRONMENT, here)
+        return changes + differences(recorded or here, here, ignored={"command"})
 
     same = {name: settings[name] for name in settings if name not in ("store", "recipe_name")}
     if ranks.world > 1:

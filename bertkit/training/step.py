@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.model.native.attention import has_triton
 from bertkit.model.encoder import Layer, ModelConfig
 from bertkit.model.heads import LanguageHead
+from bertkit.model.native.attention import has_triton
 from bertkit.objectives import CrossEntropy, Sums, cross_entropy_sums, total_loss
 from bertkit.pretraining_data.batch import Packed
 from bertkit.training.device import autocast, batch_too_large, lacks_memory, training_flops
