@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from bertkit.cli.launch import parse_words
 from bertkit.tasks.spec import SPECS
 
 from bertkit.cli import app
@@ -21,7 +22,6 @@ from bertkit.cli.app import COMMANDS, SUBCOMMANDS, application, main
 from bertkit.cli.evaluate import evaluate_command
 from bertkit.cli.export import export_command
 from bertkit.cli.finetune import finetune_command
-from bertkit.cli.launch import parse_words
 from bertkit.cli.predict import names_file, standard_input
 from bertkit.cli.pretrain import has_steps
 from bertkit.corpus.store import SPLITS, TokenStore

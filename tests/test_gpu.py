@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from bertkit.predict.likelihood import SentenceScorer
+from bertkit.training.state import build_train_state
 
 from benchmarks.gpu.batches import make_batches
 from bertkit.corpus.store import TokenStore
@@ -35,7 +36,6 @@ from bertkit.training.device import autocast
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
-from bertkit.training.state import build_train_state
 
 pytestmark = pytest.mark.filterwarnings("default")
 

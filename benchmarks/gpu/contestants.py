@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from bertkit.training.state import build_train_state
 
 from benchmarks.gpu.batches import Both, Padded
 from benchmarks.gpu.setup import Setup
@@ -20,7 +21,6 @@ from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.training.device import autocast
 from bertkit.training.recipe import PretrainRecipe
-from bertkit.training.state import build_train_state
 from bertkit.training.step import LoopSettings, StepRecord, train_steps
 
 Work = Callable[[Sequence[Both]], None]

@@ -25,7 +25,7 @@ from bertkit.pretraining_data.masking import MaskingOptions, draw_masks
 from bertkit.pretraining_data.pairs import example_lengths
 from bertkit.pretraining_data.rng import MASKS, keyed_rng
 from bertkit.pretraining_data.sampler import START, DataPosition, ExampleSampler
-from bertkit.processes import Workers
+from bertkit.processes import map_in_order, open_executor
 from bertkit.shapes import SequenceLabels, TargetIndices
 
 
@@ -201,8 +201,8 @@ def stream_steps(
     To resume, the position is `StreamStep.after` of the last batch used. A global batch has
     `batch_size` sequences over all ranks and micro-batches, and is divided into `micro_batches` in
     the same way for any number of processes; this one gets micro-batches rank, rank + world, ...
-    Loader processes (`workers`) end when the generator is closed; with 0, this process builds the
-    batches.
+    Loader processes (`workers`) end when the generator is closed; with 0 or 1, this process builds
+    the batches.
     """
     assert micro_batches % world == 0, "every rank gets the same number of micro-batches"
     build = partial(
@@ -228,6 +228,5 @@ def build_steps(
     build: Callable[[Request], StreamStep], requests: Iterator[Request], workers: int
 ) -> Generator[StreamStep, None, None]:
     """Build steps in this process or in loader processes, which end with this generator."""
-    with Workers(build, workers, command="pretrain", flag="--workers") as loaders:
-        for _, step in loaders.run(requests):
-            yield step
+    with open_executor(max(1, workers)) as executor:
+        yield from map_in_order(build, requests, executor)

@@ -10,6 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from bertkit.training.state import (
+    model_tensors,
+    optimizer_tensors,
+    restore_model,
+    restore_optimizer,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
@@ -28,12 +34,6 @@ from bertkit.training.checkpoint import (
 )
 from bertkit.training.distributed import ALONE
 from bertkit.training.optimizer import AdamW, build_optimizer
-from bertkit.training.state import (
-    model_tensors,
-    optimizer_tensors,
-    restore_model,
-    restore_optimizer,
-)
 
 
 class Tied(nn.Module):

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from bertkit.predict.engine import prepare_for
+from bertkit.training.parallel import compile_in_training
 
 from bertkit import objectives
 from bertkit.corpus.store import TokenStore
@@ -41,7 +42,6 @@ from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.training import parallel
 from bertkit.training.device import autocast
 from bertkit.training.optimizer import build_optimizer
-from bertkit.training.parallel import compile_in_training
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training
 from bertkit.training.step import LoopSettings, train_steps

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bertkit.training.state import pretrained_network
 
 from bertkit.checkpoints.pretrained import load_pretraining_model, read_pretrained
 from bertkit.checkpoints.save import save_model
@@ -22,7 +23,6 @@ from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Objectives, Phases, PretrainRecipe, Training
-from bertkit.training.state import pretrained_network
 from tests.conftest import run, tiny_config
 
 RECIPE = PretrainRecipe(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from bertkit.datasets.examples import TextExample
 from bertkit.finetuning.run import train_task
+from bertkit.training.memory import in_halves, lacks_memory
 
 from bertkit import load
 from bertkit.checkpoints.pretrained import read_pretrained
@@ -27,7 +28,6 @@ from bertkit.tasks.classification import Classification
 from bertkit.tasks.task import run_model
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.journal import read_journal
-from bertkit.training.memory import in_halves, lacks_memory
 from bertkit.training.pretrain import pretrain
 from tests.conftest import WORDS, tiny_config
 from tests.training.test_pretrain import TOY

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bertkit.training.muon import orthogonalize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
-from bertkit.training.muon import orthogonalize
 from bertkit.training.optimizer import (
     AdamW,
     build_optimizer,

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from bertkit.planning.plan import CorpusSize, plan
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
@@ -32,7 +33,6 @@ from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock
 from bertkit.model.encoder import Encoder
 from bertkit.objectives import Sums
-from bertkit.planning.plan import CorpusSize, plan
 from bertkit.pretraining_data import sampler as table_module
 from bertkit.report.pretraining import write_report
 from bertkit.tokenizer.wordpiece import Tokenizer

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from bertkit.cli.launch import parse_words, threads_each
 from safetensors.torch import load_file
 from torch import Tensor
 
 from bertkit import pretrain
-from bertkit.cli.launch import parse_words, threads_each
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.training.distributed import ALONE, Ranks, check_equal, init_distributed, local_device
