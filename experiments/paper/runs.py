@@ -25,7 +25,7 @@ from bertkit.tasks.task import encode
 from bertkit.tasks.types import make_options, task_class
 from bertkit.training.device import choose_device, choose_precision
 from bertkit.training.journal import read_journal
-from experiments.paper.data import task_folder
+from experiments.paper.data import MissingDataError, task_folder
 from experiments.paper.features import LAYERS, build_with_head
 from experiments.paper.tables import PLAIN, Network, Run, Scale, TaskScale, sized
 
@@ -77,8 +77,10 @@ def measure(study: Study, run: Run, seed: int) -> dict[str, dict[str, float]]:
     network = pretrained(study, run.network, seed, run.step)
     if run.task == "perplexity":
         records = read_journal(network / "journal.jsonl")
-        last = [record for record in records if record["kind"] == "evaluation"][-1]
-        return {"dev": {"perplexity": math.exp(last["mlm_loss"])}}
+        losses = [record["mlm_loss"] for record in records if record["kind"] == "evaluation"]
+        if not losses:
+            raise MissingDataError("the text has too few documents to hold some out")
+        return {"dev": {"perplexity": math.exp(losses[-1])}}
     return fine_tuned(study, run, seed, network, folder, task)
 
 

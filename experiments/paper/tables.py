@@ -48,6 +48,7 @@ class Scale:
     cased: bool
     seeds: int
     sizes: list[list[int]]
+    plain_size: list[int]
     steps: list[int]
     units: int
     tasks: Mapping[str, Mapping[str, Any]]
@@ -182,7 +183,8 @@ def size_cells(scale: Scale, columns: list[str]) -> list[Cell]:
     """Return the cells of table 6: networks of several sizes."""
     found = []
     for layers, width, heads in scale.sizes:
-        row, network = f"{layers} x {width}, {heads}", sized(PLAIN, (layers, width, heads))
+        row, plain = f"{layers} x {width}, {heads}", [layers, width, heads] == scale.plain_size
+        network = PLAIN if plain else sized(PLAIN, (layers, width, heads))
         found.append(Cell(row, "perplexity", Run(network, "perplexity"), metric="perplexity"))
         found += [cell(row, column, network) for column in columns if column != "perplexity"]
     return found
