@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import sys
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from html import escape
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -18,46 +16,32 @@ from bertkit.processes import rank
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-SHOWN = {
-    "step": {
-        "loss": "loss {:.3f}",
-        "mlm_loss": "MLM {:.3f}",
-        "mlm_accuracy": "accuracy {:.1%}",
-        "lm_loss": "LM {:.3f}",
-        "lm_accuracy": "accuracy {:.1%}",
-        "rtd_accuracy": "replaced-token accuracy {:.1%}",
-        "nsp_accuracy": "NSP {:.1%}",
-        "sop_accuracy": "SOP {:.1%}",
-        "learning_rate": "rate {:.1e}",
-        "tokens_per_second": "{:,.0f} tokens/s",
-        "mfu": "MFU {:.0%}",
-    },
-    "evaluation": {
-        "mlm_loss": "MLM loss {:.3f}",
-        "mlm_perplexity": "perplexity {:,.1f}",
-        "mlm_accuracy": "accuracy {:.1%}",
-        "lm_loss": "LM loss {:.3f}",
-        "lm_perplexity": "perplexity {:,.1f}",
-        "lm_accuracy": "accuracy {:.1%}",
-        "rtd_loss": "replaced-token loss {:.3f}",
-        "rtd_accuracy": "replaced-token accuracy {:.1%}",
-        "nsp_loss": "NSP loss {:.3f}",
-        "nsp_accuracy": "NSP accuracy {:.1%}",
-        "sop_loss": "SOP loss {:.3f}",
-        "sop_accuracy": "SOP accuracy {:.1%}",
-    },
+STEP = {
+    "loss": "loss {:.3f}",
+    "mlm_loss": "MLM {:.3f}",
+    "mlm_accuracy": "accuracy {:.1%}",
+    "lm_loss": "LM {:.3f}",
+    "lm_accuracy": "accuracy {:.1%}",
+    "rtd_loss": "replaced tokens {:.3f}",
+    "rtd_accuracy": "accuracy {:.1%}",
+    "nsp_accuracy": "NSP {:.1%}",
+    "sop_accuracy": "SOP {:.1%}",
+    "mlm_perplexity": "perplexity {:,.1f}",
+    "lm_perplexity": "perplexity {:,.1f}",
+    "learning_rate": "rate {:.1e}",
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "mfu": "MFU {:.0%}",
 }
-"""The fields of a record that the console shows, in order, each with its format."""
-
-REFRESH_SECONDS = 0.25
-"""The shortest time between two drawings of a bar in a notebook."""
-MAX_SECONDS = timedelta.max.total_seconds() - 1
+"""The fields of a journal's record that are shown, in order, each with its format."""
+FIRST_SECONDS, INTERVAL_SECONDS = 5.0, 10.0
+"""When the first plain line is printed, and the time between two later ones."""
 RATE_SECONDS = 60.0
 """The number of seconds over which the rate and the remaining time are measured."""
+MAX_SECONDS = timedelta.max.total_seconds() - 1
 
 
 class Console:
-    """Live progress: a bar on a terminal or in a notebook, otherwise a plain line at intervals.
+    """Live progress: a bar on a terminal or in a notebook, otherwise plain lines at intervals.
 
         with Console() as console:
             console.start(total=1000)
@@ -73,18 +57,14 @@ class Console:
             standard output. By default only rank 0 of torchrun's processes shows anything.
     """
 
-    def __init__(self, *, interval: float = 10.0, stream: TextIO | None = None) -> None:
-        self.interval = interval
+    def __init__(self, *, interval: float = INTERVAL_SECONDS, stream: TextIO | None = None) -> None:
+        self.interval, self.default = interval, stream is None and not rank()
         self.stream = stream or (io.StringIO() if rank() else sys.stderr)
         self.bar: Progress | None = None
-        self.cell: NotebookBar | None = None
-        self.default = stream is None and not rank()
         self.total: int | None = None
-        self.title = self.unit = ""
+        self.title = self.unit = self.pending = ""
         self.seen: deque[tuple[float, int]] = deque()
-        self.printed = -math.inf
-        self.printed_done: int | None = None
-        self.pending = ""
+        self.due = 0.0
 
     def start(
         self, total: int | None, done: int = 0, *, title: str = "", unit: str = "steps"
@@ -100,13 +80,12 @@ class Console:
         self.close()
         self.total, self.unit, self.title = total, unit, title
         self.seen = deque([(monotonic(), done)])
-        self.printed, self.printed_done = -math.inf, None
-        if self.stream.isatty() and os.environ.get("TERM") != "dumb":
-            self.bar = progress_bar(self.stream)
+        self.due = monotonic() + min(FIRST_SECONDS, self.interval)
+        terminal = self.stream.isatty() and os.environ.get("TERM") != "dumb"
+        if terminal or (self.default and "ipykernel" in sys.modules):
+            self.bar = progress_bar(self.stream if terminal else None)
             self.bar.add_task(title, total=total, completed=done, text=self._counted())
             self.bar.start()
-        elif self.default and is_notebook():
-            self.cell = NotebookBar(title, total, done, self._counted())
 
     def update(self, record: dict[str, Any]) -> None:
         """Show a record: its `step` or `done` moves the bar; an evaluation is printed on a line."""
@@ -123,12 +102,11 @@ class Console:
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.seen[-1][1], text=text)
             return
-        if self.cell is not None:
-            self.cell.update(self.seen[-1][1], text)
-            return
         self.pending = f"{self.title}: {text}" if self.title else text
-        if now - self.printed >= self.interval:
-            self._print_pending(now)
+        if now >= self.due:
+            self.due = now + self.interval
+            self.say(self.pending)
+            self.pending = ""
 
     def say(self, *lines: str) -> None:
         """Print lines, above the bar if there is one."""
@@ -139,15 +117,12 @@ class Console:
                 print(line, file=self.stream, flush=True)
 
     def close(self) -> None:
-        """Remove the bar, or show the last state; calling this again does nothing."""
+        """Remove the bar, or print the last state; calling this again does nothing."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
-        if self.cell is not None:
-            self.cell.stop()
-            self.cell = None
-        if self.pending and self.seen[-1][1] != self.printed_done:
-            self._print_pending(monotonic())
+        if self.pending:
+            self.say(self.pending)
         self.pending = ""
 
     def __enter__(self) -> Self:
@@ -155,11 +130,6 @@ class Console:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _print_pending(self, now: float) -> None:
-        self.say(self.pending)
-        self.pending = ""
-        self.printed, self.printed_done = now, self.seen[-1][1]
 
     def _counted(self) -> str:
         """Describe the progress, as in `500 of 1,000 steps (50%), 12.5 steps/s, 0:00:40 left`."""
@@ -182,8 +152,8 @@ def console_or_new(console: Console | None) -> AbstractContextManager[Console]:
     return nullcontext(console) if console else Console()
 
 
-def progress_bar(stream: TextIO) -> Progress:
-    """Build a rich progress display: a title, a bar, and a text truncated to the line."""
+def progress_bar(stream: TextIO | None) -> Progress:
+    """Build rich's display: a title, a bar, and a text cut to the line; for a notebook if None."""
     import rich.console
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
@@ -196,61 +166,20 @@ def progress_bar(stream: TextIO) -> Progress:
             markup=False,
             table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
         ),
-        console=rich.console.Console(file=stream, force_terminal=True),
+        console=rich.console.Console(file=stream, force_terminal=True if stream else None),
         expand=True,
         refresh_per_second=4,
     )
 
 
 def shown_record(record: dict[str, Any]) -> list[str]:
-    """Format the fields of a record that the console shows."""
-    formats = SHOWN.get(record.get("kind", ""))
-    if formats is None:
-        return [count_text(n, v) for n, v in record.items() if n not in {"kind", "step", "done"}]
-    return [text.format(record[n]) for n, text in formats.items() if record.get(n) is not None]
-
-
-def count_text(name: str, value: Any) -> str:
-    """Format a count with its unit, such as `1,234 documents` or `56.7 MB`."""
-    if name == "bytes":
-        return f"{value / 1e6:,.1f} MB"
-    return f"{value:,} {name}" if isinstance(value, int) else f"{name} {value}"
-
-
-def is_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook, which shows HTML."""
-    interactive = sys.modules.get("IPython")
-    shell = interactive.get_ipython() if interactive is not None else None
-    return shell is not None and getattr(shell, "kernel", None) is not None
-
-
-class NotebookBar:
-    """A bar that is redrawn in place and stays with its last state, between a title and a text."""
-
-    def __init__(self, title: str, total: int | None, done: int, text: str) -> None:
-        from IPython.display import display
-
-        show: Any = display
-        self.title, self.total, self.done, self.text = title, total, done, text
-        self.shown = monotonic()
-        self.handle: Any = show(self, display_id=True)
-
-    def _repr_html_(self) -> str:
-        """Return the bar as HTML."""
-        value = "" if self.total is None else f' value="{self.done}" max="{max(1, self.total)}"'
-        return f"<div>{escape(self.title)} <progress{value}></progress> {escape(self.text)}</div>"
-
-    def __repr__(self) -> str:
-        """Return the bar as text, for programs that show no HTML."""
-        return f"{self.title}: {self.text}" if self.title else self.text
-
-    def update(self, done: int, text: str) -> None:
-        """Move the bar, at most a few times a second."""
-        self.done, self.text = done, text
-        if monotonic() - self.shown >= REFRESH_SECONDS:
-            self.shown = monotonic()
-            self.handle.update(self)
-
-    def stop(self) -> None:
-        """Show the last state."""
-        self.handle.update(self)
+    """Format the fields of a record that the console shows, such as `56.7 MB` or `loss 2.345`."""
+    if record.get("kind") in ("step", "evaluation"):
+        return [text.format(record[n]) for n, text in STEP.items() if record.get(n) is not None]
+    counts = {name: v for name, v in record.items() if name not in {"kind", "step", "done"}}
+    return [
+        f"{value / 1e6:,.1f} MB"
+        if name == "bytes"
+        else (f"{value:,} {name}" if isinstance(value, int) else f"{name} {value}")
+        for name, value in counts.items()
+    ]

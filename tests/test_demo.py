@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bertkit import demo
 from bertkit.config import read_recipe
 from bertkit.console import Console
-from bertkit.demo import data, run
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data.rng import keyed_rng
 from bertkit.training.journal import read_journal
@@ -20,58 +20,25 @@ FEW = ("asyncio", "email", "xml", "unittest", "logging", "json", "http", "multip
 @pytest.fixture
 def few_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some packages of the standard library instead of everything."""
-    real = data.source_files
-    monkeypatch.setattr(data, "TEXT_LIBRARIES", ())
+    real = demo.source_files
+    monkeypatch.setattr(demo, "TEXT_LIBRARIES", ())
     monkeypatch.setattr(
-        data, "source_files", lambda: (item for item in real() if item[0].partition(".")[0] in FEW)
+        demo, "source_files", lambda: (item for item in real() if item[0].partition(".")[0] in FEW)
     )
-    monkeypatch.setattr(data, "LABELLED", 60)
-    monkeypatch.setattr(data, "TESTED", 40)
-    monkeypatch.setattr(run, "SEEDS", (1,))
-    monkeypatch.setattr(run, "VOCABULARY", 800)
-
-
-def test_clean_keeps_prose_only() -> None:
-    docstring = """Return the sum of two numbers.
-
-    >>> add(1, 2)
-    3
-
-    Short one.
-
-    The second paragraph has
-    two lines of text.
-    """
-    assert data.clean_docstring(docstring) == (
-        "Return the sum of two numbers.\nThe second paragraph has two lines of text."
-    )
-
-
-def test_docstrings_are_found_without_parsing() -> None:
-    source = '"""What this module does."""\nraise SystemExit\nx = """no docstring\n"""\n'
-    source += "class A:\n    r'''A class with\n    two lines.'''\n    def broken(:"
-    assert list(data.find_docstrings(source)) == [
-        "What this module does.",
-        "A class with\ntwo lines.",
-    ]
-    assert list(data.find_docstrings('"""never closed')) == []
-
-
-def test_short_sentences_contain_no_code() -> None:
-    prose = (
-        "Return a copy. Return the name of the file.\nCall open(path) to open it. And this is one."
-    )
-    assert list(data.short_sentences(prose)) == ["Return the name of the file.", "And this is one."]
+    monkeypatch.setattr(demo, "LABELLED", 60)
+    monkeypatch.setattr(demo, "TESTED", 40)
+    monkeypatch.setattr(demo, "SEEDS", (1,))
+    monkeypatch.setattr(demo, "VOCABULARY", 800)
 
 
 def test_damaged_sentences_differ_in_words_of_the_same_frequency(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(data, "COMMON", 1)
+    monkeypatch.setattr(demo, "COMMON", 1)
     names = ["apple", "grape", "lemon", "melon", "olive", "peach"]
     sentences = [f"The {a} and {b} are new." for a in names for b in names if a < b]
     sentences += ["The once read rare text.", "The short one."]
-    pairs = data.damaged_pairs(sentences, 12, keyed_rng(0, 0))
+    pairs = demo.damaged_pairs(sentences, 12, keyed_rng(0, 0))
     assert len(pairs) == 12
     assert {given.label for given in pairs} == {0, 1}
     rare = {"once", "read", "rare", "text", "short"}
@@ -80,7 +47,7 @@ def test_damaged_sentences_differ_in_words_of_the_same_frequency(
         assert genuine in sentences
         assert damaged not in (genuine, "")
         changed = [(a, b) for a, b in zip(genuine.split(), damaged.split(), strict=True) if a != b]
-        assert len(changed) == data.CHANGED
+        assert len(changed) == demo.CHANGED
         assert all((a.strip(".") in rare) == (b.strip(".") in rare) for a, b in changed)
 
 
@@ -95,13 +62,12 @@ def test_demo_tells_the_whole_story(tmp_path: Path, capfd: pytest.CaptureFixture
         training=Training(learning_rate=1e-3, warmup_steps=2),
         logging=Logging(log_every=5, evaluate_every=20, held_out_sequences=32),
     )
-    assert run.run_demo(tmp_path, Console(), small) is None
+    assert demo.run_demo(tmp_path, Console(), small) is None
     shown = capfd.readouterr().err
     assert "Does pre-training help?" in shown
     assert "report.html" in shown
     written = json.loads((tmp_path / "demo.json").read_text())
-    assert [len(found) for found in written["accuracies"].values()] == [1, 1, 1]
-    assert list(written["accuracies"]) == [run.COUNTING, "random initial weights", "pre-trained"]
+    assert [len(found) for found in written["accuracies"].values()] == [1, 1]
     page = (tmp_path / "report.html").read_text()
     assert "Does pre-training help?" in page
     assert "Filling masks" in page
@@ -112,14 +78,14 @@ def test_demo_tells_the_whole_story(tmp_path: Path, capfd: pytest.CaptureFixture
 def test_labelled_task_is_tested_on_sentences_set_apart(
     tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data, "FITTING", 100)  # the small vocabulary splits words into letters
-    text = data.gather_corpus(Console())
-    trained = {data.spelling(line) for found in text.documents for line in found.splitlines()}
+    monkeypatch.setattr(demo, "FITTING", 100)  # the small vocabulary splits words into letters
+    text = demo.gather_corpus(Console())
+    trained = {demo.spelling(line) for found in text.documents for line in found.splitlines()}
     assert len(text.apart) > 100
-    assert trained.isdisjoint(map(data.spelling, text.apart))
-    labelled = data.labelled_task(text, tokenizer)
+    assert trained.isdisjoint(map(demo.spelling, text.apart))
+    labelled = demo.labelled_task(text, tokenizer)
     sides = [{given.choices[given.label] for given in side} for side in labelled]
-    assert {data.spelling(sentence) for sentence in sides[0]} <= trained
+    assert {demo.spelling(sentence) for sentence in sides[0]} <= trained
     assert sides[1] <= set(text.apart)
     with pytest.raises(BertkitError, match="too few docstrings"):
-        data.labelled_task(text._replace(apart=text.apart[:5]), tokenizer)
+        demo.labelled_task(text._replace(apart=text.apart[:5]), tokenizer)

@@ -20,7 +20,7 @@ def demo_command(*, out: Path = Path("runs/demo")) -> int:
     """
     import torch
 
-    from bertkit.demo.run import run_demo
+    from bertkit.demo import run_demo
 
     out = check_output(out, folder=True)
     torch.set_num_threads(1)  # the network is so small that threads mostly wait for each other

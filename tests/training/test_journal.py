@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 import importlib.util
 import io
 import json
 import math
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit import console
-from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.training.journal import Journal, read_journal
 
@@ -181,135 +176,6 @@ def test_tensorboard_events_hold_the_numbers(tmp_path: Path) -> None:
     assert sorted(events.Tags()["scalars"]) == ["held-out/mlm_loss", "training/loss"]
     loss = [(event.step, event.value) for event in events.Scalars("training/loss")]
     assert loss == [(1, 1.0), (2, 0.5), (3, 9.0)]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class Clock:
-    """Time that passes only when told to."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(console, "monotonic", lambda: self.now)
-
-
-def test_plain_lines_come_every_ten_seconds_and_at_evaluations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock, stream = Clock(monkeypatch), io.StringIO()
-    with Console(stream=stream) as console:
-        console.start(1000, 0)
-        for number in range(1, 31):
-            clock.now += 1.0
-            console.update(step(10 * number, mlm_accuracy=0.5))
-            if number == 12:
-                console.update({"kind": "evaluation", "step": 120, "mlm_loss": 4.25})
-    lines = stream.getvalue().splitlines()
-    first = "10 of 1,000 steps (1%), 10.0 steps/s, 0:01:39 left, loss 0.100, accuracy 50.0%"
-    assert lines[0] == first
-    assert [line.split(" ")[0] for line in lines] == ["10", "110", "step", "210", "300"]
-    assert lines[2] == "step 120, held out: MLM loss 4.250"
-    assert "0:01:10 left" in lines[-1]
-
-
-def test_the_rate_is_that_of_the_last_minute_and_of_this_run_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock, stream = Clock(monkeypatch), io.StringIO()
-    with Console(interval=0, stream=stream) as console:
-        console.start(2000, 500)
-        clock.now += 10
-        console.update(step(1500))  # fast short sequences
-        clock.now += 100
-        console.update(step(1510))
-        clock.now += 100
-        console.update(step(1520))
-    lines = stream.getvalue().splitlines()
-    assert "100.0 steps/s, 0:00:05 left" in lines[0]
-    assert "10.0 s each, 1:20:00 left" in lines[-1]
-
-
-def test_a_number_of_steps_that_takes_longer_than_dates_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, stream = Clock(monkeypatch), io.StringIO()
-    with Console(interval=0, stream=stream) as console:
-        console.start(10**30, 0)
-        clock.now += 10
-        console.update(step(10))
-    assert "1.0 s each, 999999999 days" in stream.getvalue()
-
-
-def test_counting_with_an_unknown_total(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, stream = Clock(monkeypatch), io.StringIO()
-    with Console(stream=stream) as console:
-        console.start(None, title="reading", unit="documents")
-        clock.now += 2
-        console.update({"done": 3000, "bytes": 12_345_678, "tokens": 1234, "file": "a.txt"})
-    expected = "reading: 3,000 documents, 1,500.0 documents/s, 12.3 MB, 1,234 tokens, file a.txt\n"
-    assert stream.getvalue() == expected
-
-
-def test_an_amount_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, stream = Clock(monkeypatch), io.StringIO()
-    with Console(stream=stream) as console:
-        for _ in range(2):  # the second time to say that it is finished
-            clock.now += 2
-            console.update({"done": 3})
-    assert stream.getvalue().count("3 steps") == 1
-
-
-def test_values_that_are_not_numbers_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    Clock(monkeypatch)
-    stream = io.StringIO()
-    with Console(stream=stream) as console:
-        console.update(step(5, mlm_loss=None))
-        console.say("[bold]as it is[/bold]")
-    assert stream.getvalue() == "5 steps, loss 0.200\n[bold]as it is[/bold]\n"
-
-
-def test_a_terminal_gets_one_bar_and_whole_lines_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    clock, stream = Clock(monkeypatch), Terminal()
-    with Console(stream=stream) as console:
-        console.start(40, 10, title="training")
-        clock.now += 2
-        console.update(step(20))
-        console.say("[note] a line " + 12 * "that is long " + "end")
-        builtins.print("printed by someone else", file=sys.stdout)
-        console.update({"kind": "evaluation", "step": 20, "mlm_accuracy": 0.25})
-        console.update(step(40))
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", stream.getvalue())
-    lines = [line.strip() for line in re.split(r"[\r\n]+", plain) if line.strip()]
-    assert any(line.startswith("[note] a line") and line.endswith("end") for line in lines)
-    assert "step 20, held out: accuracy 25.0%" in lines
-    assert "printed by someone else" in lines
-    assert any("40 of 40 steps (100%)" in line for line in lines)
-    assert "\x1b[?25h" in stream.getvalue()  # the cursor is shown again
-
-
-def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    stream = Terminal()
-    with Console(stream=stream) as console:
-        console.start(2)
-        console.update(step(1))
-    assert "\x1b" not in stream.getvalue()
-    assert stream.getvalue().startswith("1 of 2 steps (50%)")
-
-
-def test_closing_twice_and_starting_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    console = Console(stream=Terminal())
-    console.close()
-    for _ in range(2):
-        console.start(3, unit="words")
-        console.update({"done": 3})
-    console.close()
-    console.close()
-    assert console.bar is None
 
 
 def test_training_continues_without_tensorboard(

@@ -1,1 +1,0 @@
-"""A demonstration without downloads: text from this Python, a small BERT and a labelled task."""
