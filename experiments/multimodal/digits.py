@@ -18,6 +18,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from sklearn import datasets
 from torch import Tensor, nn
 
 from bertkit.checkpoints.pretrained import read_pretrained
@@ -57,8 +58,6 @@ class Examples:
 
 def load_digits(*, held_out: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the images, (images, 8, 8) with values from -1 to 1, and their digits."""
-    from sklearn import datasets
-
     data = datasets.load_digits()
     chosen = (np.arange(len(data.target)) % 3 == 0) == held_out
     images = data.images.astype(np.float32) / LAST_PIXEL * 2 - 1
@@ -136,7 +135,7 @@ def train(
     torch.manual_seed(seed)
     updates = epochs * -(-examples // BATCH_SIZE)
     warmup = max(1, round(WARMUP * updates))
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warmup, (updates - step) / (updates - warmup + 1))
     )
