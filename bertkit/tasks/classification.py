@@ -41,7 +41,6 @@ class LabelColumns(TextColumns):
     """Columns of texts or text pairs with one label name each; JSON's 1 is "1", true is "True"."""
 
     def label_in(self, value: Any, location: str) -> str | None:
-        """See `TextColumns`."""
         if isinstance(value, list | tuple | set | frozenset | dict | bytes):
             raise BertkitError(
                 f"{location}: '{self.label}' holds a {type(value).__name__}, not one name; for "
@@ -77,13 +76,11 @@ class Classification(TextTask):
 
     @classmethod
     def from_data(cls, data: TrainingData) -> Self:
-        """See `Task`."""
         labels = training_labels(data, at_least=2)
         return cls(labels, max_length=data.max_length, stride=data.windows.stride)
 
     @property
     def metric(self) -> str:
-        """See `Task`."""
         return self.metrics[0]
 
     @property
@@ -92,7 +89,7 @@ class Classification(TextTask):
         return self.labels[-1]
 
     def target_of(self, example: TextExample) -> int | None:
-        """See `TextTask`; the target is the index of the label, or None without a label."""
+        """The target is the index of the label, or None without a label."""
         if example.label is None:
             return None
         if example.label not in self.labels:
@@ -100,16 +97,14 @@ class Classification(TextTask):
         return self.labels.index(str(example.label))
 
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
-        """See `TextTask`; the loss is the cross entropy."""
+        """The loss is the cross entropy."""
         return F.cross_entropy(logits, targets, weight=class_weights, reduction="none")
 
     def balanced_weights(self, items: Items) -> np.ndarray:
-        """See `Task`."""
         targets = [item.parts[0].target for item in items.items]
         return balanced(np.bincount(targets, minlength=len(self.labels)))
 
     def results(self, logits: np.ndarray) -> list[LabelResult]:
-        """See `TextTask`."""
         return [
             LabelResult(
                 self.labels[int(row.argmax())],
@@ -122,13 +117,12 @@ class Classification(TextTask):
     def score(
         self, inputs: Sequence[TextExample], results: Sequence[LabelResult]
     ) -> dict[str, float]:
-        """See `Task`."""
         gold = [str(example.label) for example in inputs]
         predicted = [result.label for result in results]
         return {name: CLASSIFICATION[name](gold, predicted, self.positive) for name in self.metrics}
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
-        """See `Task`; always the most frequent or always the positive label."""
+        """Always the most frequent or always the positive label."""
         [(common, _)] = label_counts(inputs).most_common(1)
         return best_scores(
             self.score(inputs, [LabelResult(label, 1.0, {})] * len(inputs))
@@ -136,13 +130,13 @@ class Classification(TextTask):
         )
 
     def degenerate(self, inputs: Sequence[TextExample], results: Sequence[LabelResult]) -> str:
-        """See `Task`; a degenerate run gives each input the same label."""
+        """A degenerate run gives each input the same label."""
         return always_the_same(inputs, [result.label for result in results])
 
     def official_files(
         self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
     ) -> list[Path]:
-        """See `Task`; for GLUE this is a file of its server."""
+        """For GLUE this is a file of its server."""
         from bertkit.tasks.official import write_glue
 
         ids, labels = [example.id for example in inputs], [result.label for result in results]
@@ -230,12 +224,11 @@ class MultiLabelClassification(TextTask):
 
     @classmethod
     def from_data(cls, data: TrainingData) -> Self:
-        """See `Task`."""
         labels = training_labels(data, at_least=1)
         return cls(labels, max_length=data.max_length, stride=data.windows.stride)
 
     def target_of(self, example: TextExample) -> np.ndarray:
-        """See `TextTask`; the target says of each label whether the input has it."""
+        """The target says of each label whether the input has it."""
         wanted = self.gold_value(example)
         for label in wanted:
             if label not in self.labels:
@@ -243,7 +236,7 @@ class MultiLabelClassification(TextTask):
         return np.array([label in wanted for label in self.labels])
 
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
-        """See `TextTask`; the loss is the mean binary cross entropy over the classes.
+        """The loss is the mean binary cross entropy over the classes.
 
         A class's weight is that of the inputs that have it.
         """
@@ -252,13 +245,12 @@ class MultiLabelClassification(TextTask):
         ).mean(-1)
 
     def balanced_weights(self, items: Items) -> np.ndarray:
-        """See `Task`; inputs without the class / inputs with it."""
+        """Inputs without the class / inputs with it."""
         counts = np.sum([item.parts[0].target for item in items.items], axis=0)
         absent = len(items.items) - counts
         return np.where(counts * absent > 0, absent / np.maximum(counts, 1), 1.0)
 
     def results(self, logits: np.ndarray) -> list[LabelSetResult]:
-        """See `TextTask`."""
         results = []
         for row in 1 / (1 + np.exp(-logits.astype(np.float64))):
             chances = dict(zip(self.labels, row.tolist(), strict=True))
@@ -268,22 +260,21 @@ class MultiLabelClassification(TextTask):
         return results
 
     def answer_value(self, result: LabelSetResult) -> tuple[str, ...]:
-        """See `Task`; the labels in alphabetical order."""
+        """The labels in alphabetical order."""
         return tuple(sorted(result.labels))
 
     def gold_value(self, example: TextExample) -> tuple[str, ...]:
-        """See `Task`; the labels in alphabetical order."""
+        """The labels in alphabetical order."""
         return tuple(sorted(example.label)) if isinstance(example.label, tuple) else ()
 
     def score(
         self, inputs: Sequence[TextExample], results: Sequence[LabelSetResult]
     ) -> dict[str, float]:
-        """See `Task`."""
         gold = [self.gold_value(example) for example in inputs]
         return multi_label(gold, [result.labels for result in results], self.labels)
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
-        """See `Task`; always the k best labels for micro F1, all labels, or the commonest set."""
+        """Always the k best labels for micro F1, all labels, or the commonest set."""
         seen = label_counts(inputs)
         ranked = [label for label, _ in seen.most_common()]
         right = [0, *accumulate(seen[label] for label in ranked)]
@@ -295,6 +286,6 @@ class MultiLabelClassification(TextTask):
         )
 
     def degenerate(self, inputs: Sequence[TextExample], results: Sequence[LabelSetResult]) -> str:
-        """See `Task`; a degenerate run gives each input the same labels."""
+        """A degenerate run gives each input the same labels."""
         answers = [" and ".join(self.answer_value(result)) or "no label" for result in results]
         return always_the_same(inputs, answers)

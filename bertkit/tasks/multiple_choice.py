@@ -93,7 +93,7 @@ class ChoiceColumns(Columns):
     def example(
         self, row: Fields, location: str, counts: TextCounts, *, labelled: bool, scoring: bool
     ) -> ChoiceExample | None:
-        """See `Columns`; a row is left out if a text is empty or its key is out of range."""
+        """A row is left out if a text is empty or its key is out of range."""
         fields = self.choices_in(row, location)
         if len(fields) < 2:
             counts.note(f"fewer than two '{self.choices[0]}'", location)
@@ -148,7 +148,7 @@ class ChoiceColumns(Columns):
         return LETTERS.find(key.lower()) if len(key) == 1 else -1
 
     def from_values(self, values: Sequence[Any], location: str, id: str) -> ChoiceExample:  # noqa: A002
-        """See `Columns`; the choices are one list, or the values after the text."""
+        """The choices are one list, or the values after the text."""
         text, *choices = values
         if len(choices) == 1:
             listed = from_json(choices[0])
@@ -193,15 +193,12 @@ class MultipleChoice(Task):
 
     @classmethod
     def from_data(cls, data: TrainingData) -> Self:
-        """See `Task`."""
         return cls(data.max_length, data.windows.stride)
 
     def build(self, config: ModelConfig) -> ClassificationModel:
-        """See `Task`."""
         return ClassificationModel(config, 1)
 
     def items(self, inputs: Sequence[ChoiceExample], tokenizer: Tokenizer) -> Items:
-        """See `Task`."""
         contexts = tokenizer.encode_batch([example.text for example in inputs])
         endings = iter(tokenizer.encode_batch([c for example in inputs for c in example.choices]))
         items, empty = [], 0
@@ -241,7 +238,7 @@ class MultipleChoice(Task):
         return tensors, count_examples(parts)
 
     def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        """See `Task`; the loss is the cross entropy over the choices of each part."""
+        """The loss is the cross entropy over the choices of each part."""
         scores = model(batch.packed).float().squeeze(-1)
         table = batch.tensors["table"]
         logits = scores[table.clamp(min=0)].masked_fill(table < 0, -torch.inf)
@@ -251,7 +248,6 @@ class MultipleChoice(Task):
     def decode(
         self, inputs: Sequence[ChoiceExample], items: Items, outputs: Sequence[list[np.ndarray]]
     ) -> list[ChoiceResult]:
-        """See `Task`."""
         results = []
         for example, parts in zip(inputs, outputs, strict=True):
             chances = softmax(np.mean([part[:, 0] for part in parts], axis=0))
@@ -264,24 +260,23 @@ class MultipleChoice(Task):
     def score(
         self, inputs: Sequence[ChoiceExample], results: Sequence[ChoiceResult]
     ) -> dict[str, float]:
-        """See `Task`."""
         right = sum(i.label == r.choice for i, r in zip(inputs, results, strict=True))
         return {"accuracy": right / max(1, len(inputs))}
 
     def baseline(self, inputs: Sequence[ChoiceExample]) -> dict[str, float]:
-        """See `Task`; always the index that is right most often."""
+        """Always the index that is right most often."""
         [(_, right)] = Counter(example.label for example in inputs).most_common(1)
         return {"accuracy": right / len(inputs)}
 
     def degenerate(self, inputs: Sequence[ChoiceExample], results: Sequence[ChoiceResult]) -> str:
-        """See `Task`; a degenerate run gives all choices nearly equal probabilities."""
+        """A degenerate run gives all choices nearly equal probabilities."""
         spread = max(max(r.probabilities) - min(r.probabilities) for r in results)
         return "gives each choice nearly the same probability" if spread < 0.01 else ""
 
     def official_files(
         self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
     ) -> list[Path]:
-        """See `Task`; for SWAG this is a CSV with one index per line."""
+        """For SWAG this is a CSV with one index per line."""
         from bertkit.tasks.official import write_swag
 
         return write_swag(name, split, folder, inputs, [result.choice for result in results])

@@ -76,7 +76,7 @@ class QuestionColumns(Columns):
     wanted = "(question, context) tuples"
 
     def in_rows(self, path: str | Path) -> bool:
-        """See `Columns`; a file without rows is the JSON of SQuAD or TriviaQA."""
+        """A file without rows is the JSON of SQuAD or TriviaQA."""
         if self.format != "auto":
             return True
         ending = extension(str(path))
@@ -85,13 +85,13 @@ class QuestionColumns(Columns):
     def read_own_format(
         self, path: str | Path, counts: TextCounts, *, labelled: bool, scoring: bool
     ) -> Iterator[QuestionExample]:
-        """See `Columns`; a file's JSON is one value, so the whole file is held in memory."""
+        """A file's JSON is one value, so the whole file is held in memory."""
         return iter(read_questions(path, counts, scoring=scoring))
 
     def example(
         self, row: Fields, location: str, counts: TextCounts, *, labelled: bool, scoring: bool
     ) -> QuestionExample | None:
-        """See `Columns`; answers are corrected or left out as in `read_questions`."""
+        """Answers are corrected or left out as in `read_questions`."""
         texts = row_texts(row, (self.question, self.passage), location, counts)
         if texts is None:
             return None
@@ -133,7 +133,6 @@ class QuestionColumns(Columns):
         ]
 
     def from_values(self, values: Sequence[Any], location: str, id: str) -> QuestionExample:  # noqa: A002
-        """See `Columns`."""
         texts = require_texts(location, values)
         if len(texts) != 2:
             raise InputTypeError(
@@ -159,7 +158,6 @@ class QuestionWindows(WindowLengths):
     usual_length = USUAL_WINDOW
 
     def __post_init__(self) -> None:
-        """See `WindowLengths`."""
         super().__post_init__()
         if self.max_question_length < 0:
             raise BertkitError(
@@ -274,7 +272,6 @@ class SpanScores(Answer):
     """The best spans, sorted by score; "" is among them if "no answer" is allowed."""
 
     def to_dict(self) -> dict[str, Any]:
-        """See `Result`."""
         values = super(SpanScores, self).to_dict()
         return {name: values[name] for name in values if name not in ("best", "nbest")}
 
@@ -315,7 +312,6 @@ class QuestionAnswering(Task):
 
     @classmethod
     def from_data(cls, data: TrainingData) -> Self:
-        """See `Task`."""
         windows: QuestionWindows = data.windows
         return cls(
             null=any(example.answers == () for example in data.examples),
@@ -327,16 +323,15 @@ class QuestionAnswering(Task):
 
     @classmethod
     def from_transformers(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
-        """See `Task`; windows are as in the paper."""
+        """Windows are as in the paper."""
         window = QuestionWindows().length(max_length)
         return {"max_length": window, "max_question_length": question_length(window)}
 
     def build(self, config: ModelConfig) -> SpanModel:
-        """See `Task`."""
         return SpanModel(config)
 
     def items(self, inputs: Sequence[QuestionExample], tokenizer: Tokenizer) -> Items:
-        """See `Task`; each window is a separate item, as in the published code.
+        """Each window is a separate item, as in the published code.
 
         Windows are made before the shuffle; a window without the answer has [CLS] as its target.
         """
@@ -399,7 +394,7 @@ class QuestionAnswering(Task):
         return {"spans": spans}, {"windows": len(parts)}
 
     def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        """See `Task`; the loss is the mean of the cross entropies of start and end."""
+        """The loss is the mean of the cross entropies of start and end."""
         packed, spans = batch.packed, batch.tensors["spans"]
         logits = model(packed).float()
         table = logits.new_full((len(spans), packed.max_seqlen, 2), -torch.inf)
@@ -410,7 +405,6 @@ class QuestionAnswering(Task):
     def decode(
         self, inputs: Sequence[QuestionExample], items: Items, outputs: Sequence[list[np.ndarray]]
     ) -> list[SpanScores]:
-        """See `Task`."""
         windows: list[list[tuple[SpanWindow, np.ndarray]]] = [[] for _ in inputs]
         for item, [logits] in zip(items.items, outputs, strict=True):
             windows[item.input].append((item.parts[0].target.window, logits.astype(np.float64)))
@@ -456,7 +450,7 @@ class QuestionAnswering(Task):
         )
 
     def decided(self, results: Sequence[SpanScores]) -> list[Any]:
-        """See `Task`; above the threshold there is no answer."""
+        """Above the threshold there is no answer."""
         decided = []
         for scores in results:
             best, none = scores.best, self.null and scores.null_odds > self.threshold
@@ -475,17 +469,17 @@ class QuestionAnswering(Task):
         return decided
 
     def gold_value(self, example: QuestionExample) -> Any:
-        """See `Task`; all accepted answers."""
+        """All accepted answers."""
         return tuple(answer.text for answer in example.answers or ())
 
     def score(
         self, inputs: Sequence[QuestionExample], results: Sequence[Answer]
     ) -> dict[str, float]:
-        """See `Task`; exact match and F1 by the official rules, for 2.0 also by answerability."""
+        """Exact match and F1 by the official rules, for 2.0 also by answerability."""
         return named_scores(inputs, [result.answer for result in results])
 
     def baseline(self, inputs: Sequence[QuestionExample]) -> dict[str, float]:
-        """See `Task`; never an answer in 2.0, the whole context in 1.1."""
+        """Never an answer in 2.0, the whole context in 1.1."""
         return named_scores(inputs, ["" if self.null else e.context for e in inputs])
 
     def calibrated(self, inputs: Sequence[QuestionExample], results: Sequence[SpanScores]) -> Self:
@@ -505,7 +499,7 @@ class QuestionAnswering(Task):
         return replace(self, threshold=middle if middle < above else lowest)
 
     def remarks(self, inputs: Sequence[QuestionExample], *, choosing: bool = False) -> list[str]:
-        """See `Task`; notes on questions that always score 0 and on a threshold not chosen."""
+        """Notes on questions that always score 0 and on a threshold not chosen."""
         none = sum(example.answers == () for example in inputs)
         if none and not self.null:
             return [f"{none:,} questions have no answer in their context, and the model gives one"]
@@ -514,7 +508,7 @@ class QuestionAnswering(Task):
         return []
 
     def degenerate(self, inputs: Sequence[QuestionExample], results: Sequence[Answer]) -> str:
-        """See `Task`; no answer to any question, or all answers start at the same character."""
+        """No answer to any question, or all answers start at the same character."""
         wanted = [{gold.start for gold in e.answers} for e in inputs if e.answers]
         if {result.answer for result in results} == {""}:
             return "finds no answer to any question" if wanted else ""
@@ -525,7 +519,7 @@ class QuestionAnswering(Task):
     def official_files(
         self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
     ) -> list[Path]:
-        """See `Task`; predictions.json, nbest_predictions.json and, for 2.0, null_odds.json."""
+        """Predictions.json, nbest_predictions.json and, for 2.0, null_odds.json."""
         pairs = list(zip(inputs, results, strict=True))
         contents: dict[str, Any] = {
             "predictions": {example.id: scores.answer for example, scores in pairs},

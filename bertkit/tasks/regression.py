@@ -88,7 +88,6 @@ class Regression(TextTask):
 
     @classmethod
     def from_data(cls, data: TrainingData) -> Self:
-        """See `Task`."""
         numbers = [float(example.label) for example in data.examples]
         mean, spread = float(np.mean(numbers)), float(np.std(numbers))
         if len(set(numbers)) == 1 or spread < MIN_SPREAD * abs(mean):
@@ -104,17 +103,16 @@ class Regression(TextTask):
         return cls(data.max_length, data.windows.stride, unit, mean)
 
     def settings(self) -> dict[str, Any]:
-        """See `Task`; a saved model predicts the numbers themselves."""
+        """A saved model predicts the numbers themselves."""
         settings = super().settings()
         return {name: settings[name] for name in settings if name not in {"unit", "mean"}}
 
     def fits_head(self, tensors: Mapping[str, Tensor]) -> bool:
-        """See `Task`; a head for numbers of another size would have to be learned from afar."""
+        """A head for numbers of another size would have to be learned from afar."""
         bias = tensors.get("classifier.bias")
         return bias is None or abs(float(bias[0]) - self.mean) <= 10 * self.unit
 
     def prepare_network(self, network: Any, *, keep_head: bool) -> Any:
-        """See `Task`."""
         if not keep_head:
             with torch.no_grad():
                 network.classifier.weight.mul_(self.unit)
@@ -124,37 +122,35 @@ class Regression(TextTask):
         return network
 
     def target_of(self, example: TextExample) -> Any:
-        """See `TextTask`; the target is the label itself."""
+        """The target is the label itself."""
         return example.label
 
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
-        """See `TextTask`; the loss is the squared error, and there are no classes."""
+        """The loss is the squared error, and there are no classes."""
         return ((logits.squeeze(-1) - targets) / self.unit) ** 2
 
     def results(self, logits: np.ndarray) -> list[NumberResult]:
-        """See `TextTask`."""
         return [NumberResult(float(row[0])) for row in logits]
 
     def score(
         self, inputs: Sequence[TextExample], results: Sequence[NumberResult]
     ) -> dict[str, float]:
-        """See `Task`."""
         gold = [self.target_of(example) for example in inputs]
         return correlations(gold, [result.value for result in results])
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
-        """See `Task`; always the mean of the labels."""
+        """Always the mean of the labels."""
         mean = float(np.mean([example.label for example in inputs]))
         return self.score(inputs, [NumberResult(mean)] * len(inputs))
 
     def remarks(self, inputs: Sequence[TextExample], *, choosing: bool = False) -> list[str]:
-        """See `Task`; a note on numbers by which runs cannot be compared."""
+        """A note on numbers by which runs cannot be compared."""
         if choosing and len({example.label for example in inputs}) == 1:
             return ["all numbers are equal, so no model correlates with them; give other rows"]
         return []
 
     def degenerate(self, inputs: Sequence[TextExample], results: Sequence[NumberResult]) -> str:
-        """See `Task`; a degenerate run gives each input nearly the same number."""
+        """A degenerate run gives each input nearly the same number."""
         spread = float(np.std([result.value for result in results]))
         wanted = float(np.std([self.target_of(example) for example in inputs]))
         if spread >= 0.02 * wanted:
@@ -164,7 +160,7 @@ class Regression(TextTask):
     def official_files(
         self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
     ) -> list[Path]:
-        """See `Task`; for GLUE this is a file of its server."""
+        """For GLUE this is a file of its server."""
         from bertkit.tasks.official import write_glue
 
         ids, values = [example.id for example in inputs], [result.value for result in results]

@@ -79,7 +79,7 @@ class TextColumns(Columns):
     def example(
         self, row: Fields, location: str, counts: TextCounts, *, labelled: bool, scoring: bool
     ) -> TextExample | None:
-        """See `Columns`; a row with an empty text is left out."""
+        """A row with an empty text is left out."""
         texts = row_texts(row, self.inputs, location, counts)
         if texts is None:
             return None
@@ -87,14 +87,13 @@ class TextColumns(Columns):
         return TextExample("", texts[0], texts[1] if self.pair else None, label, location)
 
     def from_values(self, values: Sequence[Any], location: str, id: str) -> TextExample:  # noqa: A002
-        """See `Columns`; a blank text is valid: the model reads only [CLS] and [SEP]."""
+        """A blank text is valid: the model reads only [CLS] and [SEP]."""
         texts = require_texts(location, values)
         if not 1 <= len(texts) <= 2:
             raise InputTypeError(f"{location} has {len(texts)} texts; give one text or two")
         return TextExample(id, texts[0], texts[1] if len(texts) > 1 else None, None, location)
 
     def from_line(self, line: str, location: str, id: str, document: int) -> TextExample:  # noqa: A002
-        """See `Columns`."""
         if self.pair:
             raise BertkitError(
                 f"{location}: plain text has no columns; give CSV or JSONL for pairs"
@@ -130,11 +129,10 @@ class TextTask(Task):
         """Return a result for each row of logits (inputs, classes)."""
 
     def build(self, config: ModelConfig) -> ClassificationModel:
-        """See `Task`."""
         return ClassificationModel(config, len(self.labels) or 1)
 
     def items(self, inputs: Sequence[TextExample], tokenizer: Tokenizer) -> Items:
-        """See `Task`; each input is one item, whose windows share its target."""
+        """Each input is one item, whose windows share its target."""
         targets = [self.target_of(example) for example in inputs]
         texts = tokenizer.encode_batch([example.text for example in inputs])
         pairs: list[list[int]] = [[]] * len(inputs)
@@ -154,13 +152,13 @@ class TextTask(Task):
     def targets(
         self, parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """See `Task`; the tensors are the targets and weights of the packed sequences."""
+        """The tensors are the targets and weights of the packed sequences."""
         targets = in_packed_order([part.target for part in parts], packed_index, self.target_dtype)
         weights = in_packed_order([part.weight for part in parts], packed_index, np.float32)
         return {"targets": targets, "weights": weights}, count_examples(parts)
 
     def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        """See `Task`; the loss is the weighted sum over sequences."""
+        """The loss is the weighted sum over sequences."""
         targets, class_weights = batch.tensors["targets"], batch.tensors.get("class_weights")
         losses = self.losses(model(batch.packed).float(), targets, class_weights)
         return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
@@ -168,7 +166,6 @@ class TextTask(Task):
     def decode(
         self, inputs: Sequence[TextExample], items: Items, outputs: Sequence[list[np.ndarray]]
     ) -> list[Any]:
-        """See `Task`."""
         if not inputs:
             return []
         return self.results(np.stack([np.concatenate(parts).mean(axis=0) for parts in outputs]))

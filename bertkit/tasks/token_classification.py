@@ -78,7 +78,7 @@ class WordColumns(Columns):
     wanted = "texts or lists of words"
 
     def in_rows(self, path: str | Path) -> bool:
-        """See `Columns`; a file without rows has one word per line."""
+        """A file without rows has one word per line."""
         if self.format != "auto":
             return self.format != "text"
         paths = Path(path).rglob("*") if Path(path).is_dir() else [path]
@@ -99,7 +99,7 @@ class WordColumns(Columns):
     def example(
         self, row: Fields, location: str, counts: TextCounts, *, labelled: bool, scoring: bool
     ) -> WordsExample | None:
-        """See `Columns`; each word needs a tag, and a row without words is left out."""
+        """Each word needs a tag, and a row without words is left out."""
         words = self.words_in(row[self.words], location)
         if not words:
             counts.note(f"empty '{self.words}'", location)
@@ -160,7 +160,7 @@ class WordColumns(Columns):
         return value
 
     def from_values(self, values: Sequence[Any], location: str, id: str) -> WordsExample:  # noqa: A002
-        """See `Columns`; a text is split into words, and a list of words is taken as it is."""
+        """A text is split into words, and a list of words is taken as it is."""
         text_or_words = values[0] if len(values) == 1 else values
         if isinstance(text_or_words, tuple | list):
             require_texts(location, text_or_words)
@@ -169,7 +169,7 @@ class WordColumns(Columns):
         return words_example(id, text_or_words, location, location)
 
     def from_value(self, value: Any, location: str, id: str) -> WordsExample:  # noqa: A002
-        """See `Columns`; a dict may name the document, and a list is one sentence of words."""
+        """A dict may name the document, and a list is one sentence of words."""
         if isinstance(value, Mapping) and self.words in value:
             words = self.words_in(value[self.words], location)
             return words_example(id, words, self.document_of(value, location), location)
@@ -178,7 +178,6 @@ class WordColumns(Columns):
         return super().from_value(value, location, id)
 
     def from_line(self, line: str, location: str, id: str, document: int) -> WordsExample:  # noqa: A002
-        """See `Columns`."""
         return words_example(id, line, f"{location.rpartition(':')[0]}#{document}", location)
 
 
@@ -190,7 +189,6 @@ class WordWindows(WindowLengths):
     """sentence, or document, in which each word also sees the surrounding sentences."""
 
     def __post_init__(self) -> None:
-        """See `WindowLengths`."""
         super().__post_init__()
         check_known("context", self.context, CONTEXTS)
 
@@ -274,7 +272,6 @@ class TokenClassification(Task):
 
     @classmethod
     def from_data(cls, data: TrainingData) -> Self:
-        """See `Task`."""
         labels, entities = tag_labels(data.examples)
         for name in seen_once(data.examples, entities):
             data.counts.note(SEEN_ONCE, name)
@@ -291,20 +288,19 @@ class TokenClassification(Task):
 
     @classmethod
     def from_transformers(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
-        """See `Task`; also tells whether the labels are entity tags."""
+        """Also tells whether the labels are entity tags."""
         return {"max_length": max_length, "entities": are_entity_tags({*labels} - NO_TAGS)}
 
     @property
     def metric(self) -> str:
-        """See `Task`; the F1 of entities, or the accuracy of other tags."""
+        """The F1 of entities, or the accuracy of other tags."""
         return "f1" if self.entities else "accuracy"
 
     def build(self, config: ModelConfig) -> TokenClassificationModel:
-        """See `Task`."""
         return TokenClassificationModel(config, len(self.labels))
 
     def items(self, inputs: Sequence[WordsExample], tokenizer: Tokenizer) -> Items:
-        """See `Task`; each sentence, or with document context each window, is one item.
+        """Each sentence, or with document context each window, is one item.
 
         `windowed` counts the sentences whose words are predicted in more than one window.
         """
@@ -412,7 +408,7 @@ class TokenClassification(Task):
         return tensors, {"words": int(tagged.sum())}
 
     def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        """See `Task`; the loss is the cross entropy at the first token of each word."""
+        """The loss is the cross entropy at the first token of each word."""
         logits = model(batch.packed).index_select(0, batch.tensors["rows"]).float()
         weights = batch.tensors.get("class_weights")
         labels = batch.tensors["labels"]
@@ -420,14 +416,13 @@ class TokenClassification(Task):
         return {"loss": LossSum(loss, "words")}
 
     def balanced_weights(self, items: Items) -> np.ndarray:
-        """See `Task`; words / (tags x words with the tag)."""
+        """Words / (tags x words with the tag)."""
         labels = np.concatenate([part.target.labels for part in items.parts()])
         return balanced(np.bincount(labels[labels != NO_TAG], minlength=len(self.labels)))
 
     def decode(
         self, inputs: Sequence[WordsExample], items: Items, outputs: Sequence[list[np.ndarray]]
     ) -> list[TagsResult]:
-        """See `Task`."""
         counts = [len(example.words) for example in inputs]
         ends = np.cumsum(counts, dtype=np.int64)
         begins = ends - counts
@@ -462,17 +457,17 @@ class TokenClassification(Task):
         return TagsResult(words, tuple(entities))
 
     def answer_value(self, result: TagsResult) -> tuple[str, ...]:
-        """See `Task`; entity tags are in IOB2."""
+        """Entity tags are in IOB2."""
         return tuple(self.in_scheme(result.tags))
 
     def gold_value(self, example: WordsExample) -> tuple[str, ...]:
-        """See `Task`; entity tags are in IOB2."""
+        """Entity tags are in IOB2."""
         return tuple(self.in_scheme(example.tags or ()))
 
     def score(
         self, inputs: Sequence[WordsExample], results: Sequence[TagsResult]
     ) -> dict[str, float]:
-        """See `Task`; entity F1, precision and recall, in total and per type, and tag accuracy."""
+        """Entity F1, precision and recall, in total and per type, and tag accuracy."""
         return self.score_tags(inputs, [self.answer_value(result) for result in results])
 
     def score_tags(
@@ -489,13 +484,13 @@ class TokenClassification(Task):
         return {**first, **accuracy, **scores}
 
     def baseline(self, inputs: Sequence[WordsExample]) -> dict[str, float]:
-        """See `Task`; always the most frequent tag."""
+        """Always the most frequent tag."""
         seen = Counter(tag for example in inputs for tag in self.gold_value(example))
         common = seen.most_common(1)[0][0] if seen else self.labels[0]
         return self.score_tags(inputs, [self.in_scheme([common] * len(i.words)) for i in inputs])
 
     def degenerate(self, inputs: Sequence[WordsExample], results: Sequence[TagsResult]) -> str:
-        """See `Task`; no entity found, or the same tag for each word, although gold has others."""
+        """No entity found, or the same tag for each word, although gold has others."""
         wanted = {tag for example in inputs for tag in example.tags or ()}
         if self.entities:
             some = any(result.entities for result in results)
@@ -507,7 +502,7 @@ class TokenClassification(Task):
     def official_files(
         self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
     ) -> list[Path]:
-        """See `Task`; the file is for the conlleval script."""
+        """The file is for the conlleval script."""
         path = folder / f"{split}.txt"
         write_conll(path, inputs, [result.tags for result in results])
         return [path]
