@@ -18,13 +18,13 @@ from bertkit.pretraining_data.pairs import (
     PAIR_OBJECTIVES,
     SPECIALS,
     PairOptions,
-    ShuffleBlock,
     Spans,
+    Window,
     example_lengths,
     example_rows,
     measure_pairs,
-    open_block,
-    plan_block,
+    open_window,
+    plan_window,
     truncation,
 )
 from bertkit.pretraining_data.rng import PAIRS, keyed_rng
@@ -54,10 +54,10 @@ def plan(
     short: float = 0.1,
 ) -> np.ndarray:
     options = PairOptions(max_length=length, pair=pair, short_probability=short)
-    return plan_block(store, range(len(store.shards)), options, seed, epoch, 0)
+    return plan_window(store, range(len(store.shards)), options, seed, epoch, 0)
 
 
-def documents(window: ShuffleBlock, rows: np.ndarray, side: str) -> np.ndarray:
+def documents(window: Window, rows: np.ndarray, side: str) -> np.ndarray:
     """The document of the window that each A or B is from."""
     bases = window.token_bases[np.searchsorted(window.shards, rows[f"{side}_shard"])]
     starts = window.sentences[window.documents]
@@ -66,7 +66,7 @@ def documents(window: ShuffleBlock, rows: np.ndarray, side: str) -> np.ndarray:
 
 def spans(store: TokenStore, rows: np.ndarray, side: str) -> tuple[np.ndarray, np.ndarray]:
     """First token of A or B, and the one after the last, in the window's run of tokens."""
-    window = open_block(store, range(len(store.shards)))
+    window = open_window(store, range(len(store.shards)))
     bases = window.token_bases[np.searchsorted(window.shards, rows[f"{side}_shard"])]
     start = rows[f"{side}_start"] + bases
     return start, start + rows[f"{side}_length"]
@@ -113,7 +113,7 @@ def test_statistics_equal_the_plain_walk(store: TokenStore, length: int) -> None
 
 
 def test_a_and_b_are_what_the_labels_say(store: TokenStore) -> None:
-    window = open_block(store, range(len(store.shards)))
+    window = open_window(store, range(len(store.shards)))
     for epoch in range(5):
         rows = plan(store, epoch=epoch)
         is_random = rows["is_random"] == 1
@@ -138,7 +138,7 @@ def test_a_and_b_are_what_the_labels_say(store: TokenStore) -> None:
 def test_every_sentence_begins_some_a_or_follows(store: TokenStore) -> None:
     """The walk skips nothing: without truncation A and true B cover each document."""
     rows = plan(store, length=4000)
-    window = open_block(store, range(len(store.shards)))
+    window = open_window(store, range(len(store.shards)))
     covered = np.zeros(window.token_bases[-1], dtype=bool)
     for row in rows:
         sides = ("a",) if row["is_random"] else ("a", "b")
@@ -166,7 +166,7 @@ def equal_pairs(count: int, a: int, b: int) -> tuple[np.ndarray, np.ndarray, np.
     a_start = np.arange(count) * (a + b)
     middle, end = a_start + a, a_start + a + b
     size = count * (a + b)
-    window = ShuffleBlock(*(np.array(column) for column in ([0], [0, size], [0, size], [0, 1])))
+    window = Window(*(np.array(column) for column in ([0], [0, size], [0, size], [0, 1])))
     target, is_random = np.full(count, 40), np.zeros(count, dtype=bool)
     spans = Spans(np.arange(count), a_start, middle, middle, end, target, is_random)
     rows = example_rows(window, spans, 40, 0, 0, keyed_rng(0, PAIRS))
@@ -205,9 +205,9 @@ def test_short_sequences_are_ten_percent_of_documents(tokenizer, tmp_path) -> No
 
     def share_of_short_documents(probability: float) -> tuple[float, np.ndarray]:
         options = PairOptions(max_length=128, short_probability=probability)
-        rows = plan_block(many, range(len(many.shards)), options, 0, 0, 0)
+        rows = plan_window(many, range(len(many.shards)), options, 0, 0, 0)
         max_length = np.zeros(many.documents, dtype=int)
-        window = open_block(many, range(len(many.shards)))
+        window = open_window(many, range(len(many.shards)))
         lengths = rows["a_length"] + rows["b_length"]
         np.maximum.at(max_length, documents(window, rows, "a"), lengths)
         return float(np.mean(max_length < 100)), rows
@@ -249,7 +249,7 @@ def test_none_is_the_very_table_of_next(store: TokenStore) -> None:
 
 @pytest.mark.parametrize("pair", PAIR_OBJECTIVES)
 def test_every_table_keeps_the_length_and_the_documents(store: TokenStore, pair: str) -> None:
-    window = open_block(store, range(len(store.shards)))
+    window = open_window(store, range(len(store.shards)))
     rows = np.concatenate([plan(store, epoch=n, length=40, pair=pair) for n in range(4)])
     assert (rows["a_length"] >= 1).all()
     lengths = example_lengths(rows)
@@ -272,7 +272,7 @@ def test_order_is_what_the_label_says(store: TokenStore) -> None:
     rows = np.concatenate([plan(store, epoch=n, pair="sop") for n in range(30)])
     (a_start, a_end), (b_start, b_end) = spans(store, rows, "a"), spans(store, rows, "b")
     swapped, whole = rows["is_random"] == 1, rows["cut"] == 0
-    window = open_block(store, range(len(store.shards)))
+    window = open_window(store, range(len(store.shards)))
     assert (documents(window, rows, "a") == documents(window, rows, "b")).all()
     np.testing.assert_array_equal(a_end[~swapped & whole], b_start[~swapped & whole])
     np.testing.assert_array_equal(b_end[swapped & whole], a_start[swapped & whole])
@@ -314,7 +314,7 @@ def test_a_chunk_of_one_sentence_is_cut_inside(tokenizer: Tokenizer, tmp_path: P
 def test_a_sentence_of_one_token_has_no_b(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Even the last of the window, whose empty B would begin behind the last token."""
     own = own_store(tokenizer, tmp_path, "river stone.\nbridge lantern.", "winter")
-    last, window = own.tokens - 1, open_block(own, range(len(own.shards)))
+    last, window = own.tokens - 1, open_window(own, range(len(own.shards)))
     for epoch in range(20):
         rows = plan(own, pair="sop", epoch=epoch, short=0.0)
         single = rows[documents(window, rows, "a") == 1]
@@ -340,7 +340,7 @@ def test_single_uses_every_token_once(store: TokenStore, length: int) -> None:
     assert rows["cut"].sum() == 0
     used = np.sort(np.concatenate([np.arange(*span) for span in zip(start, end, strict=True)]))
     np.testing.assert_array_equal(used, np.arange(store.tokens))
-    window = open_block(store, range(len(store.shards)))
+    window = open_window(store, range(len(store.shards)))
     stops = window.sentences[window.documents[documents(window, rows, "a") + 1]]
     following = np.searchsorted(window.sentences, end, side="right")
     inside = end < stops
