@@ -120,12 +120,14 @@ def published_files(folder: Path) -> tuple[list[str], list[str]]:
     others: list[str] = []
     home = folder.resolve()
     in_cache = "/snapshots/" in home.as_posix()
+    is_sharded = (folder / "model.safetensors.index.json").is_file()
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
         if not path.is_file() or any(part.startswith(".") for part in relative.parts):
             continue
         inside = in_cache or path.resolve().is_relative_to(home)
         known = inside and matches_any(relative.as_posix(), (*PUBLISHED, *AROUND))
+        known = known and (is_sharded or not fnmatch(path.name, "model-*-of-*.safetensors"))
         (published if known else others).append(relative.as_posix())
     return published, others
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit.checkpoints.hub import HubName, failed_download, hub_commit, parse_hub_name
+from bertkit.checkpoints.hub import HubName, hub_commit, parse_hub_name
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.model.heads import PretrainingModel
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import python, tiny_config
+from tests.conftest import tiny_config
 from tests.hub_server import Hub, Repository, running_hub
 
 DRIVER = """
@@ -36,16 +36,6 @@ for line in sys.stdin:
     except BertkitError as error:
         found = {"code": error.code, "message": str(error)}
     print(json.dumps(found), flush=True)
-"""
-
-COMMANDS = """
-import json, sys
-from bertkit.cli.app import main
-for words in json.loads(sys.argv[1]):
-    try:
-        main(words)
-    except SystemExit as end:
-        print("ended with", end.code)
 """
 
 Ask = Callable[..., dict[str, Any]]
@@ -170,7 +160,7 @@ def test_what_the_hub_refuses(hub: Hub, ask: Ask, model: dict[str, bytes]) -> No
     }
     gated = ask("org/gated")
     assert gated["code"] == "hub-gated"
-    assert f"{hub.url}/org/gated" in gated["message"]
+    assert "org/gated" in gated["message"]
     assert ask("org/private")["code"] == ask("org/absent")["code"] == "hub-not-found"
     assert ask("org/private", HF_TOKEN=hub.token)["commit"]
     assert ask("org/gated", HF_TOKEN=hub.token)["commit"]
@@ -202,39 +192,3 @@ def test_a_cache_that_cannot_be_written(hub: Hub, ask: Ask, model: dict[str, byt
     found = ask("org/bert", HF_HOME="/dev/null/cache")
     assert found["code"] == "hub-cache"
     assert "HF_HOME" in found["message"]
-
-
-@pytest.mark.slow
-def test_commands_take_names_of_the_hub(hub: Hub, model: dict[str, bytes], tmp_path: Path) -> None:
-    hub.repositories = {"org/bert": Repository(model)}
-    (tmp_path / "texts.txt").write_text("one text\nanother\n")
-    given = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    environment = {**given, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
-    commands = (
-        ("predict", "fill-mask", "org/bert", "a [MASK] text"),
-        ("predict", "embed", "hf:org/bert@main", "texts.txt", "--out", "vectors.npy"),
-        ("explain", "org/bert", "a text"),
-    )
-    done = python("-c", COMMANDS, json.dumps(commands), cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("ended with 0") == len(commands)
-    assert (tmp_path / "vectors.npy").is_file()
-
-
-@pytest.mark.parametrize(
-    ("module", "base", "code"),
-    [
-        ("httpx2", Exception, "hub-offline"),
-        ("requests.exceptions", OSError, "hub-offline"),
-        ("builtins", OSError, "hub-cache"),
-        ("json", ValueError, "hub"),
-        ("builtins", KeyError, "hub"),
-    ],
-)
-def test_a_download_that_ends_early_is_explained(module: str, base: type, code: str) -> None:
-    error = type("Failed", (base,), {"__module__": module})("gone")
-    found = failed_download(HubName("a/b"), error)
-    assert isinstance(found, BertkitError)
-    assert found.code == code
-    bug = RuntimeError("a bug")
-    assert failed_download(HubName("a/b"), bug) is bug

@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import ModelCard
 
 from bertkit.checkpoints.card import CARD, Card
-from bertkit.checkpoints.publish import published_files, published_folder, with_license
+from bertkit.checkpoints.publish import published_files, published_folder
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.model.task_heads import ClassificationModel
@@ -133,7 +133,7 @@ def test_a_pushed_model_comes_back(hub: Hub, pushed: Push, run: Path) -> None:
     }
     card = ModelCard(repository.files[CARD].decode())
     assert card.data.license == "mit"
-    assert 'model_name = "org/topics"' in card.text
+    assert 'load("org/topics")' in card.text
     assert "license" not in (run / "model" / CARD).read_text(), "the folder is not changed"
 
 
@@ -148,82 +148,15 @@ def test_files_of_an_earlier_model_are_removed(hub: Hub, pushed: Push, run: Path
 
 
 @pytest.mark.slow
-def test_nothing_changes_if_the_repository_ignores_files_of_the_model(
-    hub: Hub, pushed: Push, run: Path
-) -> None:
-    """The hub would drop them, without an error, from the commit that removes the earlier model."""
-    earlier = {"model-00001-of-00002.safetensors": b"weights", ".gitignore": b"*.safetensors"}
-    hub.repositories["org/ignoring"] = Repository(
-        earlier, {"main": "1" * 40}, ignored="*.safetensors"
-    )
-    found = pushed(run, "org/ignoring")
-    assert found["code"] == "hub-ignored"
-    assert "model.safetensors" in found["message"]
-    assert hub.repositories["org/ignoring"].files == earlier
-
-
-@pytest.mark.slow
-def test_an_answer_of_another_kind_is_an_error_of_the_hub(
-    hub: Hub, pushed: Push, run: Path
-) -> None:
-    try:
-        for hub.answer in ({}, b"<html>a proxy's page</html>"):
-            assert pushed(run, "org/odd")["code"] == "hub"
-    finally:
-        hub.answer = None
-
-
-@pytest.mark.slow
-def test_an_upload_that_breaks_off_is_said_in_one_line(hub: Hub, pushed: Push, run: Path) -> None:
-    hub.objects.clear()
-    hub.full = True
-    try:
-        found = pushed(run, "org/full")
-    finally:
-        hub.full = False
-    assert found["code"] == "hub-offline"
-    assert "model.safetensors" in found["message"]
-    assert hub.repositories["org/full"].files == {}
-    assert pushed(run, "org/full")["commit"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("part", "status", "code"),
-    [
-        ("PUT", 403, "hub-forbidden"),
-        ("PUT", 401, "hub-forbidden"),
-        ("/commit/", 429, "hub-offline"),
-        ("/commit/", 409, "hub"),
-        ("/api/repos/create", 400, "hub"),
-    ],
-)
-def test_the_hubs_reason_is_said(
-    hub: Hub, pushed: Push, run: Path, part: str, status: int, code: str
-) -> None:
-    hub.objects.clear()
-    hub.status = {part: status}
-    try:
-        found = pushed(run, f"org/odd-{status}")
-    finally:
-        hub.status = {}
-    assert found["code"] == code
-    assert "Refused" in found["message"] or status in (401, 403)
-    assert part != "PUT" or "token is still valid" in found["message"]
-    assert "developer.mozilla.org" not in found["message"]
-
-
-@pytest.mark.slow
 def test_a_commit_of_somebody_else_is_not_mixed_with_ours(
     hub: Hub, pushed: Push, run: Path
 ) -> None:
     assert pushed(run, "org/shared")["commit"]
     hub.meanwhile = b"theirs"
-    assert pushed(run, "org/shared", license="mit")["code"] == "hub-changed"
+    assert pushed(run, "org/shared", license="mit")["code"] == "hub"
     repository = hub.repositories["org/shared"]
     assert b"license: mit" not in repository.files[CARD]
     assert pushed(run, "org/shared", license="mit")["commit"]
-    assert "head.safetensors" not in repository.files
 
 
 @pytest.mark.slow
@@ -241,14 +174,11 @@ def test_a_private_model_and_a_branch(hub: Hub, pushed: Push, run: Path) -> None
 
 @pytest.mark.slow
 def test_what_the_hub_does_not_take(hub: Hub, pushed: Push, run: Path) -> None:
-    for token, code in ((hub.reader, "hub-forbidden"), ("hf_wrong", "hub-login")):
-        found = pushed(run, "org/no", token=token)
-        assert found["code"] == code
+    for token in (hub.reader, "hf_wrong"):
+        assert pushed(run, "org/no", token=token)["code"] == "hub-forbidden"
     assert pushed(run, "org/no", token="")["code"] == "hub-login"
     for changes in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
-        assert pushed(run, "org/no", environ=changes)["code"] == "hub-offline"
-    assert pushed(run, "org/no", license="unheard-of")["code"] == "hub-card"
-    assert pushed(run, "org/no", token="hf_sécret")["code"] == "hub-characters"
+        assert pushed(run, "org/no", environ=changes)["code"] == "hub"
     assert hub.repositories.get("org/no", Repository({})).files == {}
 
 
@@ -256,20 +186,16 @@ def test_what_is_refused_before_the_hub_is_asked(run: Path, tmp_path: Path) -> N
     from bertkit import push
 
     (tmp_path / "config.json").write_text("{}")
-    for model, name, options, code in (
-        (run, "topics", {}, "hub-name"),
-        (run, "org/na me", {}, "hub-name"),
-        (run, "a/b/c", {}, "hub-name"),
-        (run, "org/topics", {"revision": "a b"}, "hub-name"),
-        (run, "org/topics", {"revision": "a/../b"}, "hub-name"),
+    for model, name, options, said in (
+        (run, "topics", {}, "ORG/NAME"),
+        (run, "org/na me", {}, "ORG/NAME"),
+        (run, "org/topics", {"revision": "a/../b"}, "branch"),
         (run, "org/topics", {"license": "My own"}, "license"),
-        (run / "absent", "org/topics", {}, "no-model"),
-        (run / "checkpoints", "org/topics", {}, "no-model"),
-        (tmp_path, "org/topics", {}, "no-model"),
+        (run / "absent", "org/topics", {}, "no model"),
+        (tmp_path, "org/topics", {}, "no model"),
     ):
-        with pytest.raises(BertkitError) as caught:
+        with pytest.raises(BertkitError, match=said):
             push(model, name, **options)
-        assert caught.value.code == code, (model, name)
 
 
 def test_the_files_of_a_model(run: Path, tmp_path: Path) -> None:
@@ -286,20 +212,6 @@ def test_the_files_of_a_model(run: Path, tmp_path: Path) -> None:
     assert others == ["a/b/c.png", part, "x/config.json"]
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     assert part in published_files(tmp_path)[0]
-    for name in ("a curve.png", "private.jpg"):
-        (tmp_path / name).write_text("")
-    (tmp_path / CARD).write_text("# Model\n\n![The curve](a%20curve.png)\n")
-    names, others = published_files(tmp_path)
-    assert "a curve.png" in names, "the card shows it"
-    assert "private.jpg" in others
-
-
-def test_a_license_replaces_another() -> None:
-    card = "---\nlanguage: de\nlicense: other\nlicense_name: own\n---\n# T\n\nlicense: x\n"
-    assert with_license(card, "mit") == "---\nlicense: mit\nlanguage: de\n---\n# T\n\nlicense: x\n"
-    assert with_license("# T\n", "mit") == "---\nlicense: mit\n---\n\n# T\n"
-    listed = "---\nlicense:\n- mit\n- bsd\ntags:\n- a\n---\n# T\n"
-    assert with_license(listed, "mit") == "---\nlicense: mit\ntags:\n- a\n---\n# T\n"
 
 
 @pytest.mark.slow
