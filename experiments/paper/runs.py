@@ -97,25 +97,18 @@ def pretrained(study: Study, network: Network, seed: int, step: int = 0) -> Path
     snapshot = folder / "models" / f"step-{step:08d}" if step else folder
     if (folder / "model").exists():  # it is written last
         return snapshot
-    corpus = bertkit.TextOptions(
-        text=study.text, vocabulary_size=scale.vocabulary_size, cased=scale.cased
+    store = bertkit.store_from_text(
+        study.text,
+        study.out / "text",
+        vocabulary_size=scale.vocabulary_size,
+        cased=scale.cased,
     )
-    store = bertkit.store_from_text(corpus, study.out / "text")
-    recipe = read_recipe(bertkit.PretrainRecipe, scale.recipe, list(flags(overrides)))
+    recipe = read_recipe(bertkit.PretrainRecipe, scale.recipe, overrides)
     kept = scale.steps if network.name in ("bert", "left-to-right") else ()
     stopped = bertkit.pretrain(recipe, store, folder, device=study.device, save_models_at=kept)
     if stopped:
         raise SystemExit(f"stopped by a signal; the same command resumes {folder}")
     return snapshot
-
-
-def flags(overrides: dict[str, Any]) -> list[str]:
-    """Return the overrides of a recipe as command-line flags."""
-    words: list[str] = []
-    for field, value in overrides.items():
-        values = value if isinstance(value, list) else [value]
-        words += [f"--{field}", *map(str, values)]
-    return words
 
 
 def fine_tuned(

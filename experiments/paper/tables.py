@@ -132,9 +132,9 @@ def sized(network: Network, size: Size) -> Network:
     layers, width, heads = size
     name = f"{layers}x{width}x{heads}"
     fields = (
-        ("model.num-hidden-layers", layers),
-        ("model.hidden-size", width),
-        ("model.num-attention-heads", heads),
+        ("model.num_hidden_layers", layers),
+        ("model.hidden_size", width),
+        ("model.num_attention_heads", heads),
     )
     name = name if network == PLAIN else f"{network.name}-{name}"
     return Network(name, (*network.overrides, *fields))
@@ -202,7 +202,7 @@ def masking_cells(scale: Scale, columns: list[str]) -> list[Cell]:
     found = []
     for row in PAPER["table-8"]["rows"]:
         mask, keep, swap = (int(part) for part in row.split("/"))
-        shares = (("masking.mask-share", mask / 100), ("masking.random-share", swap / 100))
+        shares = (("masking.mask_share", mask / 100), ("masking.random_share", swap / 100))
         usual = (mask, keep, swap) == (80, 10, 10)
         network = PLAIN if usual else Network(f"mask-{mask}-{keep}-{swap}", shares)
         for column in columns:
