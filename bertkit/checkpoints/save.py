@@ -39,11 +39,6 @@ SAVED_HEADS = {
 """Task -> head (a key of `Family.classes`) and transformers' `problem_type`."""
 
 
-def has_transformers_class(config: ModelConfig, task: str) -> bool:
-    """Return whether transformers has a class for a network with the head of a task."""
-    return choose_class(config, SAVED_HEADS[task][0])[0] is not BERTKIT
-
-
 def save_model(
     directory: Path,
     model: nn.Module,

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import platform
-import re
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -274,33 +268,6 @@ def test_the_code_can_be_switched_off_and_must_fit_its_source(
         assert (library.library.__wrapped__() is None) == is_off
     monkeypatch.setattr(library, "SOURCE", library.SOURCE.with_name("library.py"))
     assert library.library.__wrapped__() is None
-
-
-@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs the instructions of x86-64")
-def test_the_compiler_keeps_the_whole_configuration_of_tiles(tmp_path: Path) -> None:
-    """Here the instruction is replaced by a copy of the 64 bytes that it reads."""
-    code = library.SOURCE.read_text()
-    function = re.search(r"#define AMX .*?\n}\n", code, re.DOTALL)
-    assert function is not None
-    includes = "#include <immintrin.h>\n#include <stdint.h>\n"
-    call = "void configure(void) { configure_tiles(); }\n"
-    path, assembly, shared = (tmp_path / f"tiles.{kind}" for kind in ("c", "s", "so"))
-    path.write_text(includes + function[0].replace("static AMX", "AMX") + call)
-    subprocess.run(["cc", "-O3", "-fPIC", "-S", str(path), "-o", str(assembly)], check=True)
-    copy = "".join(
-        rf"\tmovups {at}+\1, %xmm15\n\tmovups %xmm15, {at}+read_bytes(%rip)\n"
-        for at in (0, 16, 32, 48)
-    )
-    text, count = re.subn(r"\tldtilecfg\s+(\S+)\n", copy, assembly.read_text())
-    assert count > 0
-    kept = ".data\n.globl tile_bytes\ntile_bytes:\nread_bytes:\n.zero 64\n"
-    assembly.write_text(text + kept)
-    subprocess.run(["cc", "-shared", str(assembly), "-o", str(shared)], check=True)
-    tiles = ctypes.CDLL(str(shared))
-    tiles.configure()
-    found = bytes((ctypes.c_uint8 * 64).in_dll(tiles, "tile_bytes"))
-    assert found == bytes([1, *15 * [0], *8 * [64, 0], *16 * [0], *8 * [16], *8 * [0]])
 
 
 # The steps of training.

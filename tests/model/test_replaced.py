@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from bertkit.model.heads import ReplacedTokenModel, generator_config
 from bertkit.objectives import DISCRIMINATOR_WEIGHT, replaced_objective, total_loss
 from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.pretraining_data.loader import PretrainingBatch
-from bertkit.training.optimizer import trainable_parameters
 
 MASK = 4
 
@@ -137,24 +135,6 @@ def test_a_lucky_draw_is_an_original(
     assert (seen[-1].ids[example.target_positions] == 7).all()
 
 
-def test_draws_follow_the_generators_probabilities(
-    model: ReplacedTokenModel, seen: list[Packed]
-) -> None:
-    """Token 6 has three times the odds of token 5, and nothing else has any."""
-    with torch.no_grad():
-        model.generator.mlm.norm.weight.zero_()
-        model.generator.mlm.norm.bias.zero_()
-        model.generator.mlm.bias.fill_(-1e4)
-        model.generator.mlm.bias[5:7] = torch.tensor([0.0, math.log(3)])
-    batch = masked([[5] * 30] * 40, list(range(1200)))
-    torch.manual_seed(3)
-    with torch.no_grad():
-        output = forward(model, batch)
-    assert set(seen[-1].ids.tolist()) == {5, 6}
-    share = float(output.replaced.mean())
-    assert share == pytest.approx(0.75, abs=0.04)
-
-
 def test_no_gradient_goes_through_the_draw(
     model: ReplacedTokenModel, example: PretrainingBatch
 ) -> None:
@@ -167,17 +147,6 @@ def test_no_gradient_goes_through_the_draw(
     assert all(parameter.grad is None for parameter in model.encoder.layers.parameters())
     assert all(parameter.grad is None for parameter in model.rtd.parameters())
     assert all(parameter.grad is not None for parameter in model.generator.parameters())
-
-
-def test_equal_seeds_draw_equal(
-    model: ReplacedTokenModel, example: PretrainingBatch, seen: list[Packed]
-) -> None:
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        forward(model, example)
-    one, same, other = (packed.ids for packed in seen)
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
 
 
 def test_losses_by_hand(model: ReplacedTokenModel, example: PretrainingBatch) -> None:
@@ -205,45 +174,6 @@ def test_losses_by_hand(model: ReplacedTokenModel, example: PretrainingBatch) ->
     assert DISCRIMINATOR_WEIGHT == 50
     loss = total_loss(sums, example.counts)
     assert float(loss) == pytest.approx(float(mlm) / 6 + 50 * rtd / 23, rel=1e-5)
-
-
-def test_the_pooler_is_left_alone(model: ReplacedTokenModel) -> None:
-    names = [name for name, _ in trainable_parameters(model)]
-    assert not any("pooler" in name for name in names)
-    assert {name.split(".")[0] for name in names} == {"encoder", "rtd", "generator"}
-
-
-@pytest.mark.slow
-def test_losses_fall_in_training(sizes: ModelConfig) -> None:
-    """Sequences of one repeated token: both networks learn that."""
-    torch.manual_seed(0)
-    model = ReplacedTokenModel(sizes, 1 / 3)
-    optimizer = torch.optim.Adam(
-        [parameter for _, parameter in trainable_parameters(model)], lr=5e-3
-    )
-
-    def repeated(number: int) -> PretrainingBatch:
-        draw = torch.Generator().manual_seed(number)
-        starts = torch.randint(5, 50, (16,), generator=draw).tolist()
-        places = [row * 8 + int(torch.randint(8, (1,), generator=draw)) for row in range(16)]
-        return masked([[first] * 8 for first in starts], places)
-
-    found = []
-    for number in range(200):
-        batch = repeated(number)
-        sums = replaced_objective(model, batch)
-        total_loss(sums, batch.counts).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append({n: float(s.value.detach()) / batch.counts[s.per] for n, s in sums.items()})
-    first, last = found[0], {n: sum(f[n] for f in found[-20:]) / 20 for n in found[0]}
-    assert last["mlm_loss"] < 0.6 * first["mlm_loss"]
-    assert last["rtd_loss"] < 0.5 * first["rtd_loss"]
-    with torch.no_grad():
-        outputs = [forward(model, repeated(number)) for number in range(900, 905)]
-    logits = torch.cat([output.replaced_logits for output in outputs])
-    wrong = torch.cat([output.replaced for output in outputs]).bool()
-    assert float(logits[wrong].mean() - logits[~wrong].mean()) > 2, "it tells them apart"
 
 
 @pytest.mark.parametrize("embedding_size", [12, 0])
