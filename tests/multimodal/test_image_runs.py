@@ -17,6 +17,7 @@ import torch
 from bertkit.datasets.columns import LabelSetColumns, NumberColumns, TextColumns
 from bertkit.datasets.records import Records
 from bertkit.export.source import read_export_source
+from bertkit.multimodal import images
 from bertkit.serve.schemas import Choices
 from bertkit.serve.service import SHORT_TEXT
 from bertkit.tasks.images import ImageChoice
@@ -29,7 +30,6 @@ from bertkit.cli.app import main
 from bertkit.errors import BertkitError
 from bertkit.finetuning.settings import FinetuneSettings, Grid, HeadSettings
 from bertkit.model.heads import PretrainingModel
-from bertkit.multimodal import images
 from bertkit.predict.files import predict_file
 from bertkit.serve.app import serving_app
 from bertkit.serve.limits import CHARACTERS_OF_TOKEN, Limits, RefusedError
