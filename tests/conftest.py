@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +41,8 @@ def one_thread() -> None:
 
 
 GROUPED = {
-    *("corpus/test_prepare.py", "corpus/test_shares.py", "doctor/test_run.py"),
-    *("explain/test_page_use.py", "hosts/test_hosts.py", "model/test_hub.py"),
+    *("corpus/test_prepare.py", "corpus/test_shares.py"),
+    *("hosts/test_hosts.py", "model/test_hub.py"),
     "model/test_publish.py",
     *("pretraining_data/test_mixture.py", "serve/test_page.py", "serve/test_page_use.py"),
     "serve/test_process.py",
@@ -55,6 +56,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         module = item.path.relative_to(Path(__file__).parent).as_posix()
         if module in GROUPED:
             item.add_marker(pytest.mark.xdist_group(module))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the seconds that the tests of each folder took, the longest first."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                folder = Path(report.nodeid.partition("::")[0]).parent.as_posix()
+                seconds[folder] += report.duration  # type: ignore[assignment]
+    for folder, time in seconds.most_common():
+        terminalreporter.write_line(f"{time:7.1f} s  {folder}")
 
 
 @pytest.fixture(scope="session", autouse=True)

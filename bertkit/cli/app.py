@@ -109,24 +109,6 @@ def application(asked: str | None = None) -> App:
     return app
 
 
-OTHER_NAMES_OF_FLAGS = {
-    **dict.fromkeys(("--output-dir", "--output", "--save-dir"), "--out"),
-    **dict.fromkeys(("--lr", "--learning-rates"), "--learning-rate"),
-    **dict.fromkeys(("--num-epochs", "--num-train-epochs"), "--epochs"),
-    **dict.fromkeys(("--bs", "--train-batch-size"), "--batch-size"),
-    "--per-device-train-batch-size": "--batch-size",
-    **dict.fromkeys(("--model-name-or-path", "--model-name", "--checkpoint"), "--model"),
-    **dict.fromkeys(("--max-seq-length", "--max-seq-len", "--max-len"), "--max-length"),
-    **dict.fromkeys(("--train-file", "--train-data"), "--train"),
-    **dict.fromkeys(("--validation-file", "--eval-file", "--valid"), "--dev"),
-    **dict.fromkeys(("--test-file", "--predict-file"), "--test"),
-    "--doc-stride": "--stride",
-    **dict.fromkeys(("--fp16", "--bf16", "--dtype"), "--precision"),
-    **dict.fromkeys(("--gpu", "--cuda", "--no-cuda"), "--device"),
-}
-"""What other programs call a flag -> its name here."""
-
-
 NO_VALUE = "{} has no value; give one, or leave it out"
 
 
@@ -142,10 +124,6 @@ def explain_usage(error: CycloptsError) -> str:
     for word in words:
         name = word.partition("=")[0].replace("_", "-")
         flags = known_flags(error.command_chain or ()) if word.startswith("--") else {name}
-        if known := OTHER_NAMES_OF_FLAGS.get(name):  # a field of a recipe has a longer name
-            longer = [flag for flag in sorted(flags) if flag.endswith(f".{known[2:]}")]
-            if meant := [known] * (known in flags) + longer:
-                return f"there is no option {word.partition('=')[0]}; did you mean {meant[0]}?"
         if name not in flags:
             close = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
             hint = f"did you mean {close[0]}?" if close else "`--help` lists those of the command"

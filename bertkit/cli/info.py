@@ -10,9 +10,9 @@ import rich.console
 from rich.markup import escape
 from rich.table import Table
 
-import bertkit
 from bertkit.cli.options import AnyModel
 from bertkit.files import check_output, write_json
+from bertkit.predict.load import model_info
 
 MAX_SHOWN = 20
 
@@ -25,7 +25,7 @@ def info_command(model: AnyModel, *, json: Path | None = None) -> None:
     json
         The file for the same facts as JSON.
     """
-    facts = bertkit.model_info(model)
+    facts = model_info(model)
     table = Table("", "", show_header=False, box=None)
     for name, value in facts.items():
         if value not in (None, "", [], {}):

@@ -111,12 +111,14 @@ def describe_run(
     out: Path, store: TokenStore, start: PretrainedWeights | None, console: Console
 ) -> None:
     """Write the card of a finished run's model and the report of the run."""
+    from bertkit.report.findings import run_findings
     from bertkit.report.pretraining import write_report
     from bertkit.training.card import write_run_card
+    from bertkit.training.journal import JOURNAL, read_journal
 
     if kept := write_run_card(out, store, start):
         console.say(kept)
-    console.say(f"report: {write_report(out)}")
+    console.say(*run_findings(out, read_journal(out / JOURNAL)), f"report: {write_report(out)}")
 
 
 def read_start(

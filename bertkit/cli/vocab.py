@@ -10,7 +10,7 @@ from cyclopts import App
 from rich.markup import escape
 from rich.table import Table
 
-import bertkit
+from bertkit.checkpoints.extend import extend_vocabulary
 from bertkit.cli.options import AnyModel, Column, Format
 from bertkit.console import Console
 from bertkit.errors import BertkitError
@@ -48,7 +48,7 @@ def extend_command(
     processes
         Processes that count the words of --text; 0 uses one for each core.
     """
-    bertkit.extend_vocabulary(
+    extend_vocabulary(
         *(model, out),
         words=words,
         text=TextSource(text, format, column) if text else None,

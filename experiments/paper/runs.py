@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import bertkit
+from bertkit.training.recipe import PretrainRecipe
+from bertkit.tasks.data import DataFiles
+from bertkit.corpus.prepare import store_from_text
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.config import read_recipe
 from bertkit.errors import DivergedError
@@ -97,13 +100,13 @@ def pretrained(study: Study, network: Network, seed: int, step: int = 0) -> Path
     snapshot = folder / "models" / f"step-{step:08d}" if step else folder
     if (folder / "model").exists():  # it is written last
         return snapshot
-    store = bertkit.store_from_text(
+    store = store_from_text(
         study.text,
         study.out / "text",
         vocabulary_size=scale.vocabulary_size,
         cased=scale.cased,
     )
-    recipe = read_recipe(bertkit.PretrainRecipe, scale.recipe, overrides)
+    recipe = read_recipe(PretrainRecipe, scale.recipe, overrides)
     kept = scale.steps if network.name in ("bert", "left-to-right") else ()
     stopped = bertkit.pretrain(recipe, store, folder, device=study.device, save_models_at=kept)
     if stopped:
@@ -159,4 +162,4 @@ def read_data(task: str, folder: Path, scale: TaskScale, positions: int) -> Task
         options["max_question_length"] = max(8, positions // 4)
     kind = task_class(task)
     windows = make_options(kind, kind.windows, options)
-    return load_dataset(task, bertkit.DataFiles(data=folder), None, windows, positions)
+    return load_dataset(task, DataFiles(data=folder), None, windows, positions)

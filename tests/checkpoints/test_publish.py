@@ -27,12 +27,13 @@ DRIVER = """
 import json, os, sys
 from pathlib import Path
 import bertkit
+from bertkit.checkpoints.publish import push
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.errors import BertkitError
 for line in sys.stdin:
     model, name, options, read, os.environ["HF_TOKEN"] = json.loads(line)
     try:
-        done = bertkit.push(model, name, **options)
+        done = push(model, name, **options)
         found = done._asdict()
         if read:
             start = read_pretrained(Path(f"{name}@{done.commit}"))
@@ -183,7 +184,7 @@ def test_what_the_hub_does_not_take(hub: Hub, pushed: Push, run: Path) -> None:
 
 
 def test_what_is_refused_before_the_hub_is_asked(run: Path, tmp_path: Path) -> None:
-    from bertkit import push
+    from bertkit.checkpoints.publish import push
 
     (tmp_path / "config.json").write_text("{}")
     for model, name, options, said in (

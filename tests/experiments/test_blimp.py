@@ -13,6 +13,7 @@ import torch
 
 import bertkit
 from bertkit.checkpoints.save import save_model
+from bertkit.model.heads import PretrainingModel
 from experiments.blimp import DEV, evaluate, main, read_pairs
 from tests.conftest import tiny_config
 
@@ -62,7 +63,7 @@ def test_a_model_from_the_command_line(
     blimp: Path, tmp_path: Path, tokenizer: bertkit.Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    model, out = bertkit.PretrainingModel(tiny_config(tokenizer)), tmp_path / "found.json"
+    model, out = PretrainingModel(tiny_config(tokenizer)), tmp_path / "found.json"
     save_model(tmp_path / "model", model, tokenizer, {"task": "pretraining"})
     words = ["blimp", str(tmp_path / "model"), str(blimp), "--out", str(out), "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", words)

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import bertkit
+from bertkit.model.encoder import ModelConfig
+from bertkit.pretraining_data.batch import pack
 from experiments.paper.__main__ import main
 from experiments.paper.data import MissingDataError, stand_in, task_folder
 from experiments.paper.features import LAYERS, BiLSTM, BiLSTMClassifier, BiLSTMSpans, FeatureTagger
 from experiments.paper.tables import TABLES, cells, read_scale
 
 WORDS = "river stone bridge garden letter winter candle morning".split()  # noqa: SIM905
-CONFIG = bertkit.ModelConfig(
+CONFIG = ModelConfig(
     vocab_size=30, hidden_size=8, num_hidden_layers=4, num_attention_heads=2, intermediate_size=16,
     max_position_embeddings=16, initializer_range=0.3,
 )  # fmt: skip
@@ -125,7 +126,7 @@ def test_every_table_at_every_scale() -> None:
 def test_a_bilstm_reads_each_sequence_alone() -> None:
     torch.manual_seed(0)
     lstm = BiLSTM(8, 5, 0.0).eval()
-    packed = bertkit.pack([[2, 5, 3], [2, 7, 8, 9, 3], [2, 3]])
+    packed = pack([[2, 5, 3], [2, 7, 8, 9, 3], [2, 3]])
     hidden = torch.randn(10, 8)
     rows = torch.split(hidden, [3, 5, 2])
     wanted = torch.cat([lstm.lstm(row)[0] for row in rows])
@@ -136,7 +137,7 @@ def test_a_bilstm_reads_each_sequence_alone() -> None:
 def test_only_the_head_on_frozen_features_is_trained(layers: str) -> None:
     torch.manual_seed(0)
     model = FeatureTagger(CONFIG, 3, layers, 5).train()
-    packed = bertkit.pack([[2, 7, 9, 8, 3], [2, 11, 3]])
+    packed = pack([[2, 7, 9, 8, 3], [2, 11, 3]])
     assert not model.encoder.training
     logits = model(packed)
     assert logits.shape == (8, 3)
@@ -158,7 +159,7 @@ def test_only_the_head_on_frozen_features_is_trained(layers: str) -> None:
 
 
 def test_bilstms_on_top_of_both_kinds_of_heads() -> None:
-    packed = bertkit.pack([[2, 7, 9, 8, 3], [2, 11, 3]])
+    packed = pack([[2, 7, 9, 8, 3], [2, 11, 3]])
     assert BiLSTMClassifier(CONFIG, 3)(packed).shape == (2, 3)
     assert BiLSTMSpans(CONFIG)(packed).shape == (8, 2)
 
