@@ -14,20 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import bertkit
-from bertkit.training.recipe import PretrainRecipe
-from bertkit.tasks.data import DataFiles
-from bertkit.corpus.prepare import store_from_text
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.config import read_recipe
+from bertkit.corpus.prepare import store_from_text
 from bertkit.errors import DivergedError
 from bertkit.finetuning.settings import RunSettings
 from bertkit.finetuning.train import TaskTraining
-from bertkit.tasks.data import TaskData, load_dataset
+from bertkit.tasks.data import DataFiles, TaskData, load_dataset
 from bertkit.tasks.inference import run_task
 from bertkit.tasks.task import encode
 from bertkit.tasks.types import make_options, task_class
 from bertkit.training.device import choose_device, choose_precision
 from bertkit.training.journal import read_journal
+from bertkit.training.recipe import PretrainRecipe
 from experiments.paper.data import MissingDataError, task_folder
 from experiments.paper.features import LAYERS, build_with_head
 from experiments.paper.tables import PLAIN, Network, Run, Scale, TaskScale, sized

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bertkit.corpus.prepare import prepare
 
+from bertkit.corpus.prepare import prepare
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.report import page
