@@ -40,7 +40,7 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.processes import open_executor
 from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
 from bertkit.text.sources import TextSource, one_source
-from bertkit.tokenizer.files import CONTINUATION
+from bertkit.tokenizer.files import CONTINUATION, MAX_WORD_CHARACTERS
 from bertkit.tokenizer.learn import LearnOptions, choose_domain_words, count_sources
 from bertkit.tokenizer.normalize import split_words
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
@@ -176,8 +176,6 @@ def with_vocabulary(tokenizer: Tokenizer, vocabulary: Sequence[str]) -> Tokenize
     return Tokenizer.from_vocabulary(
         vocabulary,
         lowercase=tokenizer.lowercase,
-        compat=tokenizer.compat,
-        max_word_characters=tokenizer.max_word_characters,
         strip_accents=tokenizer.strip_accents,
     )
 
@@ -193,8 +191,8 @@ def choose_new_tokens(
         parts = split_words(text.removeprefix(CONTINUATION), **rules)
         if len(parts) != 1:
             counts.note("text that is not one word after normalisation", location)
-        elif len(parts[0]) > tokenizer.max_word_characters:
-            counts.note(f"word of more than {tokenizer.max_word_characters} characters", location)
+        elif len(parts[0]) > MAX_WORD_CHARACTERS:
+            counts.note(f"word of more than {MAX_WORD_CHARACTERS} characters", location)
         elif prefix + parts[0] in known or prefix + parts[0] in new:
             counts.note("word that is one token already, or listed twice", location)
         else:

@@ -1,7 +1,7 @@
-"""Words and WordPiece in compiled code (wordpiece.c), with the same ids as `normalize.py`.
+"""WordPiece in compiled code (wordpiece.c), with the ids and offsets of the `tokenizers` library.
 
 The code is compiled when bertkit is installed, if there is a C compiler (hatch_build.py). Without
-it, Python and the `tokenizers` library do the same work, about ten times slower.
+it, the library does the same work, about ten times slower.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EncodedTexts(NamedTuple):
     ids: np.ndarray
     """(tokens,) int32, of one text after the other."""
     lengths: np.ndarray
-    """(texts,) int64, the number of tokens of each; -1 if a text has to be encoded in Python."""
+    """(texts,) int64, the number of tokens of each; -1 if a text is left to the library."""
     spans: np.ndarray
     """(tokens, 2) int32, half-open character spans in each text; (0, 2) if they were not wanted."""
 
@@ -84,9 +84,7 @@ class CharacterPages:
         for character in set(text):
             if self._known[ord(character)]:
                 continue
-            rule = character_rule(
-                character, lowercase=self.lowercase, strip_accents=self.strip_accents
-            )
+            rule = character_rule(character, self.lowercase, self.strip_accents)
             encoded = b"" if rule is None else rule.encode("utf-8", "surrogatepass")
             size = IN_CONTEXT if rule is None or len(encoded) > MOST_BYTES else len(encoded)
             place, size_of = ctypes.c_int64(ord(character)), ctypes.c_int64(size)
@@ -101,7 +99,7 @@ character_pages = cache(CharacterPages)
 
 
 class CompiledTokenizer:
-    """The compiled counterpart of a `Tokenizer` with Google's rules.
+    """The compiled counterpart of a `Tokenizer`; `special_ids` are those of SPECIAL_TOKENS.
 
     Raises:
         MemoryError: there is not enough memory.
@@ -110,7 +108,7 @@ class CompiledTokenizer:
     def __init__(
         self,
         vocabulary: Sequence[str],
-        unk_id: int,
+        special_ids: Sequence[int],
         max_word_characters: int,
         pages: CharacterPages,
     ) -> None:
@@ -128,7 +126,7 @@ class CompiledTokenizer:
             pointer(np.array([len(token) for token in tokens], dtype=np.int32)),
             ctypes.c_int64(len(tokens)),
             ctypes.c_int64(max_word_characters),
-            ctypes.c_int64(unk_id),
+            pointer(np.array(special_ids, dtype=np.int32)),
             ctypes.c_uint64(secrets.randbits(64)),
         )
         if not made:

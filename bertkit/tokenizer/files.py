@@ -11,13 +11,13 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError
 from bertkit.files import check_file_size, read_object
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"
-MAX_WORD_CHARACTERS = {"google": 200, "hf": 100}
-"""The known compats and the length in characters of the longest word that each splits."""
+MAX_WORD_CHARACTERS = 100
+"""The length in characters of the longest word that is split; longer ones become [UNK]."""
 
 MAX_FILE_BYTES = 1 << 26
 """The maximum size of vocab.txt or tokenizer.json: many times the largest published ones."""
@@ -27,13 +27,6 @@ WORDPIECE_CLASSES = frozenset(
     for name in ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "PreTrainedTokenizer")
     for ending in ("", "Fast")
 ) | {"TokenizersBackend"}
-
-
-def check_compat(compat: object, source: str) -> None:
-    """Refuse a compat that is neither "google" nor "hf"."""
-    if compat not in MAX_WORD_CHARACTERS:
-        hint = nearest(str(compat), MAX_WORD_CHARACTERS)
-        raise BertkitError(f"{source}: compat '{compat}' is not known{hint}")
 
 
 def check_tokens(vocabulary: Sequence[str], source: str) -> None:
@@ -117,12 +110,11 @@ def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
     json_path = directory / "tokenizer.json"
     config_path = directory / "tokenizer_config.json"
     vocabulary: list[str] | None = None
-    settings: dict[str, Any] = {"compat": "google"}
+    settings: dict[str, Any] = {}
     if json_path.exists():
-        vocabulary, found = read_pipeline(json_path)
-        settings |= {"compat": "hf", **found}
+        vocabulary, settings = read_pipeline(json_path)
     if config_path.exists():
-        settings |= {"compat": "hf", **read_tokenizer_config(config_path)}
+        settings |= read_tokenizer_config(config_path)
         if json_path.exists() and is_literal(tokenizer_class(read_object(config_path))):
             check_post_processor(json_path)
     if (special_path := directory / "special_tokens_map.json").exists():
@@ -213,8 +205,6 @@ def read_tokenizer_config(path: Path) -> dict[str, Any]:
     fields = {
         "do_lower_case": ("lowercase", bool, "true or false"),
         "strip_accents": ("strip_accents", bool | None, "true, false or null"),
-        "bertkit_compat": ("compat", str, "a string"),
-        "max_word_characters": ("max_word_characters", int, "a number"),
     }
     settings = {}
     for field, (name, kinds, wanted) in fields.items():
@@ -224,8 +214,6 @@ def read_tokenizer_config(path: Path) -> dict[str, Any]:
             settings[name] = config[field]
     if "lowercase" in settings and not is_literal(kind):
         settings.setdefault("strip_accents", None)  # transformers forgets that of tokenizer.json
-    if "compat" in settings:
-        check_compat(settings["compat"], str(path))
     refuse_renamed(config, path)
     added = config.get("added_tokens_decoder") or {}
     if not isinstance(added, dict) or not all(isinstance(one, dict) for one in added.values()):
@@ -235,7 +223,7 @@ def read_tokenizer_config(path: Path) -> dict[str, Any]:
 
 
 def make_pipeline(model: Any, *, lowercase: bool, strip_accents: bool) -> Any:
-    """Build the BERT pipeline of `tokenizers` around a model, for "hf" and tokenizer.json."""
+    """Build the BERT pipeline of the `tokenizers` library around a model."""
     pipeline = Tokenizer(model)
     pipeline.normalizer = normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=None if strip_accents == lowercase else strip_accents
@@ -257,7 +245,9 @@ def read_pipeline(path: Path) -> tuple[list[str], dict[str, Any]]:
     try:
         model, normalizer = content["model"], content["normalizer"] or {}
         prefix = model.get("continuing_subword_prefix")
+        longest = model.get("max_input_chars_per_word", MAX_WORD_CHARACTERS)
         expected = {
+            "model.max_input_chars_per_word": (longest, MAX_WORD_CHARACTERS),
             "model.type": (model.get("type", "WordPiece"), "WordPiece"),
             "model.continuing_subword_prefix": (prefix, CONTINUATION),
             "model.unk_token": (model.get("unk_token"), "[UNK]"),
@@ -283,11 +273,7 @@ def read_pipeline(path: Path) -> tuple[list[str], dict[str, Any]]:
         lowercase, strip_accents = normalizer["lowercase"], normalizer.get("strip_accents")
         if not isinstance(lowercase, bool) or not isinstance(strip_accents, bool | None):
             raise TypeError("lowercase and strip_accents are true or false")
-        return vocabulary, {
-            "lowercase": lowercase,
-            "strip_accents": strip_accents,
-            "max_word_characters": model.get("max_input_chars_per_word"),
-        }
+        return vocabulary, {"lowercase": lowercase, "strip_accents": strip_accents}
     except (KeyError, TypeError, AttributeError) as error:
         raise BertkitError(
             f"{path} is not a WordPiece tokenizer.json ({type(error).__name__}: {error}); remake it"

@@ -30,7 +30,7 @@ from bertkit.text.documents import read_documents
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.text.sources import TextSource
 from bertkit.tokenizer.files import CONTINUATION, SPECIAL_TOKENS
-from bertkit.tokenizer.normalize import is_cjk, is_punctuation, split_words
+from bertkit.tokenizer.normalize import split_words, stands_alone
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.tokenizer.words import count_words, smoothing_weights, weigh_counts
 
@@ -265,11 +265,6 @@ def find_alphabet(counts: Counter[str], limit: int) -> list[str]:
             frequency[letter] += count
     usable = [letter for letter in frequency if not "\ud800" <= letter <= "\udfff"]
     return sorted(sorted(usable, key=lambda letter: (-frequency[letter], letter))[:limit])
-
-
-def stands_alone(letter: str) -> bool:
-    """Return whether the character is always a word by itself, so that it has no "##" form."""
-    return is_cjk(letter) or is_punctuation(letter)
 
 
 def merge_pairs(

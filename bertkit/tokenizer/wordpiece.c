@@ -3,7 +3,7 @@
 What a character becomes is computed in Python, and only for the characters that occur: its
 replacement after cleaning, lower-casing, decomposing and splitting, in which a space ends a word.
 The rules are kept in pages of 256 code points, which all tokenizers share. A text with a
-character whose replacement depends on other characters is left to Python. A word is split into
+character whose replacement depends on other characters is left to the library. A word is split into
 tokens when it is first met, and then remembered.
 
 One thread at a time may use a tokenizer. Functions return OUT_OF_MEMORY if there is no memory.
@@ -16,7 +16,10 @@ One thread at a time may use a tokenizer. Functions return OUT_OF_MEMORY if ther
 enum { PAGE = 256, MOST_BYTES = 15, UNKNOWN = 254, IN_CONTEXT = 255 };
 enum { WORDS = 1 << 18, WORD_SLOTS = 2 * WORDS, REMEMBERED_BYTES = 64, BYTES = 16 * WORDS };
 enum { FILTER_BITS = 1 << 19 };
-enum { OUT_OF_MEMORY = -1 };
+enum { OUT_OF_MEMORY = -1, SPECIALS = 5 };
+
+/* Each is one token where it stands in a text. */
+static const char *const special_tokens[SPECIALS] = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
 
 /* What a character becomes: `size` bytes, UNKNOWN as yet, or IN_CONTEXT. */
 typedef struct {
@@ -46,7 +49,7 @@ typedef struct {
     uint8_t *piece_bytes;
     int32_t *piece_characters;
     int64_t piece_mask, longest_piece, most_characters;
-    int32_t unknown;
+    int32_t special[SPECIALS]; /* the ids of `special_tokens` */
     uint64_t seed;
 
     Word *words;
@@ -176,7 +179,7 @@ static int64_t split_word(Tokenizer *tokenizer) {
                                tokenizer->hashes[found]);
         }
         if (!piece || !piece->size) {
-            tokenizer->split[0] = tokenizer->unknown;
+            tokenizer->split[0] = tokenizer->special[1];
             return 1;
         }
         tokenizer->split[count++] = piece->id;
@@ -221,7 +224,7 @@ static const Word *remembered_word(Tokenizer *tokenizer) {
 static int64_t word_ids(Tokenizer *tokenizer, const int32_t **ids) {
     *ids = tokenizer->split;
     if (tokenizer->characters > tokenizer->most_characters) {
-        tokenizer->split[0] = tokenizer->unknown;
+        tokenizer->split[0] = tokenizer->special[1];
         return 1;
     }
     if (tokenizer->size > REMEMBERED_BYTES)
@@ -279,6 +282,26 @@ static int add_replacement(Tokenizer *tokenizer, const Rule *rule, int32_t sourc
         if (!is_inside_character(byte))
             tokenizer->sources[tokenizer->characters++] = source;
         tokenizer->word[tokenizer->size++] = byte;
+    }
+    return 0;
+}
+
+/* Append the special token that a text begins with; return its bytes, 0 if it begins with none. */
+static int64_t add_special(Tokenizer *tokenizer, const uint8_t *text, const uint8_t *end,
+                           int32_t source, int with_spans) {
+    for (int i = 0; i < SPECIALS; i++) {
+        const int64_t size = (int64_t)strlen(special_tokens[i]);
+        if (end - text < size || memcmp(text, special_tokens[i], (size_t)size))
+            continue;
+        if (end_word(tokenizer, with_spans) || grow_ids(tokenizer, 1))
+            return OUT_OF_MEMORY;
+        tokenizer->ids[tokenizer->count] = tokenizer->special[i];
+        if (with_spans) {
+            tokenizer->spans[2 * tokenizer->count] = source;
+            tokenizer->spans[2 * tokenizer->count + 1] = source + (int32_t)size;
+        }
+        tokenizer->count++;
+        return size;
     }
     return 0;
 }
@@ -376,6 +399,16 @@ static int encode_text(Tokenizer *tokenizer, const uint8_t *text, const uint8_t 
             text++;
             continue;
         }
+        if (*text == '[') {
+            const int64_t size = add_special(tokenizer, text, end, source, with_spans);
+            if (size < 0)
+                return OUT_OF_MEMORY;
+            if (size) {
+                text += size;
+                source += (int32_t)size - 1;
+                continue;
+            }
+        }
         const Rule *rule = find_rule(tokenizer, read_character(&text));
         if (!rule)
             return TEXT_NEEDS_RULES;
@@ -391,7 +424,7 @@ static int encode_text(Tokenizer *tokenizer, const uint8_t *text, const uint8_t 
 
 Args:
     text: the texts as UTF-8, one after the other, and eight bytes more; `ends` has the end of each.
-    lengths: gets the number of tokens of each text, or -1 if Python has to encode it.
+    lengths: gets the number of tokens of each text, or -1 if it is left to the library.
     with_spans: whether spans are wanted, too.
 
 Returns `count`, or the index of the first text with a character whose rule is not known yet.
@@ -440,12 +473,13 @@ Args:
     vocabulary: the tokens as UTF-8, without "##", one after the other; `ends` has the end of each.
     continues: whether each token continues a word.
     characters: how many characters each token has.
-    most_characters: the longest word; longer ones become `unknown`.
+    most_characters: the longest word; longer ones become [UNK].
+    special: the ids of `special_tokens`.
     seed: a random number, so that nobody can choose words whose hashes are equal.
 */
 Tokenizer *bertkit_new(Rule *const *pages, const uint8_t *vocabulary, const int64_t *ends,
                        const uint8_t *continues, const int32_t *characters, int64_t count,
-                       int64_t most_characters, int64_t unknown, uint64_t seed) {
+                       int64_t most_characters, const int32_t *special, uint64_t seed) {
     Tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
     if (!tokenizer)
         return NULL;
@@ -455,7 +489,7 @@ Tokenizer *bertkit_new(Rule *const *pages, const uint8_t *vocabulary, const int6
     tokenizer->pages = pages;
     tokenizer->lowercase = pages[0]['A'].bytes[0] == 'a';
     tokenizer->most_characters = most_characters;
-    tokenizer->unknown = (int32_t)unknown;
+    memcpy(tokenizer->special, special, sizeof tokenizer->special);
     tokenizer->seed = seed;
     tokenizer->piece_mask = slots - 1;
     tokenizer->pieces = calloc((size_t)slots, sizeof(Piece));

@@ -17,9 +17,9 @@ from math import fsum
 from bertkit.errors import BertkitError, checked_texts
 from bertkit.processes import map_in_order
 from bertkit.text.lines import cut_blocks
+from bertkit.tokenizer.files import MAX_WORD_CHARACTERS
 from bertkit.tokenizer.normalize import IDEOGRAPHS, WHITESPACE, split_words
 
-MAX_WORD_CHARACTERS = 200
 BLOCK_CHARACTERS = 1_000_000
 BETWEEN_WORDS = re.compile(f"[{WHITESPACE}{IDEOGRAPHS}]")
 KEPT_SHARE = 0.75

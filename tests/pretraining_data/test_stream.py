@@ -140,7 +140,7 @@ def test_special_pieces_that_the_text_spells_are_no_targets(
     tokenizer: Tokenizer, tmp_path: Path, whole_words: bool
 ) -> None:
     """Hugging Face's tokenizers make [SEP] of a text's "[SEP]", Google's do not."""
-    own = Tokenizer.from_vocabulary(tokenizer.vocabulary, lowercase=True, compat="hf")
+    own = Tokenizer.from_vocabulary(tokenizer.vocabulary, lowercase=True)
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(["The [SEP] [MASK] [CLS] river.\n[SEP] [SEP]."] * 40))
     store = prepare([str(text)], own, tmp_path / "store", held_out=0)
