@@ -35,7 +35,7 @@ def cased() -> Tokenizer:
     """Every letter is a piece of its own, the capitals too."""
     continuations = [f"##{letter}" for letter in LETTERS if letter.isalpha()]
     vocabulary = [*SPECIAL_TOKENS, *LETTERS, *continuations]
-    return Tokenizer.from_vocabulary(vocabulary, lowercase=False, compat="hf")
+    return Tokenizer.from_vocabulary(vocabulary, lowercase=False)
 
 
 def write(folder: Path, tokenizer: Tokenizer, pooling: TextPooling, **changes: Any) -> Path:

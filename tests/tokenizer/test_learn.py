@@ -168,7 +168,7 @@ def test_report_of_no_text() -> None:
 
 def test_only_lists_of_texts_are_read() -> None:
     tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "a"], lowercase=True)
-    other = Tokenizer.from_vocabulary(tokenizer.vocabulary, lowercase=True, compat="hf")
+    other = Tokenizer.from_vocabulary(tokenizer.vocabulary, lowercase=True)
     table = pd.DataFrame({"text": ["a", "a a", None]})
     wrong: list[Any] = [table.text, table, table.to_dict("records"), {"text": "a"}, ["a", math.nan]]
     wrong.append(np.array("a"))

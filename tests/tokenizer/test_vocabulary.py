@@ -108,7 +108,7 @@ def test_accents_are_those_of_transformers(
     transformers = pytest.importorskip("transformers")
     letters = ["e", "é", "E", "É"]
     pieces = [*SPECIAL_TOKENS, *letters]
-    Tokenizer.from_vocabulary(pieces, lowercase=lowercase, compat="hf").save(tmp_path)
+    Tokenizer.from_vocabulary(pieces, lowercase=lowercase).save(tmp_path)
     edit(tmp_path / "tokenizer.json", lambda c: c["normalizer"].update(strip_accents=strip))
     config = {"do_lower_case": lowercase, "tokenizer_class": kind}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
