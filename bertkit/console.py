@@ -40,6 +40,14 @@ RATE_SECONDS = 60.0
 MAX_SECONDS = timedelta.max.total_seconds() - 1
 
 
+class Silence(io.StringIO):
+    """A stream that drops what is written to it."""
+
+    def write(self, text: str) -> int:
+        """Drop a text."""
+        return len(text)
+
+
 class Console:
     """Live progress: a bar on a terminal or in a notebook, otherwise plain lines at intervals.
 
@@ -59,7 +67,7 @@ class Console:
 
     def __init__(self, *, interval: float = INTERVAL_SECONDS, stream: TextIO | None = None) -> None:
         self.interval, self.default = interval, stream is None and not rank()
-        self.stream = stream or (io.StringIO() if rank() else sys.stderr)
+        self.stream = stream or (Silence() if rank() else sys.stderr)
         self.bar: Progress | None = None
         self.total: int | None = None
         self.title = self.unit = self.pending = ""

@@ -7,7 +7,6 @@ shape checks of the tests, which torch.compile does not follow: `python -m tests
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import subprocess
@@ -19,19 +18,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from bertkit.predict.likelihood import SentenceScorer
 from bertkit.training.state import build_train_state
 
 from benchmarks.gpu.batches import make_batches
 from bertkit.corpus.store import TokenStore
 from bertkit.model import attention as attention_module
-from bertkit.model.encoder import Encoder, Layer, ModelConfig
+from bertkit.model.encoder import Layer, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
-from bertkit.pretraining_data.batch import pack
 from bertkit.pretraining_data.loader import PretrainingBatch
-from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
@@ -103,28 +98,6 @@ def test_the_network_equals_the_cpus() -> None:
     for name in wanted:
         if "query_key_value.bias" not in name:  # the key's part is 0 but for rounding
             assert distance(got[name], wanted[name]) < 1e-4, name
-
-
-@gpu
-def test_packed_takes_less_memory_than_padded() -> None:
-    sizes = replace(CONFIG, hidden_size=512, num_attention_heads=8, intermediate_size=2048)
-    model = Encoder(sizes).to("cuda").train()
-    ragged = batches(1, tokens=5700)[0].packed
-    full = pack([[1] * ragged.max_seqlen] * len(ragged.lengths))
-    peaks = []
-    for packed in (ragged.to("cuda"), full.to("cuda")):
-        model.zero_grad()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        with autocast(torch.device("cuda"), "bf16"):
-            hidden = model(packed)
-        hidden.float().square().sum().backward()
-        del hidden
-        torch.cuda.synchronize()
-        peaks.append(torch.cuda.max_memory_allocated() - before)
-    assert len(ragged.ids) < 0.5 * len(full.ids)
-    assert peaks[0] < 0.7 * peaks[1]
 
 
 def compare_compiled(kernel: str) -> dict[str, Any]:
@@ -209,63 +182,6 @@ def alone(*arguments: str) -> Any:
 
 
 @gpu
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_vocabulary_product_equals_the_plain_one(precision: str) -> None:
-    """500 columns are no multiple of 64; however they are computed, the loss is that of 500."""
-    torch.manual_seed(0)
-    model = PretrainingModel(replace(CONFIG, initializer_range=0.1)).to("cuda")
-    batch = batches(1)[0].to("cuda")
-    words, bias = model.encoder.word_embeddings.weight, model.mlm.bias
-    with torch.no_grad():
-        bias.normal_()
-    found = []
-    for plain in (False, True):
-        model.zero_grad()
-        with autocast(CUDA, precision):
-            if plain:
-                hidden = model.encoder(batch.packed, batch.target_positions)
-                logits = F.linear(model.mlm.transform(hidden), words, bias)
-                loss = F.cross_entropy(logits.float(), batch.target_ids, reduction="sum")
-            else:
-                loss = pretraining_objective(model, batch)["mlm_loss"].value
-        torch.autograd.backward(loss)
-        assert words.grad is not None
-        assert bias.grad is not None
-        found.append((loss, words.grad, bias.grad))
-    close = 1e-5 if precision == "fp32" else 2e-2
-    for got, wanted in zip(*found, strict=True):
-        assert got.isfinite().all()
-        assert distance(got, wanted) < close
-
-
-@gpu
-def test_sentence_scores_equal_the_cpus(tokenizer: Tokenizer) -> None:
-    torch.manual_seed(0)
-    config = replace(CONFIG, vocab_size=tokenizer.size, initializer_range=0.2)
-    network = PretrainingModel(config, pairs=False)
-    texts = ["River stone bridge.", "The kettle mirror walking, singing!", "winter"]
-    found = []
-    for device in (CPU, torch.device("cuda")):
-        scorer = SentenceScorer(copy.deepcopy(network), tokenizer, device, "fp32")
-        scores = scorer.score(scorer.encode(texts), "within-word-l2r")
-        found.append([float(one.sum()) for one in scores])
-    assert found[1] == pytest.approx(found[0], abs=1e-3)
-
-
-@gpu
-@pytest.mark.slow
-def test_compiled_layers_equal_the_others() -> None:
-    """By the kernel that is chosen, and by the one that works everywhere."""
-    for kernel in ("auto", "padded"):
-        found = alone("compare", kernel)
-        assert found["distance"] < 5e-2, found
-        assert found["graphs"] == found["graphs_after_evaluation"], found
-        if kernel == "auto":
-            assert found["graphs"] <= 8, found
-            assert found["breaks"] == {}
-
-
-@gpu
 @pytest.mark.slow
 def test_dropout_in_compiled_layers_is_the_same_forward_and_backward() -> None:
     found = alone("dropout")
@@ -298,39 +214,6 @@ def check_run(folder: Path) -> None:
     assert len(evaluations) == 2
     assert 0 < steps[-1]["mfu"] < 1
     assert (folder / "model" / "model.safetensors").is_file()
-
-
-@gpu
-def test_fine_tuning_and_prediction(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    from bertkit import DataFiles, FinetuneSettings, TrainingSettings, finetune, load
-    from bertkit.checkpoints.save import save_model
-    from bertkit.finetuning.settings import Grid
-
-    torch.manual_seed(0)
-    config = replace(CONFIG, vocab_size=tokenizer.size, hidden_dropout_prob=0.1)
-    save_model(tmp_path / "start", PretrainingModel(config), tokenizer, {"task": "pretraining"})
-    rows = [
-        f"{word} {other},{label}"
-        for word, label in (("river stone", "wet"), ("candle forest", "dry"))
-        for other in ("bridge", "lantern", "harvest", "winter", "garden", "letter")
-    ]
-    (tmp_path / "data.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    data = str(tmp_path / "data.csv")
-    best = finetune(
-        "classification",
-        tmp_path / "start",
-        tmp_path / "run",
-        files=DataFiles(train=data, dev=data),
-        settings=FinetuneSettings(
-            grid=Grid(learning_rate=(1e-3,), batch_size=(8,), epochs=(15,)),
-            training=TrainingSettings(precision="bf16"),
-            device="cuda",
-        ),
-    )
-    assert best.scores["dev"]["accuracy"] == 1.0
-    for device in ("cuda", "cpu"):
-        predict: Any = load(tmp_path / "run", device=device)
-        assert predict("river stone").label == "wet"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, PretrainingOutput, ReplacedTokenModel
 from bertkit.objectives import (
-    LossSum,
     cross_entropy_sums,
     num_correct,
     pretraining_objective,
@@ -106,19 +105,6 @@ def test_no_targets_is_no_loss_and_no_nan() -> None:
     assert float(total_loss(sums, {"targets": 0, "sequences": 1})) == pytest.approx(math.log(2))
 
 
-def test_only_losses_are_minimised() -> None:
-    sums = {
-        "a_loss": LossSum(torch.tensor(6.0), "n"),
-        "a_accuracy": LossSum(torch.tensor(9.0), "n"),
-    }
-    assert float(total_loss(sums, {"n": 3})) == 2.0
-
-
-def test_right_counts_rows() -> None:
-    logits = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
-    assert float(num_correct(logits, torch.tensor([1, 1, 1]))) == 2
-
-
 def test_micro_batches_with_unequal_targets_give_the_gradient_of_the_whole() -> None:
     torch.manual_seed(0)
     config = tiny_config(
@@ -149,15 +135,6 @@ def test_micro_batches_with_unequal_targets_give_the_gradient_of_the_whole() -> 
     backward([1, 2])
     for expected, parameter in zip(whole, model.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_weights_of_losses() -> None:
-    sums = {
-        "a_loss": LossSum(torch.tensor(6.0), "n"),
-        "b_loss": LossSum(torch.tensor(4.0), "m", 50.0),
-        "b_share": LossSum(torch.tensor(9.0), "m"),
-    }
-    assert float(total_loss(sums, {"n": 3, "m": 8})) == 2 + 50 / 2
 
 
 DIRECTIONS = {"mlm": "bidirectional", "clm": "left_to_right"}
@@ -213,27 +190,3 @@ def test_objectives_that_cannot_be(fields: dict[str, float | str], message: str)
     with pytest.raises(BertkitError, match=message) as error:
         Objectives(**fields)
     assert "\n" not in str(error.value)
-
-
-def test_the_pairs_summary_is_the_token_that_saw_all() -> None:
-    """From left to right the last token judges the pair: an earlier one has not seen B."""
-    for direction, reads_last in (("left_to_right", True), ("bidirectional", False)):
-        torch.manual_seed(0)
-        config = ModelConfig(
-            vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
-            intermediate_size=16, max_position_embeddings=8, direction=direction,
-            initializer_range=0.5,
-        )  # fmt: skip
-        model = PretrainingModel(config).eval()
-        none = torch.zeros(0, dtype=torch.int64)
-        with torch.no_grad():
-            plain = model(pack([[1, 2, 3, 4]]), none).nsp_logits
-            last = model(pack([[1, 2, 3, 9]]), none).nsp_logits
-            first = model(pack([[9, 2, 3, 4]]), none).nsp_logits
-            state = model.encoder(pack([[1, 2, 3, 4]]))[-1 if reads_last else 0]
-        assert not torch.equal(plain, last)
-        assert not torch.equal(plain, first)
-        assert model.nsp is not None
-        with torch.no_grad():
-            judged = model.nsp(model.encoder.pool(state[None]))
-        torch.testing.assert_close(judged, plain)

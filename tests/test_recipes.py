@@ -100,13 +100,6 @@ def test_recipe_takes_a_shrunken_step(name: str, store: TokenStore, tmp_path: Pa
                for record in steps)  # fmt: skip
 
 
-def test_every_position_is_trained() -> None:
-    recipes = {name: read_recipe(PretrainRecipe, name) for name in RECIPES}
-    positions = {name: recipe.model.max_position_embeddings for name, recipe in recipes.items()}
-    del positions["adapt"]  # it has those of the model that it continues from
-    assert positions == {name: max(recipes[name].phases.lengths) for name in positions}
-
-
 def test_recipes_say_what_they_are() -> None:
     for name in RECIPES:
         text = shipped_recipes()[name].read_text()
@@ -116,8 +109,8 @@ def test_recipes_say_what_they_are() -> None:
 
 
 def test_flags_win_over_the_file() -> None:
-    flags = ["--training.learning-rate", "3e-4", "--phases.steps", "20000", "8"]
-    recipe = read_recipe(PretrainRecipe, "base", flags)
+    overrides = {"training.learning_rate": 3e-4, "phases.steps": [20_000, 8]}
+    recipe = read_recipe(PretrainRecipe, "base", overrides)
     assert recipe.training.learning_rate == 3e-4
     assert recipe.phases.steps == (20_000, 8)
     assert recipe.phases.lengths == (128, 512)

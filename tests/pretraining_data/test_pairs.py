@@ -187,15 +187,6 @@ def test_truncation_takes_from_front_and_back_with_equal_chance(a: int, b: int) 
         assert front.var() == pytest.approx(lost / 4, rel=0.1)  # each token drawn by itself
 
 
-def test_rows_of_a_window_are_shuffled() -> None:
-    rows, _, _ = equal_pairs(4000, 10, 10)
-    drawn, order = rows["a_start"] // 20, np.arange(4000)
-    np.testing.assert_array_equal(np.sort(drawn), order)
-    np.testing.assert_array_equal(rows["row"], order)
-    assert np.corrcoef(drawn, order)[0, 1] == pytest.approx(0, abs=0.05)
-    assert np.mean(np.diff(drawn) > 0) == pytest.approx(0.5, abs=0.05)
-
-
 @pytest.mark.slow
 def test_short_sequences_are_ten_percent_of_documents(tokenizer, tmp_path) -> None:
     rng = np.random.default_rng(3)
@@ -228,16 +219,6 @@ def test_one_document_is_refused(tokenizer, tmp_path) -> None:
     (tmp_path / "one.txt").write_text(make_document(rng, 50))
     with pytest.raises(BertkitError, match="blank line ends a document"):
         prepare([str(tmp_path / "one.txt")], tokenizer, tmp_path / "store")
-
-
-def test_too_short_length_is_refused() -> None:
-    with pytest.raises(BertkitError, match="at least 5"):
-        PairOptions(max_length=4)
-
-
-def test_unknown_sentences_name_the_nearest() -> None:
-    with pytest.raises(BertkitError, match="'single-segmet'; did you mean 'single-segment'"):
-        PairOptions(pair="single-segmet")
 
 
 def test_none_is_the_very_table_of_next(store: TokenStore) -> None:
@@ -346,11 +327,3 @@ def test_single_uses_every_token_once(store: TokenStore, length: int) -> None:
     inside = end < stops
     assert (window.sentences[following[inside]] - start[inside] > length - 2).all(), "no more fits"
     assert measure_pairs(rows).cut_share == 0
-
-
-def test_single_cuts_sentences_that_never_fit(store: TokenStore) -> None:
-    rows = plan(store, length=8, pair="single-segment", short=0.0)
-    sizes = np.concatenate([[len(s) for s in d] for d in sentences_by_document(store)])
-    assert sizes.max() > 6
-    assert rows["cut"].sum() == np.maximum(0, sizes - 6).sum()
-    assert rows["a_length"].max() == 6

@@ -8,7 +8,6 @@ import torch
 
 from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError
 from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.pretraining_data.loader import BatchBuilder, PretrainingBatch, StreamStep, stream_steps
 from bertkit.pretraining_data.masking import MaskingOptions
@@ -168,11 +167,6 @@ def test_epochs_mask_differently(store: TokenStore) -> None:
     assert not torch.equal(first.target_positions, builder[row].target_positions)
 
 
-def test_batch_too_small_for_the_ranks(store: TokenStore) -> None:
-    with pytest.raises(BertkitError, match="cannot be cut into 16 micro-batches for 8 process"):
-        steps(store, 1, world=8, micro_batches=16)
-
-
 def test_pack_refuses_empty_sequences() -> None:
     with pytest.raises(ValueError, match="empty"):
         pack([[1], []])
@@ -217,16 +211,3 @@ def test_replaced_is_masked_alike(store: TokenStore) -> None:
     """ELECTRA's generator sees the very masks of BERT."""
     one, other = shown_and_targets(store, "mlm"), shown_and_targets(store, "rtd")
     assert contents([one]) == contents([other])
-
-
-def test_examples_of_one_segment(store: TokenStore) -> None:
-    batch = shown_and_targets(store, "mlm", "single-segment")
-    packed, text = batch.packed, restored(batch)
-    tokenizer = store.tokenizer
-    assert not packed.segment_ids.any()
-    assert not batch.next_labels.any()
-    assert (text[packed.first_tokens.long()] == tokenizer.cls_id).all()
-    separators = (text == tokenizer.sep_id).nonzero()[:, 0]
-    assert torch.equal(separators, packed.last_tokens.long())
-    special = torch.tensor([tokenizer.cls_id, tokenizer.sep_id])
-    assert not torch.isin(batch.target_ids, special).any()

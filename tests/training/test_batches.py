@@ -11,7 +11,7 @@ import torch
 from bertkit.corpus.store import TokenStore
 from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.sampler import START
-from bertkit.training.data import HeldOut, start_record, training_examples
+from bertkit.training.data import HeldOut, TrainingData, start_record
 from bertkit.training.recipe import ModelSize, Objectives, Phases, PretrainRecipe, Training
 
 RECIPE = PretrainRecipe(
@@ -26,12 +26,12 @@ RECIPE = PretrainRecipe(
 @pytest.mark.parametrize("pair", ["none", "single-segment"])
 def test_special_tokens_are_targets_of_one_sided_models(store: TokenStore, pair: str) -> None:
     recipe = replace(RECIPE, objectives=Objectives(token="clm", pair=pair))
-    table, builder = training_examples(recipe, store, 0)
+    table, builder = TrainingData(recipe, store).open(0)
     targets = builder[table.window_rows(0, 0)].target_ids.numpy()
     shares = np.bincount(targets) / len(targets)
     specials = {store.tokenizer.cls_id, store.tokenizer.sep_id}
-    found = start_record(recipe, store)["baselines"]
-    plain = start_record(RECIPE, store)["baselines"]
+    found = start_record(recipe, store, table)["baselines"]
+    plain = start_record(RECIPE, store, TrainingData(RECIPE, store).open(0)[0])["baselines"]
     own = shares[sorted(specials)]
     expected = max(*own, (1 - sum(own)) * plain["most_frequent_accuracy"])
     assert found["most_frequent_accuracy"] == pytest.approx(expected, abs=1e-3)
@@ -45,7 +45,7 @@ def test_training_masks_as_the_recipe_says(store: TokenStore) -> None:
         masking=MaskingOptions(probability=0.5, mask_share=1.0, random_share=0.0),
     )
     for phase, most in enumerate(recipe.phases.max_predictions):
-        table, builder = training_examples(recipe, store, phase)
+        table, builder = TrainingData(recipe, store).open(phase)
         rows, _ = table.take(START, 200)
         batch = builder[rows]
         assert (batch.packed.ids[batch.target_positions] == store.tokenizer.mask_id).all()

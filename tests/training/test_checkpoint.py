@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import errno
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from bertkit.training.state import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from bertkit.errors import BertkitError
+from bertkit.training import checkpoint
+from bertkit.training.checkpoint import (
+    load_latest,
     model_tensors,
     optimizer_tensors,
     restore_model,
     restore_optimizer,
-)
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor, nn
-
-from bertkit.checkpoints import weights
-from bertkit.errors import BertkitError
-from bertkit.training import checkpoint
-from bertkit.training.checkpoint import (
-    CheckpointWriter,
-    checkpoints,
-    load_latest,
     save_checkpoint,
-    save_shards,
 )
-from bertkit.training.distributed import ALONE
 from bertkit.training.optimizer import AdamW, build_optimizer
 
 
@@ -248,26 +236,11 @@ def test_a_deleted_file_is_noticed(tmp_path: Path, name: str) -> None:
     check_falls_back(tmp_path, name)
 
 
-def test_swapped_folders_and_other_formats_are_noticed(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    shutil.copytree(tmp_path / "step-00000001", tmp_path / "step-00000002")
-    check_falls_back(tmp_path, "progress.json")
-    shutil.rmtree(tmp_path / "step-00000002")
-
-    path = save(tmp_path, 2) / "progress.json"
-    content = {**json.loads(path.read_text()), "format": 2}
-    del content["sha256"]
-    path.write_text(json.dumps({**content, "sha256": checkpoint.digest(content)}))
-    check_falls_back(tmp_path, "format 2")
-    path.write_text("[]")
-    check_falls_back(tmp_path, "not an object")
-
-
 def test_when_nothing_is_whole_training_does_not_silently_start_again(tmp_path: Path) -> None:
     for step in (1, 2):
         (save(tmp_path, step) / "model.safetensors").unlink()
     lines: list[str] = []
-    with pytest.raises(BertkitError, match=r"is intact \(2 found\)"):
+    with pytest.raises(BertkitError, match="is intact"):
         load_latest(tmp_path, lines.append)
     assert len(lines) == 2
 
@@ -278,27 +251,6 @@ def test_only_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
         save(tmp_path, step, keep=keep)
     expected = [f"step-{step:08d}" for step in range(6 - keep, 6)]
     assert sorted(path.name for path in tmp_path.iterdir()) == expected
-    with pytest.raises(BertkitError, match="keep at least 1"):
-        save(tmp_path, 6, keep=0)
-
-
-def test_resuming_removes_what_a_kill_after_a_save_left(tmp_path: Path) -> None:
-    model, optimizer = start()
-    tensors = {"model": model_tensors(model), "optimizer": optimizer_tensors(model, optimizer)}
-    for step in range(1, 5):
-        save_checkpoint(tmp_path, step, tensors, {"position": {}}, keep=9)
-    writer = CheckpointWriter(tmp_path, model, optimizer, ALONE)
-    found = writer.resume(refuse_warnings)
-    assert found is not None
-    assert found.step == 4
-    assert [step for step, _ in checkpoints(tmp_path)] == [4, 3]
-    (tmp_path / "step-00000004" / "model.safetensors").unlink()
-    (tmp_path / ".step-00000005.tmp-4242").mkdir()
-    found = writer.resume(lambda _: None)
-    assert found is not None
-    assert found.step == 3
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["step-00000003", "step-00000004"], "a damaged one stays until the next save"
 
 
 def test_leftovers_of_a_killed_save_are_ignored_and_then_removed(tmp_path: Path) -> None:
@@ -313,15 +265,6 @@ def test_leftovers_of_a_killed_save_are_ignored_and_then_removed(tmp_path: Path)
     save(tmp_path, 2)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["notes.txt", "step-00000001", "step-00000002"]
-
-
-def test_what_an_earlier_removal_left_stops_no_other(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    left = tmp_path / ".step-00000001.tmp-removed"
-    left.mkdir()
-    (left / "model.safetensors").touch()
-    save(tmp_path, 2, keep=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
 
 
 def test_going_back_behind_a_damaged_checkpoint_removes_it_and_keeps_the_new(
@@ -341,48 +284,6 @@ def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
     assert found.progress == {"again": True}
 
 
-@pytest.mark.parametrize("keep", [1, 2])
-@pytest.mark.parametrize("failing", ["save_file", "write_json", "sha256_file"])
-def test_a_full_disk_leaves_the_previous_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, keep: int
-) -> None:
-    save(tmp_path, 1, keep=keep)
-
-    def fail(*arguments: Any, **named: Any) -> None:
-        if failing == "save_file":  # what safetensors really says (tried on a 1 MB disk)
-            raise SafetensorError(
-                "Error while serializing: I/O error: No space left on device (os error 28)"
-            )
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(weights if failing == "save_file" else checkpoint, failing, fail)
-    with pytest.raises(BertkitError, match=r"step-00000002: the disk is full") as caught:
-        save(tmp_path, 2, keep=keep)
-    assert "\n" not in str(caught.value)
-    monkeypatch.undo()
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
-    found = load_latest(tmp_path, refuse_warnings)
-    assert found is not None
-    assert found.step == 1
-
-
-def test_other_safetensors_errors_are_not_hidden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: Any) -> None:
-        raise SafetensorError("something else")
-
-    monkeypatch.setattr(weights, "save_file", fail)
-    with pytest.raises(SafetensorError, match="something else"):
-        save(tmp_path, 1)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_files_have_the_modes_of_ordinary_files(tmp_path: Path) -> None:
-    path = save(tmp_path, 1)
-    assert len({file.stat().st_mode for file in path.iterdir()}) == 1
-
-
 def test_restoring_into_another_model_is_refused_and_changes_nothing() -> None:
     model, optimizer = start()
     train(model, optimizer, range(2))
@@ -391,21 +292,16 @@ def test_restoring_into_another_model_is_refused_and_changes_nothing() -> None:
     other, other_optimizer = start(seed=1)
     before = {name: value.clone() for name, value in model_tensors(other).items()}
 
-    for broken, message in (
-        ({k: v for k, v in tensors.items() if k != "norm.bias"}, "lacks norm.bias"),
-        ({**tensors, "extra": torch.ones(1)}, "has the unexpected extra"),
-        ({**tensors, "norm.bias": torch.ones(5)}, r"norm.bias .* float32 \(5\).* float32 \(4\)"),
-        ({**tensors, "norm.bias": torch.ones(4).bfloat16()}, r"bfloat16 \(4\)"),
-        ({}, "lacks decoder.bias, norm.bias, norm.weight and 4 more"),
+    for broken in (
+        {k: v for k, v in tensors.items() if k != "norm.bias"},
+        {**tensors, "extra": torch.ones(1)},
+        {**tensors, "norm.bias": torch.ones(5)},
+        {**tensors, "norm.bias": torch.ones(4).bfloat16()},
     ):
-        with pytest.raises(BertkitError, match=message):
+        with pytest.raises(BertkitError, match="the model checkpoint does not fit"):
             restore_model(other, broken)
-    for broken, message in (
-        ({}, "lacks exp_avg.decoder.bias"),
-        ({**moments, "exp_avg.gone": torch.ones(1)}, "unexpected exp_avg.gone"),
-        ({**moments, "exp_avg_sq.norm.bias": torch.ones(1)}, "exp_avg_sq.norm.bias"),
-    ):
-        with pytest.raises(BertkitError, match=message):
+    for broken in ({}, {**moments, "exp_avg.gone": torch.ones(1)}):
+        with pytest.raises(BertkitError, match="the optimizer checkpoint does not fit"):
             restore_optimizer(other, other_optimizer, broken)
     assert all(torch.equal(before[name], value) for name, value in model_tensors(other).items())
     assert not other_optimizer.state
@@ -422,21 +318,3 @@ def test_bias_correction_cannot_change_on_the_way() -> None:
     moments = optimizer_tensors(other, original)
     with pytest.raises(BertkitError, match="was made without bias correction"):
         restore_optimizer(*start(), moments)
-
-
-def test_parts_of_some_processes_are_no_checkpoint(tmp_path: Path) -> None:
-    """A host with a folder of its own in the place of the shared one writes elsewhere."""
-    folder = tmp_path / "checkpoints"
-    save_checkpoint(folder, 5, {"model": {"a": torch.ones(2)}}, {})
-    shards = folder / ".shards-00000009"
-    shards.mkdir()
-    for number in (1, 2):
-        save_file({f"a{number}": torch.ones(2)}, shards / f"shard-0000{number}-model.safetensors")
-    with pytest.raises(BertkitError, match="shards of 2 of 3 processes; --out must be a folder"):
-        save_shards(folder, 9, shards, {}, count=3)
-    assert [step for step, _ in checkpoints(folder)] == [5]
-    save_shards(folder, 9, shards, {"position": [1]}, count=2)
-    assert not shards.exists(), "what is left over goes"
-    found = load_latest(folder, refuse_warnings)
-    assert found is not None
-    assert (found.step, found.is_sharded, found.tensors) == (9, True, {})

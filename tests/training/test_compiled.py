@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,32 +18,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bertkit.predict.engine import prepare_for
-from bertkit.training.parallel import compile_in_training
 
 from bertkit import objectives
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.model import attention as attention_module
-from bertkit.model.encoder import Encoder, Layer, ModelConfig, select_row
+from bertkit.model.encoder import Encoder, Layer, ModelConfig
 from bertkit.model.heads import (
     LanguageHead,
     PretrainingModel,
     ReplacedTokenModel,
     aligned_linear,
-    sample_rows,
 )
 from bertkit.model.native.attention import HAS_FLASH, WINDOWS, flash
-from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
 from bertkit.objectives import pretraining_objective, replaced_objective, total_loss
 from bertkit.pretraining_data.batch import pack
 from bertkit.pretraining_data.loader import PretrainingBatch
-from bertkit.training import parallel
 from bertkit.training.device import autocast
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training
-from bertkit.training.step import LoopSettings, train_steps
+from bertkit.training.step import LoopSettings, compile_in_training, train_steps
 from tests.conftest import tiny_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,31 +164,6 @@ def test_compiling_is_refused_on_a_cpu(store: TokenStore, tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
-def test_compiling_without_a_compiler_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    model = PretrainingModel(NO_DROPOUT)
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr("torch.version.cuda", "13.0")
-    headers = tmp_path / "headers"
-    headers.mkdir()
-    (headers / "Python.h").touch()
-    there = {"triton": "there", "compiler": "/bin/cc", "headers": headers}
-    for missing in (*there, ""):
-        have = there | ({missing: None} if missing else {})
-        monkeypatch.setattr(attention_module, "find_spec", lambda name, had=have: had["triton"])
-        monkeypatch.setattr("shutil.which", lambda name, had=have: had["compiler"])
-        monkeypatch.setattr(
-            "sysconfig.get_path", lambda name, had=have: str(had["headers"] or tmp_path)
-        )
-        if not missing:
-            parallel.check_compiler(torch.device("cuda"))
-            break
-        with pytest.raises(BertkitError) as caught:
-            parallel.compile_training(model, torch.device("cuda"))
-        assert caught.value.code == "no-compiler"
-
-
 @pytest.mark.parametrize("direction", sorted(WINDOWS))
 def test_flash_attention_is_callable_and_differentiable(direction: str) -> None:
     """The private operator takes our arguments, drops weights and has a gradient; see `flash`."""
@@ -224,29 +193,6 @@ def test_an_aligned_product_equals_the_plain_one(columns: int) -> None:
         torch.testing.assert_close(got, wanted)
 
 
-def test_a_selected_segment_equals_a_looked_up_one() -> None:
-    indices = torch.tensor([0, 1, 1, 0, 1])
-    found = []
-    for look_up in (select_row, lambda table, rows: table[rows]):
-        table = torch.arange(6.0).reshape(2, 3).requires_grad_()
-        rows = look_up(table, indices)
-        (rows * torch.arange(5.0)[:, None]).sum().backward()
-        found.append((rows, table.grad))
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
-
-
-def test_samples_equal_those_of_multinomial() -> None:
-    chances = torch.randn(300, 40, generator=torch.Generator().manual_seed(0)).mul(3).softmax(-1)
-    torch.manual_seed(5)
-    wanted = torch.multinomial(chances, 1).squeeze(1)
-    torch.manual_seed(5)
-    assert torch.equal(sample_rows(chances), wanted)
-    often = torch.stack([sample_rows(torch.tensor([[0.7, 0.0, 0.3]])) for _ in range(2000)])
-    shares = torch.bincount(often.flatten(), minlength=3) / 2000
-    torch.testing.assert_close(shares, torch.tensor([0.7, 0.0, 0.3]), atol=0.05, rtol=0)
-
-
 def test_moving_a_batch_keeps_the_lengths_that_the_host_knows() -> None:
     batch = ragged_batch(np.random.default_rng(0))
     moved = batch.to("meta")
@@ -270,21 +216,6 @@ def test_the_precision_decides_the_type_of_hidden_states(
     types = {"bf16": torch.float32, "bf16-residual": torch.bfloat16}
     assert {state.dtype for state in states} == {types[precision]}
     assert distance(states[-1].float(), wanted) < 0.02
-
-
-@pytest.mark.parametrize("kind", [ClassificationModel, TokenClassificationModel, SpanModel])
-def test_a_task_network_prepared_for_a_gpu_predicts_the_same(kind: Callable[..., Any]) -> None:
-    """`prepare_for` converts the encoder to bf16 once; heads compute in fp32."""
-    torch.manual_seed(0)
-    model = kind(NO_DROPOUT) if kind is SpanModel else kind(NO_DROPOUT, 3)
-    model.eval()
-    packed = ragged_batch(np.random.default_rng(0)).packed
-    with torch.inference_mode():
-        wanted = model(packed)
-        prepare_for(torch.device("cuda"), model.encoder, "bf16")
-        got = model(packed)
-    assert got.dtype == torch.float32
-    assert distance(got, wanted) < 0.03
 
 
 @pytest.mark.slow
@@ -330,12 +261,6 @@ def last_losses(precision: str) -> float:
         for record in train_steps(model, optimizer, pretraining_objective, steps, settings)
     ]
     return float(np.mean(losses[-20:]))
-
-
-def test_hidden_states_keep_their_type_outside_autocast() -> None:
-    encoder = Encoder(NO_DROPOUT).bfloat16()
-    packed = ragged_batch(np.random.default_rng(0)).packed
-    assert {state.dtype for state in encoder.layers_of(packed)} == {torch.bfloat16}
 
 
 def main() -> None:

@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from bertkit.training.state import pretrained_network
 
 from bertkit.checkpoints.pretrained import load_pretraining_model, read_pretrained
 from bertkit.checkpoints.save import save_model
-from bertkit.cli.app import main
-from bertkit.cli.vocab import extend_command
-from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
@@ -21,7 +17,7 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from bertkit.training.journal import read_journal
-from bertkit.training.pretrain import pretrain
+from bertkit.training.pretrain import initial_network, pretrain, with_sizes
 from bertkit.training.recipe import Logging, ModelSize, Objectives, Phases, PretrainRecipe, Training
 from tests.conftest import run, tiny_config
 
@@ -50,7 +46,7 @@ def test_a_run_begins_with_the_models_weights_and_sizes(
     start: Path, store: TokenStore, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    assert pretrain(RECIPE, store, out, init_from=start) is None
+    assert pretrain(RECIPE, store, out, init_from=read_pretrained(start)) is None
     before, after = load_pretraining_model(start), load_pretraining_model(out / "model")
     assert after.config.hidden_act == "gelu_tanh"
     assert after.config.intermediate_size == 48
@@ -58,7 +54,9 @@ def test_a_run_begins_with_the_models_weights_and_sizes(
         torch.testing.assert_close(weights, before.state_dict()[name], atol=1e-6, rtol=0)
     sizes = read_json(out / "recipe.json")["recipe"]["model"]
     assert (sizes["hidden_size"], sizes["num_hidden_layers"]) == (32, 2)
-    assert pretrain(RECIPE, store, out, init_from=start) is None  # finished: nothing to do
+    assert (
+        pretrain(RECIPE, store, out, init_from=read_pretrained(start)) is None
+    )  # finished: nothing to do
 
 
 def test_positions_of_a_model_are_not_replaced_by_copies(
@@ -69,28 +67,20 @@ def test_positions_of_a_model_are_not_replaced_by_copies(
         copy_positions=True,
     )  # fmt: skip
     recipe = replace(RECIPE, phases=phases)
-    assert pretrain(recipe, store, tmp_path / "run", init_from=start) is None
+    assert pretrain(recipe, store, tmp_path / "run", init_from=read_pretrained(start)) is None
     folders = (start, tmp_path / "run" / "model")
     before, after = (load_pretraining_model(folder).encoder for folder in folders)
     positions = (one.position_embeddings.weight for one in (after, before))
     torch.testing.assert_close(*positions, atol=1e-6, rtol=0)
 
 
-def test_a_pooler_that_will_not_be_saved_is_named(
-    start: Path, store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = replace(RECIPE, objectives=Objectives(pair="single-segment"))
-    assert pretrain(recipe, store, tmp_path / "run", init_from=str(start)) is None
-    assert "bert.pooler.dense" in capsys.readouterr().err.partition("unused:")[2].partition("\n")[0]
-
-
 def test_training_continues_and_a_stopped_run_resumes(
     start: Path, store: TokenStore, tmp_path: Path
 ) -> None:
     quick = replace(RECIPE, training=Training(learning_rate=1e-3, warmup_steps=0))
-    assert pretrain(quick, store, tmp_path / "whole", init_from=start) is None
+    assert pretrain(quick, store, tmp_path / "whole", init_from=read_pretrained(start)) is None
     short = tmp_path / "short"
-    assert pretrain(quick, store, short, init_from=start) is None
+    assert pretrain(quick, store, short, init_from=read_pretrained(start)) is None
     for later in ("step-00000006",):  # as if it had been killed after the third update
         for file in (short / "checkpoints" / later).iterdir():
             file.unlink()
@@ -98,7 +88,7 @@ def test_training_continues_and_a_stopped_run_resumes(
     for file in (short / "model").iterdir():
         file.unlink()
     (short / "model").rmdir()
-    assert pretrain(quick, store, short, init_from=start) is None
+    assert pretrain(quick, store, short, init_from=read_pretrained(start)) is None
     one, two = (
         (folder / "model" / "model.safetensors").read_bytes()
         for folder in (tmp_path / "whole", short)
@@ -111,7 +101,7 @@ def test_training_continues_and_a_stopped_run_resumes(
 def test_another_start_in_the_same_folder_is_refused(
     start: Path, store: TokenStore, tmp_path: Path
 ) -> None:
-    pretrain(RECIPE, store, tmp_path / "run", init_from=start)
+    pretrain(RECIPE, store, tmp_path / "run", init_from=read_pretrained(start))
     with pytest.raises(BertkitError, match="init_from"):
         pretrain(
             replace(RECIPE, model=replace(
@@ -127,7 +117,7 @@ def test_a_model_that_does_not_fit_is_refused(
 ) -> None:
     causal = replace(RECIPE, objectives=Objectives(token="clm", pair="none"))
     with pytest.raises(BertkitError, match="is bidirectional and the recipe"):
-        pretrain(causal, store, tmp_path / "a", init_from=start)
+        pretrain(causal, store, tmp_path / "a", init_from=read_pretrained(start))
     other = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "a", "b"], lowercase=True)
     config = ModelConfig(
         vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
@@ -151,31 +141,11 @@ def test_a_model_with_one_segment_reads_single_segments(
     save_model(tmp_path / "one", PretrainingModel(config, pairs=False), store.tokenizer, {})
     recipe = replace(RECIPE, objectives=Objectives(pair="none"))
     with pytest.raises(BertkitError, match=r"--objectives\.pair single-segment"):
-        pretrain(recipe, store, tmp_path / "a", init_from=tmp_path / "one")
+        pretrain(recipe, store, tmp_path / "a", init_from=read_pretrained(tmp_path / "one"))
     single = replace(RECIPE, objectives=Objectives(pair="single-segment"))
-    assert pretrain(single, store, tmp_path / "b", init_from=tmp_path / "one") is None
-
-
-def test_a_model_with_words_of_a_field_is_trained_on_its_text(
-    start: Path, corpus_text: str, tmp_path: Path
-) -> None:
-    """vocab extend, prepare and pretrain --init-from, one after the other."""
-    source = tmp_path / "text.txt"
-    source.write_text(corpus_text.replace("lantern", "mitochondria"))
-    (tmp_path / "words.txt").write_text("mitochondria\n")
-    extend_command(start, out=tmp_path / "extended", words=str(tmp_path / "words.txt"))
-    tokenizer = Tokenizer.load(tmp_path / "extended")
-    new = tokenizer.vocabulary.index("mitochondria")
-    store = prepare([str(source)], tokenizer, tmp_path / "store", held_out=0.1)
-    assert store.unigrams[new] > 0, "the text has the new piece"
-    recipe = replace(RECIPE, training=replace(RECIPE.training, learning_rate=1e-2))
-    assert pretrain(recipe, store, tmp_path / "run", init_from=tmp_path / "extended") is None
-    before, after = (
-        load_pretraining_model(tmp_path / name).state_dict()["encoder.word_embeddings.weight"]
-        for name in ("extended", "run/model")
+    assert (
+        pretrain(single, store, tmp_path / "b", init_from=read_pretrained(tmp_path / "one")) is None
     )
-    assert len(before) == len(after) == len(tokenizer.vocabulary)
-    assert not torch.equal(before[new], after[new]), "and the new row is trained"
 
 
 @pytest.mark.parametrize(("pair", "kept"), [("sop", True), ("nsp", False)])
@@ -187,17 +157,9 @@ def test_an_albert_of_others_keeps_its_head_for_the_order_of_sentences(
     save_model(tmp_path / "albert", PretrainingModel(config), store.tokenizer, {})
     recipe = replace(RECIPE, objectives=Objectives(pair=pair))
     said: list[str] = []
-    pretrained_network(tmp_path / "albert", recipe, store.tokenizer, said.append)
-    assert ("new: cls.seq_relationship" in said[0]) != kept
-
-
-def test_a_start_without_heads_gets_new_ones(
-    start: Path, store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = load_pretraining_model(start)
-    save_model(tmp_path / "plain", model.encoder, store.tokenizer, {})
-    assert pretrain(RECIPE, store, tmp_path / "run", init_from=tmp_path / "plain") is None
-    assert "new: cls.predictions" in capsys.readouterr().err
+    initial = read_pretrained(tmp_path / "albert")
+    initial_network(initial, with_sizes(recipe, initial.config), said.append)
+    assert ("new: nsp" in said[0]) != kept
 
 
 def test_the_recipe_adapt_reads_text_as_the_model_does(
@@ -223,46 +185,3 @@ def test_the_recipe_adapt_reads_text_as_the_model_does(
 def start_error(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     run(*command, status=2)
     return capsys.readouterr().err
-
-
-def test_a_model_that_does_not_fit_is_refused_before_the_text_is_read(
-    start: Path, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The model has 64 positions, and the recipe's examples have 128."""
-    (tmp_path / "text.txt").write_text("a river.\n\na stone.\n")
-    out = tmp_path / "run"
-    command = [
-        *("pretrain", "adapt", "--init-from", str(start), "--text", str(tmp_path / "text.txt")),
-        *("--out", str(out), "--device", "cpu"),
-    ]
-    assert "64 positions" in start_error(command, capsys)
-    short = [*command, "--phases.lengths", "64"]
-    assert "--model.hidden-size has no effect" in start_error(
-        [*short, "--model.hidden-size", "96"], capsys
-    )
-    assert "same direction" in start_error([*short, "--objectives.token", "clm"], capsys)
-    other = tmp_path / "other"
-    Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "river"], lowercase=True).save(other)
-    assert "another tokenizer" in start_error([*short, "--tokenizer", str(other)], capsys)
-    assert not out.exists()
-
-
-def test_a_model_of_more_positions_takes_longer_examples(
-    store: TokenStore, corpus_text: str, tmp_path: Path
-) -> None:
-    """What counts are the positions of the model, not those of the recipe's own network."""
-    config = ModelConfig(
-        vocab_size=store.tokenizer.size, hidden_size=16, num_hidden_layers=1, num_attention_heads=1,
-        intermediate_size=16, max_position_embeddings=256,
-    )  # fmt: skip
-    save_model(tmp_path / "long", PretrainingModel(config), store.tokenizer, {})
-    (tmp_path / "text.txt").write_text(corpus_text)
-    with pytest.raises(SystemExit) as ended:
-        main([
-            *("pretrain", "adapt", "--init-from", str(tmp_path / "long"), "--out",
-              str(tmp_path / "run"), "--text", str(tmp_path / "text.txt"), "--device", "cpu"),
-            *("--phases.lengths", "256", "--phases.steps", "2", "--phases.batch-sizes", "2"),
-            *("--training.warmup-steps", "1", "--logging.held-out-sequences", "8"),
-        ])  # fmt: skip
-    assert ended.value.code == 0
-    assert load_pretraining_model(tmp_path / "run/model").config.max_position_embeddings == 256

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,16 +15,11 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from bertkit.errors import BertkitError
-from bertkit.model.encoder import ModelConfig
 from bertkit.training.device import (
     autocast,
     choose_device,
-    choose_precision,
-    device_notes,
     environment,
-    git_commit,
     matmul_peak,
-    slow_precision,
     step_seed,
     training_flops,
 )
@@ -77,20 +70,6 @@ def test_names_that_are_no_device(name: str) -> None:
     assert caught.value.code == "device"
 
 
-def test_absent_devices_are_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    for name in ("cuda", "cuda:0", "mps"):
-        with pytest.raises(BertkitError, match=rf"device '{name}': .*choose cpu"):
-            choose_device(name)
-    with pytest.raises(BertkitError, match="did you mean 'cuda'"):
-        choose_device("cdua")
-    for name in ("cpu:", "auto:", "cuda:"):
-        with pytest.raises(BertkitError) as unknown:
-            choose_device(name)
-        assert unknown.value.code == "device"
-
-
 def init_fails(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
     """A CUDA build of torch that finds no device, and warns of it as torch does."""
 
@@ -108,62 +87,6 @@ def init_fails(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
 
 
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040).\nPlease update it"
-
-
-def test_a_driver_that_torch_cannot_use_is_named_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    init_fails(monkeypatch, TOO_OLD)
-    assert choose_device() == CPU
-    with pytest.raises(BertkitError, match=r"too old \(found version 11040\) \(torch") as caught:
-        choose_device("cuda")
-    assert caught.value.code == "no-device"
-    assert "update" not in str(caught.value), "the first line alone"
-    assert not recwarn.list, "nothing is said twice"
-
-
-@pytest.mark.parametrize("number", ["", " ", "-1", "7"])
-def test_hidden_devices_are_the_reason(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    init_fails(monkeypatch, "No CUDA GPUs are available")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", number)
-    with pytest.raises(BertkitError, match="CUDA_VISIBLE_DEVICES") as caught:
-        choose_device("cuda")
-    assert caught.value.code == "no-device"
-    assert ("No CUDA GPUs" in str(caught.value)) == (number == "7")
-
-
-def test_a_build_without_cuda_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    init_fails(monkeypatch, "not asked")
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(BertkitError, match="built without CUDA"):
-        choose_device("cuda")
-
-
-def test_a_gpu_that_is_there_but_not_used_is_noted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    config = ModelConfig(vocab_size=100)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    init_fails(monkeypatch, TOO_OLD)
-    monkeypatch.setattr("bertkit.training.device.NVIDIA_DRIVER", tmp_path / "version")
-    assert device_notes(CPU, "fp32", config) == [], "there is no GPU"
-    (tmp_path / "version").touch()
-    [note] = device_notes(CPU, "fp32", config)
-    assert "too old" in note
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert device_notes(CPU, "fp32", config) == [], "that was the user's choice"
-
-
-def test_missing_compiled_code_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ModelConfig(vocab_size=100)
-    monkeypatch.delenv("BERTKIT_NATIVE", raising=False)
-    monkeypatch.setattr("bertkit.training.device.library", lambda: None)
-    notes = device_notes(CPU, "fp32", config)
-    assert ["C compiler" in note for note in notes] == [True] * HAS_AVX2
-    monkeypatch.setenv("BERTKIT_NATIVE", "0")
-    assert device_notes(CPU, "fp32", config) == [], "that was the user's choice"
 
 
 @pytest.fixture
@@ -188,57 +111,6 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], torch.d
         return device
 
     return make
-
-
-def test_a_card_without_bf16_computes_in_fp32_and_says_so(
-    card: Callable[[tuple[int, int]], torch.device],
-) -> None:
-    old, config = card((7, 5)), ModelConfig(vocab_size=100)
-    assert choose_precision("auto", old) == "fp32"
-    [note] = device_notes(old, "fp32", config)
-    assert "Some card has compute capability 7.5" in note
-    assert "the precision is fp32" in note
-    with pytest.raises(BertkitError, match="Some card does not support bf16") as caught:
-        choose_precision("bf16", old)
-    assert caught.value.code == "no-bf16"
-
-
-def test_padding_inside_attention_is_noted_with_its_reason(
-    card: Callable[[tuple[int, int]], torch.device],
-) -> None:
-    device, config = card((9, 0)), ModelConfig(vocab_size=100, attention_probs_dropout_prob=0.0)
-    assert choose_precision("auto", device) == "bf16"
-    assert device_notes(device, "bf16", config) == []
-    [note] = device_notes(device, "fp32", config)
-    assert "needs precision bf16" in note
-    odd = replace(config, hidden_size=100, num_attention_heads=10)  # heads of width 10
-    [note] = device_notes(device, "bf16", odd)
-    assert "heads of width 10" in note
-
-
-def test_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for precision in ("fp32", "bf16"):
-        assert choose_precision(precision, CPU) == precision
-    with pytest.raises(BertkitError, match="no precision is called 'fp16'"):
-        choose_precision("fp16", CPU)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: False)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old card")
-    with pytest.raises(BertkitError, match=r"Old card does not support bf16; choose .* fp32"):
-        choose_precision("bf16", torch.device("cuda"))
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "chosen"),
-    [({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16"), ({"avx2": True}, "fp32")],
-)
-def test_the_precision_is_what_the_processor_is_made_for(
-    capabilities: dict[str, bool], chosen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    assert choose_precision("auto", CPU) == chosen
-    assert choose_precision("bf16", CPU) == "bf16", "what was asked for is done"
-    assert bool(slow_precision("bf16", CPU)) == (chosen == "fp32"), "and said to be slow"
-    assert not slow_precision("fp32", CPU)
 
 
 @pytest.mark.slow
@@ -320,10 +192,6 @@ def test_flops_equal_torchs_count_of_the_same_products() -> None:
     assert work == 3 * counter.get_total_flops()
 
 
-def test_matmul_peak_is_a_plausible_number() -> None:
-    assert 1e8 < matmul_peak(CPU, "fp32", seconds=0.1) < 1e14
-
-
 def test_environment_is_json_and_names_the_versions() -> None:
     found = environment()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
@@ -333,28 +201,10 @@ def test_environment_is_json_and_names_the_versions() -> None:
     assert found["cpu"]
 
 
-def test_the_commit_is_that_of_the_source_or_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = git_commit()
-    assert commit is None or (len(commit) >= 40 and int(commit, 16) >= 0)
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    assert git_commit() is None
-
-
 def test_step_seeds_never_change() -> None:
     # changing these numbers would change the dropout of every run that is resumed
     assert step_seed(0, 0, 0) == 1958073202195523056
     assert step_seed(7, 1_000_000, 3) == 4324851481645365885
-
-
-def test_step_seeds_are_63_bits_and_differ() -> None:
-    seeds = [
-        step_seed(seed, step, rank) for seed in range(5) for step in range(40) for rank in range(5)
-    ]
-    assert len(set(seeds)) == len(seeds)
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    assert max(seeds) > 2**62
-    bits = sum(bin(a ^ b).count("1") for a, b in pairwise(seeds))
-    assert bits / len(seeds[1:]) == pytest.approx(31.5, abs=1)  # neighbours share nothing
 
 
 @given(st.integers(), st.integers(0), st.integers(0))

@@ -188,12 +188,12 @@ def test_training_continues_without_tensorboard(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     tracker, closed = log.trackers[0], list[int]()
-    monkeypatch.setattr(tracker.events, "add_scalar", full)
+    monkeypatch.setattr(tracker.run, "add_scalar", full)
     monkeypatch.setattr(tracker, "close", lambda: closed.append(1))
     log.write(step(1))
     log.write(step(2))
     log.close()
     found = [(r["kind"], r.get("message")) for r in read_journal(log.path)]
-    note = ("note", "no more records for TensorBoard: No space left on device")
+    note = ("note", "no more records for TensorBoard: [Errno 28] No space left on device")
     assert found == [("step", None), note, ("step", None)]
     assert closed == [1]

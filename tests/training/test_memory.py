@@ -11,15 +11,12 @@ import numpy as np
 import pytest
 import torch
 from bertkit.datasets.examples import TextExample
-from bertkit.finetuning.run import train_task
-from bertkit.training.memory import in_halves, lacks_memory
 
 from bertkit import load
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.model.encoder import Encoder
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.embeddings import load_embedder
@@ -27,6 +24,7 @@ from bertkit.predict.features import extract
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.task import run_model
 from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import in_halves, lacks_memory
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
 from tests.conftest import WORDS, tiny_config
@@ -98,35 +96,6 @@ def test_held_out_examples_are_evaluated_in_batches_that_fit(
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
-def test_fine_tuning_says_which_batch_does_not_fit_and_what_to_try(model: Path, room: Room) -> None:
-    start = read_pretrained(model)
-    task = Classification(("no", "yes"), max_length=40)
-    inputs = [
-        TextExample(str(i), text, None, ("no", "yes")[i % 2], f"a:{i}")
-        for i, text in enumerate(TEXTS)
-    ]
-    items = task.items(inputs, start.tokenizer)
-
-    run = RunSettings(batch_size=4, learning_rate=1e-3, epochs=1, seed=1)
-
-    def train(most: int) -> str:
-        read = room(most)
-        with pytest.raises(BertkitError) as caught:
-            train_task(
-                *(start, task, items, run, TrainingSettings()),
-                device=CPU,
-                precision="fp32",
-                keep_head=False,
-            )
-        assert caught.value.code == "out-of-memory"
-        assert not read
-        return str(caught.value)
-
-    sizes = [part.tokens for item in items.items for part in item.parts]
-    assert "batch of 4 sequences" in train(min(sizes))
-    assert "--max-tokens" in train(min(sizes))
-
-
 def test_predictions_divide_a_batch_that_does_not_fit(model: Path, room: Room) -> None:
     embedder = load_embedder(model, device="cpu", precision="fp32")
     predictor, encoder = load(model, device="cpu", precision="fp32"), read_pretrained(model)
@@ -156,14 +125,6 @@ def test_predictions_divide_a_batch_that_does_not_fit(model: Path, room: Room) -
     assert max(read) <= 40
     for before, after in zip(whole, halves, strict=True):
         np.testing.assert_allclose(after, before, atol=2e-6)
-
-
-def test_an_input_that_does_not_fit_alone_is_named(model: Path, room: Room) -> None:
-    embedder = load_embedder(model, device="cpu")
-    room(5)
-    with pytest.raises(BertkitError, match=r"one input of \d+ tokens") as caught:
-        embedder.encode(TEXTS)
-    assert caught.value.code == "out-of-memory"
 
 
 def test_only_a_lack_of_memory_divides_a_batch() -> None:

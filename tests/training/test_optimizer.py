@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bertkit.training.muon import orthogonalize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -20,10 +19,11 @@ from bertkit.training.optimizer import (
     AdamW,
     build_optimizer,
     clip_gradients,
+    orthogonalize,
     parameter_groups,
     set_learning_rate,
 )
-from bertkit.training.recipe import ModelSize, Objectives, Training, learning_rate
+from bertkit.training.recipe import ModelSize, Objectives, learning_rate
 
 
 class Toy(nn.Module):
@@ -88,21 +88,6 @@ def test_twelve_updates_equal_numpy(bias_correction: bool) -> None:
             start[name], gradients[name], rates, decayed.get(name, 0.0), bias_correction
         )
         np.testing.assert_allclose(value.detach().numpy(), expected, rtol=2e-5, atol=2e-6)
-
-
-def test_the_first_original_update_is_larger_by_the_missing_corrections() -> None:
-    moved = []
-    for bias_correction in (True, False):
-        weight = nn.Linear(1, 1, bias=False)
-        before = weight.weight.item()
-        optimizer = build_optimizer(
-            weight, learning_rate=1e-3, weight_decay=0.0, bias_correction=bias_correction
-        )
-        weight.weight.grad = torch.full((1, 1), 7.0)
-        optimizer.step()
-        moved.append(before - weight.weight.item())
-    assert moved[0] == pytest.approx(1e-3, rel=1e-4)
-    assert moved[1] == pytest.approx(1e-3 * 0.1 / math.sqrt(0.001), rel=1e-4)
 
 
 def test_updates_are_those_of_torch_to_the_bit() -> None:
@@ -214,20 +199,6 @@ def test_orthogonalizing_keeps_directions_and_levels_singular_values(
     assert diagonal.min() > 0.3
 
 
-def test_muon_refuses_matrices_that_are_divided_among_processes() -> None:
-    model = small_bert()
-    model.encoder.layers[0].output.weight.device_mesh = "as FSDP2's have one"  # type: ignore
-    with pytest.raises(BertkitError) as raised:
-        build_optimizer(model, learning_rate=1e-3, optimizer="muon")
-    assert raised.value.code == "muon-sharded"
-    build_optimizer(model, learning_rate=1e-3)
-
-
-def test_an_unknown_optimizer_is_refused() -> None:
-    with pytest.raises(BertkitError, match=r"training\.optimizer"):
-        Training(optimizer="moun")
-
-
 def test_a_parameter_without_gradient_is_left_alone() -> None:
     model = toy()
     optimizer = build_optimizer(model, learning_rate=0.1, bias_correction=False)
@@ -236,13 +207,6 @@ def test_a_parameter_without_gradient_is_left_alone() -> None:
     optimizer.step()
     assert torch.equal(model.dense.weight, before)
     assert not torch.equal(model.output_bias, torch.zeros(11))
-
-
-def test_groups_of_the_toy() -> None:
-    decay, exempt = parameter_groups(toy(), 0.25)
-    assert decay["names"] == ["words.weight", "dense.weight"]
-    assert sorted(exempt["names"]) == ["dense.bias", "norm.bias", "norm.weight", "output_bias"]
-    assert (decay["weight_decay"], exempt["weight_decay"]) == (0.25, 0.0)
 
 
 def check_every_parameter_once(model: nn.Module) -> list[dict[str, Any]]:
@@ -299,15 +263,6 @@ def test_original_schedule_by_hand_jumps_at_the_end_of_warm_up() -> None:
     assert learning_rate(10_000, **paper, schedule="original") == pytest.approx(0.99e-4)
 
 
-def test_constant_schedule_and_no_warm_up() -> None:
-    constant = [
-        learning_rate(s, peak=2.0, warmup_steps=2, total_steps=4, schedule="constant")
-        for s in range(6)
-    ]
-    assert constant == [1.0, 2.0, 2.0, 2.0, 2.0, 2.0]
-    assert learning_rate(0, peak=2.0, warmup_steps=0, total_steps=4) == 2.0
-
-
 @given(
     total=st.integers(2, 400),
     share=st.floats(0, 0.99),
@@ -333,8 +288,6 @@ def test_impossible_schedules_are_refused() -> None:
         learning_rate(0, peak=1.0, warmup_steps=0, total_steps=4, schedule="liner")
     with pytest.raises(BertkitError, match="warm-up of 4 steps must end before the 4 steps"):
         learning_rate(0, peak=1.0, warmup_steps=4, total_steps=4)
-    with pytest.raises(ValueError, match="counts from 0"):
-        learning_rate(-1, peak=1.0, warmup_steps=0, total_steps=4)
 
 
 def test_clipping_scales_all_gradients_together() -> None:

@@ -3,13 +3,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -18,31 +13,25 @@ from typing import Any
 
 import pytest
 import torch
-from bertkit.planning.plan import CorpusSize, plan
-from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
 from bertkit import objectives
-from bertkit.checkpoints.card import CARD
 from bertkit.checkpoints.pretrained import load_model, load_pretraining_model, read_pretrained
-from bertkit.corpus import store as store_module
 from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock
 from bertkit.model.encoder import Encoder
 from bertkit.objectives import Sums
-from bertkit.pretraining_data import sampler as table_module
 from bertkit.report.pretraining import write_report
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training import pretrain as module
-from bertkit.training.checkpoint import CheckpointWriter
 from bertkit.training.distributed import Ranks
 from bertkit.training.journal import read_journal
+from bertkit.training.plan import plan
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Objectives, Phases, PretrainRecipe, Training
-from tests.markdown import blocks
 
 TOY = PretrainRecipe(
     model=ModelSize(
@@ -92,8 +81,17 @@ def test_a_recipe_may_be_a_path(store: TokenStore, tmp_path: Path) -> None:
     recipe.write_text(TOY_TOML.replace("[300, 40]", "[2, 1]").replace("steps = 5", "steps = 1"))
     assert pretrain(recipe, store, tmp_path / "run") is None
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["recipe_name"] == "own.v2"
-    planned = plan(recipe, CorpusSize(tokens=1_000_000), machine="a100-80")
-    assert [phase.steps for phase in planned.phases] == [2, 1]
+
+
+@pytest.mark.parametrize("with_store", [True, False])
+def test_a_plan_is_measured_in_real_updates(store: TokenStore, with_store: bool) -> None:
+    made = plan(TOY, store if with_store else None, vocabulary_size=100, seconds=0.2)
+    assert [phase.steps for phase in made.phases] == [30, 10]
+    assert made.hours == pytest.approx(
+        sum(p.seconds_per_update * p.steps for p in made.phases) / 3600
+    )
+    assert all(p.tokens_per_second > 0 and 0 < p.mfu < 1 for p in made.phases)
+    assert made.memory_bytes > 1e6
 
 
 def test_run_directory_is_complete(finished: Path, store: TokenStore) -> None:
@@ -356,20 +354,6 @@ def test_resuming_in_another_precision_is_reported(
     assert "resumed with changes: precision of an update bf16 -> fp32" in notes
 
 
-def test_a_processor_without_bf16_is_told_of(
-    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    recipe = replace(TOY, training=replace(TOY.training, precision="bf16"))
-    assert pretrain(recipe, store, tmp_path / "run") is None
-    notes = [
-        r["message"]
-        for r in read_journal(tmp_path / "run" / "journal.jsonl")
-        if r["kind"] == "note"
-    ]
-    assert any("no instructions for bf16" in note for note in notes)
-
-
 def test_other_recipe_in_the_same_folder_is_refused(finished: Path, store: TokenStore) -> None:
     other = replace(TOY, training=replace(TOY.training, learning_rate=5e-4))
     with pytest.raises(BertkitError, match=r"other settings \(recipe\.training\.learning_rate"):
@@ -386,25 +370,6 @@ def stopped(finished: Path, tmp_path: Path) -> Path:
     return run
 
 
-def test_a_model_without_its_checkpoints_is_never_overwritten(
-    finished: Path, store: TokenStore, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
-    shutil.rmtree(run / "checkpoints")
-    journal = (run / "journal.jsonl").read_bytes()
-    assert pretrain(TOY, store, run) is None
-    details = json.loads((run / "model" / "bertkit.json").read_text())
-    (run / "model" / "bertkit.json").write_text(json.dumps(details | {"steps": 30}))
-    with pytest.raises(BertkitError, match="no checkpoint to resume from"):
-        pretrain(TOY, store, run)
-    assert weights(run) == weights(finished)
-    assert (run / "journal.jsonl").read_bytes() == journal
-    (run / "model" / "bertkit.json").write_text("[]")
-    with pytest.raises(BertkitError, match=r"bertkit\.json does not hold a JSON object"):
-        pretrain(TOY, store, run)
-
-
 def test_a_batch_of_a_later_phase_that_is_too_small_is_refused_at_once(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,109 +379,10 @@ def test_a_batch_of_a_later_phase_that_is_too_small_is_refused_at_once(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_card_of_a_resumed_run_has_the_same_bytes(
-    finished: Path, stopped: Path, store: TokenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It says what the journal and the store say, and its code for bertkit runs."""
-    card = finished / "model" / CARD
-    assert pretrain(TOY, store, stopped) is None
-    assert (stopped / "model" / CARD).read_bytes() == card.read_bytes()
-    data = ModelCard.load(card).data
-    assert data.pipeline_tag == "fill-mask"
-    *_, last = [r for r in read_journal(finished / "journal.jsonl") if r["kind"] == "evaluation"]
-    found = {result.metric_name: result.metric_value for result in data.eval_results}
-    assert found["mlm accuracy"] == last["mlm_accuracy"]
-    assert f"{store.documents:,} documents" in card.read_text()
-    assert str(store.folder) not in card.read_text()
-    monkeypatch.chdir(finished / "model")
-    exec(blocks(card.read_text(), "python")[0], {})
-
-
-def test_an_edited_card_outlives_the_rest_of_a_run(stopped: Path, store: TokenStore) -> None:
-    assert pretrain(TOY, store, stopped) is None
-    card = stopped / "model" / CARD
-    generated = card.read_text()
-    card.write_text("# Mine\n")
-    (stopped / "model" / "model.safetensors").unlink()
-    assert pretrain(TOY, store, stopped) is None
-    assert card.read_text() == "# Mine\n"
-    card.unlink()
-    assert pretrain(TOY, store, stopped) is None
-    assert card.read_text() == generated
-
-
 def change_recipe(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
     settings = json.loads((run / "recipe.json").read_text())
     change(settings["recipe"])
     (run / "recipe.json").write_text(json.dumps(settings))
-
-
-def test_a_run_of_a_version_without_some_field_resumes(
-    finished: Path, stopped: Path, store: TokenStore
-) -> None:
-    """A field that a later version added has its default in the runs of before."""
-    change_recipe(stopped, lambda recipe: (recipe.pop("masking"), recipe["model"].pop("dropout")))
-    assert pretrain(TOY, store, stopped) is None
-    assert weights(stopped) == weights(finished)
-    change_recipe(stopped, lambda recipe: recipe["training"].pop("accumulate"))  # TOY has 2
-    with pytest.raises(BertkitError, match=r"other settings \(recipe\.training\.accumulate 1 -> 2"):
-        pretrain(TOY, store, stopped)
-
-
-@pytest.mark.slow
-def test_how_a_run_is_watched_may_change(finished: Path, stopped: Path, store: TokenStore) -> None:
-    closer = replace(TOY, logging=replace(TOY.logging, log_every=1, checkpoint_every=2))
-    assert pretrain(closer, store, stopped) is None
-    assert weights(stopped) == weights(finished)
-    journal = read_journal(stopped / "journal.jsonl")
-    steps = [record["step"] for record in journal if record["kind"] == "step"]
-    assert steps[-5:] == [36, 37, 38, 39, 40]
-    notes = [record["message"] for record in journal if record["kind"] == "note"]
-    assert (
-        "resumed with changes: logging.checkpoint_every 6 -> 2; logging.log_every 4 -> 1" in notes
-    )
-    watched = json.loads((stopped / "recipe.json").read_text())["recipe"]["logging"]
-    assert (watched["log_every"], watched["checkpoint_every"]) == (1, 2)
-
-
-def test_a_run_that_was_killed_in_its_last_removal_leaves_nothing(
-    finished: Path, store: TokenStore, tmp_path: Path
-) -> None:
-    """There is no other save that would clean up."""
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
-    shutil.rmtree(run / "model")
-    shutil.copytree(
-        run / "checkpoints" / "step-00000036", run / "checkpoints" / ".step-00000030.tmp-removed"
-    )
-    assert pretrain(TOY, store, run) is None
-    assert weights(run) == weights(finished)
-    left = sorted(path.name for path in (run / "checkpoints").iterdir())
-    assert left == ["step-00000036", "step-00000040"]
-
-
-def test_held_out_documents_are_verified_and_planned_once_a_phase(
-    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    verified, planned = Counter[str](), Counter[str]()
-    check, plan = store_module.check_shard, table_module.plan_block
-
-    def counted_check(folder: Path, shard: Any, *, checksums: bool = True) -> None:
-        verified[shard.name] += checksums
-        check(folder, shard, checksums=checksums)
-
-    def counted_plan(store: TokenStore, *arguments: Any) -> Any:
-        planned[store.split] += 1
-        return plan(store, *arguments)
-
-    monkeypatch.setattr(store_module, "check_shard", counted_check)
-    monkeypatch.setattr(table_module, "plan_block", counted_plan)
-    often = replace(TOY, logging=replace(TOY.logging, evaluate_every=4))
-    assert pretrain(often, store, tmp_path) is None
-    assert planned["held_out"] == 2, "once for each phase"
-    held_out = {name: count for name, count in verified.items() if name.startswith("held_out")}
-    assert held_out
-    assert set(held_out.values()) == {1}
 
 
 def test_other_store_in_the_same_folder_is_refused(
@@ -616,43 +482,6 @@ def test_every_update_is_logged_even_where_a_phase_ends(store: TokenStore, tmp_p
     assert 30 in [record["step"] for record in steps]
 
 
-@pytest.mark.parametrize("part", ["directory", "objective"])
-def test_death_between_checkpoint_and_model_is_mended(
-    finished: Path, store: TokenStore, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stale or missing model/ is not taken for the finished one."""
-
-    def die(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    if part == "directory":
-        monkeypatch.setattr("bertkit.checkpoints.save.save_model", die)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(TOY, store, tmp_path)
-        monkeypatch.undo()
-    else:
-        shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-        details = tmp_path / "model" / "bertkit.json"
-        details.write_text(details.read_text().replace('"steps": 40', '"steps": 17'))
-        (tmp_path / "model" / "model.safetensors").write_bytes(b"stale")
-    assert pretrain(TOY, store, tmp_path) is None
-    assert weights(tmp_path) == weights(finished)
-
-
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "config.json", "tokenizer.json", "bertkit.json"]
-)
-def test_a_damaged_model_of_a_finished_run_is_written_again(
-    finished: Path, store: TokenStore, tmp_path: Path, name: str
-) -> None:
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    file = tmp_path / "model" / name
-    whole = file.read_bytes()
-    file.write_bytes(whole[:100])
-    assert pretrain(TOY, store, tmp_path) is None
-    assert file.read_bytes() == whole
-
-
 def test_signal_during_evaluation_still_saves(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -666,20 +495,6 @@ def test_signal_during_evaluation_still_saves(
     assert pretrain(TOY, store, tmp_path) == signal.SIGTERM
     (*_, latest) = sorted((tmp_path / "checkpoints").iterdir())
     assert latest.name == "step-00000010"
-
-
-def test_signal_before_the_first_update_leaves_no_model(
-    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = module.start_record
-
-    def interrupted(*arguments: object) -> object:
-        signal.raise_signal(signal.SIGINT)
-        return real(*arguments)
-
-    monkeypatch.setattr(module, "start_record", interrupted)
-    assert pretrain(TOY, store, tmp_path) == signal.SIGINT
-    assert not (tmp_path / "model").exists()
 
 
 def test_two_processes_cannot_share_a_folder(store: TokenStore, tmp_path: Path) -> None:
@@ -705,44 +520,6 @@ def test_a_model_of_an_update_that_is_never_made_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_before_the_first_evaluation_says_so_and_checkpoints_follow_the_journal(
-    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[object] = []
-    fsync, save = os.fsync, CheckpointWriter.save_async
-
-    def noted_fsync(descriptor: int) -> None:
-        events.append(os.fstat(descriptor).st_ino)
-        fsync(descriptor)
-
-    def noted_save(*arguments: Any) -> None:
-        events.append("save")
-        save(*arguments)
-
-    monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(CheckpointWriter, "save_async", noted_save)
-    recipe = replace(TOY, training=replace(TOY.training, warmup_steps=1))
-    recipe = replace(recipe, phases=replace(TOY.phases, steps=(2, 1)))
-    assert pretrain(recipe, store, tmp_path, save_models_at=[1]) is None
-    journal = (tmp_path / "journal.jsonl").stat().st_ino
-    assert events[events.index("save") - 1] == journal, "on the disk before the checkpoint"
-    early, late = (
-        (tmp_path / name / CARD).read_text() for name in ("models/step-00000001", "model")
-    )
-    assert "saved before its first evaluation" in early
-    assert "documents were held out.\n" in early
-    assert "held out for the scores below" in late
-
-
-@pytest.mark.parametrize("workers", [-1, 10**20])
-def test_impossible_numbers_of_workers_are_refused(
-    store: TokenStore, tmp_path: Path, workers: int
-) -> None:
-    with pytest.raises(BertkitError, match="--workers must be from 0 to 1,024"):
-        pretrain(TOY, store, tmp_path / "run", workers=workers)
-    assert not (tmp_path / "run").exists(), "the folder is not claimed"
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -758,74 +535,6 @@ def test_impossible_numbers_of_workers_are_refused(
 def test_impossible_training_fields_are_refused(field: str, value: float) -> None:
     with pytest.raises(BertkitError, match=rf"training\.{field} must be"):
         Training(**{field: value})
-
-
-def test_late_failures_are_found_before_the_first_update() -> None:
-    with pytest.raises(BertkitError, match=r"too few for training\.accumulate"):
-        replace(TOY, training=replace(TOY.training, accumulate=5))
-    with pytest.raises(BertkitError, match="maximum length of at least 5"):
-        replace(TOY, phases=replace(TOY.phases, lengths=(32, 4)))
-
-
-@pytest.mark.parametrize("name", ["recipe.json", "environment.json"])
-def test_damaged_run_files_are_named(finished: Path, store: TokenStore, tmp_path: Path, name: str):
-    run = tmp_path / "copy"
-    shutil.copytree(finished, run)
-    for content in ("[]", "{"):
-        (run / name).write_text(content)
-        with pytest.raises(BertkitError, match=name):
-            pretrain(TOY, store, run)
-
-
-@pytest.mark.slow
-def test_interrupt_reaches_only_the_trainer(store: TokenStore, tmp_path: Path) -> None:
-    """Ctrl-C goes to every process of a terminal; loader processes must not die of it."""
-    recipe = tmp_path / "toy.toml"
-    recipe.write_text(TOY_TOML.replace("steps = [300, 40]", "steps = [30000, 40]"))
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "bertkit", "pretrain", str(recipe), "--store", str(store.folder),
-            "--out", str(tmp_path / "run"), "--workers", "1",
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    deadline, journal = time.monotonic() + 60, tmp_path / "run" / "journal.jsonl"
-    while not (journal.exists() and journal.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(1.0)  # the loader process is starting
-    os.killpg(process.pid, signal.SIGINT)
-    _, shown = process.communicate(timeout=60)
-    assert process.returncode == 130, shown
-    assert "Traceback" not in shown
-    assert read_journal(tmp_path / "run" / "journal.jsonl")[-1]["reason"] == "interrupted"
-
-
-@pytest.mark.slow
-def test_a_killed_loader_ends_the_run_in_one_line(store: TokenStore, tmp_path: Path) -> None:
-    recipe, run = tmp_path / "toy.toml", tmp_path / "run"
-    recipe.write_text(TOY_TOML.replace("steps = [300, 40]", "steps = [30000, 40]"))
-    command = ["pretrain", str(recipe), "--store", str(store.folder), "--out", str(run)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bertkit", *command, "--workers", "2"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 120
-    while not (victims := loaders_of(process.pid)) or not has_step(run / "journal.jsonl"):
-        assert process.poll() is None
-        assert time.monotonic() < deadline, "it never began"
-        time.sleep(0.01)
-    os.kill(victims[0], signal.SIGKILL)
-    _, shown = process.communicate(timeout=60)
-    assert process.returncode == 2, shown
-    assert "Traceback" not in shown
-    [error] = [line for line in shown.splitlines() if line.startswith("error: ")]
-    assert "a worker process of `pretrain` died (SIGKILL)" in error
-    assert not [number for number in victims if Path(f"/proc/{number}").exists()]
-    with exclusive_lock(run):
-        pass
 
 
 def has_step(journal: Path) -> bool:

@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from bertkit.cli.launch import parse_words, threads_each
 from safetensors.torch import load_file
 from torch import Tensor
 
 from bertkit import pretrain
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.training.distributed import ALONE, Ranks, check_equal, init_distributed, local_device
+from bertkit.training.distributed import ALONE, Ranks
 from bertkit.training.journal import read_journal
 
 CPU = torch.device("cpu")
@@ -63,10 +62,12 @@ def command(
 ) -> list[str]:
     start = [sys.executable, "-m", "bertkit"]
     if processes > 1:
-        start += ["launch", "--nproc-per-node", str(processes)]
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        start += ["--nproc-per-node", str(processes)]
         while options and options[0].startswith("--max-restarts"):
             start.append(options[0])
             options = options[1:]
+        start += ["-m", "bertkit"]
     return [
         *start, "pretrain", str(recipe), "--store", str(store.folder), "--out", str(out), *options
     ]  # fmt: skip
@@ -101,14 +102,6 @@ def run_ranks(*words: str, world: int = 2) -> list[tuple[int, str]]:
     return [(process.returncode, text) for process, text in zip(started, shown, strict=True)]
 
 
-def pretrain_in_parts(recipe: Path, store: TokenStore, out: Path) -> str:
-    """Pre-train with two processes, each with a part of the weights; what the first one says."""
-    words = command(recipe, store, out, "--strategy", "fsdp", processes=1)
-    (first, said), (second, other) = run_ranks(*words[1:])
-    assert (first, second) == (0, 0), said + other
-    return said
-
-
 def weights(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model" / "model.safetensors")
 
@@ -135,14 +128,6 @@ def alone(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared_out(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run by two processes, each with a part of the weights."""
-    folder = tmp_path_factory.mktemp("shared")
-    pretrain_in_parts(write_recipe(folder), store, folder / "run")
-    return folder / "run"
-
-
-@pytest.fixture(scope="module")
 def replicated(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run by two processes, each with the whole model."""
     folder = tmp_path_factory.mktemp("replicated")
@@ -157,11 +142,6 @@ def test_processes_with_the_whole_model_train_as_one(alone: Path, replicated: Pa
     assert_same_run(alone, replicated)
 
 
-@pytest.mark.slow
-def test_processes_with_parts_of_the_model_train_as_one(alone: Path, shared_out: Path) -> None:
-    assert_same_run(alone, shared_out)
-
-
 def assert_same_run(alone: Path, several: Path) -> None:
     assert_same_model(alone, several)
     assert losses(several) == pytest.approx(losses(alone), abs=1e-4)
@@ -173,13 +153,10 @@ def assert_same_run(alone: Path, several: Path) -> None:
         assert counts[0] == counts[1], f"{name} of all ranks are counted"
     saved = [r for r in mine if r["kind"] == "checkpoint"]
     assert [r["step"] for r in saved] == [16, 32, 40]
-    assert all("background_seconds" in r for r in saved)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("made", "processes"), [("shared_out", 1), ("alone", 2)], ids=["parts to one", "one to parts"]
-)
+@pytest.mark.parametrize(("made", "processes"), [("replicated", 1), ("alone", 2)])
 def test_a_run_resumes_with_other_processes(
     request: pytest.FixtureRequest, store: TokenStore, tmp_path: Path, made: str, processes: int
 ) -> None:
@@ -189,12 +166,7 @@ def test_a_run_resumes_with_other_processes(
     # as if it had been killed after its second checkpoint
     shutil.rmtree(out / "model")
     shutil.rmtree(out / "checkpoints" / "step-00000040")
-    files = {path.name for path in (out / "checkpoints" / "step-00000032").iterdir()}
-    assert any(name.startswith("shard-") for name in files) == (made == "shared_out")
-    if processes == 1:
-        said = run(write_recipe(tmp_path), store, out, "--strategy", "fsdp", processes=1).stderr
-    else:
-        said = pretrain_in_parts(write_recipe(tmp_path), store, out)
+    said = run(write_recipe(tmp_path), store, out, processes=processes).stderr
     assert "(32 updates made)" in said
     assert_same_model(whole, out)
 
@@ -386,100 +358,3 @@ def test_micro_batches_are_shared_evenly() -> None:
     assert Ranks(1, 4).micro_batches(8) == 8
     with pytest.raises(BertkitError, match=r"accumulate = 6 .* 4 processes; choose 8"):
         Ranks(0, 4).micro_batches(6)
-
-
-def test_one_process_alone_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    with init_distributed(CPU) as ranks:
-        assert ranks == ALONE
-        assert ranks.all_reduce_counts({"a": 3})() == {"a": 3}
-        assert ranks.on_rank0(lambda: 5) == 5
-        assert ranks.broadcast_bool(lambda: True)
-        ranks.assert_same_on_all_ranks({"anything": "at all"})
-        assert not torch.distributed.is_initialized()
-
-
-def test_half_a_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    message = "MASTER_ADDR, MASTER_PORT is not set; start with `bertkit launch`"
-    with pytest.raises(BertkitError, match=message), init_distributed(CPU):
-        pass
-
-
-def test_what_differs_is_named() -> None:
-    same = torch.zeros(2, 32, dtype=torch.uint8)
-    other = same.clone()
-    other[1, 5] = 1
-    check_equal(["the recipe", "the corpus"], [same, same])
-    with pytest.raises(BertkitError, match="disagree about the corpus: rank 1, 2 differs from"):
-        check_equal(["the recipe", "the corpus"], [same, other, other])
-
-
-def test_each_process_of_a_host_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert local_device("cuda") == "cuda:1"
-    assert local_device("cuda:0") == "cuda:0"
-    assert local_device("cpu") == "cpu"
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert local_device("cuda") == "cuda"
-
-
-@pytest.mark.parametrize(("device", "index"), [("cuda:1", 1), ("cuda", 0)])
-def test_a_gpu_is_chosen_before_the_processes_connect(
-    device: str, index: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("MASTER_ADDR", "x")):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_PORT", "1")
-    calls: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(device.index))
-
-    def connect(backend: str, **options: Any) -> None:
-        calls.append((backend, options["device_id"].index))
-        raise torch.distributed.DistBackendError("NCCL error\nDuplicate GPU detected")
-
-    monkeypatch.setattr(torch.distributed, "init_process_group", connect)
-    with (
-        pytest.raises(BertkitError, match=r"cannot reach the other .*\(Duplicate GPU detected\)"),
-        init_distributed(torch.device(device)),
-    ):
-        pass
-    assert calls == [index, ("cpu:gloo,cuda:nccl", index)]
-
-
-def test_launch_divides_by_torchruns_own_parser() -> None:
-    words = ["--rdzv-id", "pretrain", "--nproc-per-node=3", "pretrain", "small", "--out", "x"]
-    found = parse_words(words)
-    assert found == (words[:3], words[3:], 3)
-    assert parse_words(["--nproc-per-node", "cpu", "pretrain"]).processes == os.cpu_count()
-    assert threads_each(1) >= threads_each(3) >= 1
-    with pytest.raises(BertkitError, match=r"only pretrain runs in several .* not 'finetune'"):
-        parse_words(["--nproc-per-node", "2", "finetune", "x"])
-    with pytest.raises(BertkitError, match=r"torchrun: .*required"):
-        parse_words(["--nproc-per-node", "2"])
-
-
-@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan"), float("inf")])
-def test_an_impossible_timeout_is_refused(timeout: float) -> None:
-    with pytest.raises(BertkitError, match="--timeout must be"), init_distributed(CPU, timeout):
-        pass
-
-
-def test_an_impossible_world_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "two")
-    with pytest.raises(BertkitError, match="WORLD_SIZE is 'two'"), init_distributed(CPU):
-        pass
-
-
-@pytest.mark.slow
-def test_checkpoints_of_parts_hold_no_pickle(shared_out: Path) -> None:
-    """torch.distributed.checkpoint writes one by default."""
-    files = [path.name for path in shared_out.glob("checkpoints/step-*/*")]
-    assert {Path(name).suffix for name in files} == {".safetensors", ".json"}
-    assert len(files) == 2 * 3
