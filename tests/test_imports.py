@@ -22,7 +22,6 @@ STORY = [
     ("corpus",),
     ("pretraining_data",),
     ("model", "checkpoints"),
-    ("multimodal",),
     ("objectives",),
     ("training", "planning"),
     ("tasks", "datasets"),
@@ -57,7 +56,6 @@ CAPS = {
     "report": 3_900,
     "serve": 3_200,
     "cli": 2_700,
-    "multimodal": 2_000,
     "reproduce": 2_400,
 }
 """The maximum number of lines of each place; a feature that needs more is worth its lines."""
