@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bertkit.predict.tables import new_text
 
 from bertkit import files
 from bertkit.corpus.store import write_array
@@ -279,44 +278,6 @@ def test_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
     ):
         (folder / "nowhere" / "file").write_text("new")
     assert (tmp_path / "model" / "file").read_text() == "old"
-
-
-def test_text_piece_by_piece(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b.txt"
-    with new_text(path) as write:
-        write(["one\n", "two\n"])
-        assert not path.exists()
-        write(piece for piece in ("\u05e9\n",))
-    assert path.read_text(encoding="utf-8") == "one\ntwo\n\u05e9\n"
-
-
-def test_text_of_a_block_that_fails(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b.txt"
-    write_text(path, "one")
-
-    def fail() -> None:
-        with new_text(path) as write:
-            write(["x" * 10**6])
-            raise OSError("of the block, which is not about the file")
-
-    with pytest.raises(OSError, match="of the block"):
-        fail()
-    assert path.read_text() == "one"
-    assert [entry.name for entry in path.parent.iterdir()] == ["b.txt"]
-    with pytest.raises(BertkitError, match=r"cannot write .*c"), new_text(path / "c"):
-        pass
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
-def test_text_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.txt"
-    temporary = tmp_path / ".a.txt.tmp"
-    temporary.symlink_to("/dev/full")
-    monkeypatch.setattr(files, "temporary_name", lambda path: temporary)
-    full = pytest.raises(BertkitError, match=r"cannot write .*a\.txt: the disk is full")
-    with full, new_text(path) as write:
-        write(["x" * 10**6])
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_short_write_of_an_array_is_a_full_disk(

@@ -20,9 +20,9 @@ from bertkit.training.device import (
     choose_device,
     environment,
     matmul_peak,
-    step_seed,
     training_flops,
 )
+from bertkit.training.step import step_seed
 from tests.tools import fake_cuda
 
 CPU = torch.device("cpu")
