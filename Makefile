@@ -25,10 +25,12 @@ check: .venv/installed  ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q tests/test_imports.py tests/test_readme.py
+	$(BIN)/pytest -q tests/test_imports.py tests/test_docs.py
 
 bench: .venv/installed  ## the benchmarks that take minutes; writes results/*.json (BERTKIT_DATA: data folder)
-	$(BIN)/python -m benchmarks.run
+	for name in tokenization prepare pretraining finetuning embeddings inference; do \
+		$(BIN)/python -m benchmarks.$$name || exit 1; done
+	$(BIN)/python -m benchmarks.tables
 
 docs: .venv/installed  ## the HTML documentation in docs/_build
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build

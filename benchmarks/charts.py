@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
-from bertkit.reproduce.experiments import BASE, variant_of
-from bertkit.reproduce.report import plot_scores
 from matplotlib.figure import Figure
 
 TEXT, GRID, BAND, BERTKIT, SLOWER = "#1c1e21", "#d8dce2", "#c3c9d1", "#2563a8", "#c8501e"
@@ -117,8 +115,6 @@ def charts(results: Path) -> dict[str, str]:
     """Return every chart as SVG by the name of its file."""
     with mpl.rc_context(STYLE):
         drawings = {"speed.svg": speed(results), "quality.svg": quality(results)}
-        drawings["growth.svg"] = growth(results)
-        drawings["reproduction.svg"] = reproduction(results)
         for name in ("pretraining", "pretraining-amx", "finetuning", "finetuning-amx"):
             drawings[f"{name}.svg"] = training(rows_of(results, name))
         for path in sorted(results.glob("inference-*.json")):
@@ -234,56 +230,6 @@ def add_range(axes: Any, place: float, low: float, high: float, text: str) -> No
     beside = {"xytext": (4, 0), "textcoords": "offset points"}
     axes.annotate(text, (high, place), **beside, va="center_baseline", fontsize=9)
 
-
-GROWTH = {
-    "length": "tokens of a sequence",
-    "batch": "sequences of 128 tokens",
-    "width": "width",
-    "layers": "layers",
-}
-
-
-def growth(results: Path) -> str:
-    """Draw how the time of an update and of a forward pass grows with four sizes, beside theory."""
-    figure = Figure(figsize=(WIDTH, 5.6), facecolor="white", layout="constrained")
-    for axes, (name, label) in zip(figure.subplots(2, 2).flat, GROWTH.items(), strict=True):
-        rows = rows_of(results, f"growth-{name}")
-        sizes = [int(row.rpartition(" ")[2]) for row in rows]
-        for part, color in (("training", BERTKIT), ("inference", SLOWER)):
-            times = [row[part]["milliseconds"]["median"] for row in rows.values()]
-            theory = [row[part]["theory"] * times[0] for row in rows.values()]
-            axes.plot(sizes, times, "o-", color=color, label=part)
-            axes.plot(sizes, theory, ":", color=color, label=f"{part}: growth of the operations")
-        axes.set(xscale="log", yscale="log", xlabel=label, ylabel="milliseconds")
-        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-        axes.minorticks_off()
-        axes.grid(color=GRID, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-    lines, labels = axes.get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside upper center", ncols=2, frameon=False)
-    return drawn(figure)
-
-
-def reproduction(results: Path) -> str:
-    """Draw the loss of every network of the reproduction in training, and figure 5 of the paper."""
-    outcome = json.loads((results / "reproduction.json").read_text(encoding="utf-8"))["outcome"]
-    figure = Figure(figsize=(WIDTH, 3.6), facecolor="white", layout="constrained")
-    losses, scores = figure.subplots(1, 2)
-    for name, facts in outcome["networks"].items():
-        one_way = name.startswith(("left-to-right", "right-to-left"))
-        color = SLOWER if one_way else BERTKIT if variant_of(name) == BASE else BAND
-        if facts["curve"]:
-            losses.plot(*zip(*facts["curve"], strict=True), color=color, linewidth=1)
-    for color, label in ((BERTKIT, BASE), (SLOWER, "one direction"), (BAND, "other networks")):
-        losses.plot([], [], color=color, label=label)
-    losses.set(xlabel="updates", ylabel="held-out loss, nats a target")
-    [found] = [table for table in outcome["tables"] if table["key"] == "figure-5"]
-    losses.legend(frameon=False, fontsize=9)
-    plot_scores(scores, found, (BERTKIT, SLOWER))
-    for axes in (losses, scores):
-        axes.grid(color=GRID, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-    return drawn(figure)
 
 
 def times_of(row: dict[str, Any]) -> tuple[float, float, float]:

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.reproduce.report import as_markdown
 
 from benchmarks import charts
 
@@ -62,12 +61,8 @@ def render(results: Path, name: str) -> str:
     if not path.is_file():
         return MISSING
     result = json.loads(path.read_text(encoding="utf-8"))
-    if "outcome" in result:  # of `bertkit reproduce`, which has tables of its own
-        outcome = result["outcome"]
-        networks = outcome["networks"].items()
-        begun = {name: facts for name, facts in networks if facts["updates"] or facts["model"]}
-        text = as_markdown({**outcome, "networks": begun}, level=3)
-        return text + "\n" + caption(result, task_parts(result))
+    if "outcome" in result:  # of the paper's tables
+        return "\n".join([*claims(result["outcome"]["tables"]), "", caption(result, [])])
     rows = [flat(row) for row in named(result["rows"])]
     if not rows:
         return MISSING
@@ -77,6 +72,18 @@ def render(results: Path, name: str) -> str:
     if len(shown) < len(rows):
         notes.append(f"{len(shown)} of {len(rows)} rows of results/{name}.json")
     return "\n".join([*lines, "", caption(result, [*notes, *task_parts(result)])])
+
+
+def claims(tables: Sequence[Row]) -> list[str]:
+    """Return what the paper says of each table, and whether these runs agree."""
+    rows = [
+        [found["name"], claim["text"], claim["column"], claim["verdict"]]
+        + [rounded(claim[key]) for key in ("difference", "deviation")]
+        for found in tables
+        for claim in found["claims"]
+    ]
+    columns = ["paper", "statement", "measured by", "here", "difference", "deviation over seeds"]
+    return table(columns, rows)
 
 
 def part_name(cells: str | list[str]) -> str:

@@ -23,7 +23,7 @@ HEAD = """# Commands
 
 This page lists every command with every flag; `python -m docs.commands` generates it from the code.
 `bertkit COMMAND --help` shows the same, and also the fields of a recipe if the command takes one;
-[recipes](recipes.md) describes those. Every command also takes `--threads N`, the number of compute
+[recipes](howto-corpus.md) describes those. Every command also takes `--threads N`, the number of compute
 threads; by default it is the number of cores (`demo` always computes with one). Bold arguments are
 required. Tab completes commands and flags after `bertkit --install-completion`.
 """
@@ -86,7 +86,7 @@ def rows(app: App) -> Iterator[tuple[str, str, str]]:
                 default_of(argument).replace("|", "\\|"),
             )
     if sections:
-        yield "`--SECTION.FIELD VALUE`", "Every field of a [recipe](recipes.md#fields).", ""
+        yield "`--SECTION.FIELD VALUE`", "Every field of a [recipe](howto-corpus.md).", ""
 
 
 def named(argument: Argument) -> str:

@@ -1,13 +1,12 @@
-"""One GPU measured in three commands of at most eight minutes each.
+"""One GPU measured in two commands of at most eight minutes each.
 
-    python -m benchmarks.gpu probe --out DIR    ceilings, attention kernels, waits, profiles
     python -m benchmarks.gpu train --out DIR    pre-training by stages, beside transformers
     python -m benchmarks.gpu rest --out DIR     inference, a store, fine-tuning, resuming, large
 
 Each writes DIR/gpu-COMMAND.json anew with every row, so that nothing is lost if it is killed. What
 the file has of other cases stays there. Each case runs in a process of its own with a time limit,
 and what failed stands in the file with its error, as does what there was no time for. With
---dry-run a tiny network on the CPU tries every line of the three, so of cases that differ in sizes
+--dry-run a tiny network on the CPU tries every line of the two, so of cases that differ in sizes
 only the first; what needs CUDA fails there.
 """
 
@@ -27,7 +26,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.gpu.probe import PROBES
 from benchmarks.gpu.rest import OTHERS
 from benchmarks.gpu.setup import NO_TIME, Case, Found, Setup, in_one_line
 from benchmarks.gpu.train import TRAININGS
@@ -35,7 +33,7 @@ from benchmarks.record import ROOT, circumstances
 from bertkit.files import read_json, write_json
 from bertkit.training.device import environment
 
-COMMANDS: dict[str, dict[str, Case]] = {"probe": PROBES, "train": TRAININGS, "rest": OTHERS}
+COMMANDS: dict[str, dict[str, Case]] = {"train": TRAININGS, "rest": OTHERS}
 """The cases of each command, the most telling ones first."""
 MINUTES = 8.0
 LONGEST_CASE = 0.45
