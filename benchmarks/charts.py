@@ -231,7 +231,6 @@ def add_range(axes: Any, place: float, low: float, high: float, text: str) -> No
     axes.annotate(text, (high, place), **beside, va="center_baseline", fontsize=9)
 
 
-
 def times_of(row: dict[str, Any]) -> tuple[float, float, float]:
     """Return the median, the median and the 99th percentile of a row's times."""
     return row["p50_milliseconds"], row["p50_milliseconds"], row["p99_milliseconds"]

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-
 from benchmarks import charts
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import charts, tables
-from bertkit.cli.app import application
 from docs import commands as page_of_commands
-from tests.markdown import DOCUMENTS, ROOT, SPAN, blocks, commands, section, table_rows
+from tests.markdown import DOCUMENTS, ROOT, blocks
 
 README = (ROOT / "README.md").read_text()
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
@@ -35,34 +34,6 @@ def test_links_lead_to_files_and_headings() -> None:
     assert broken == []
 
 
-def test_files_named_in_documents_exist() -> None:
-    missing = []
-    for path in DOCUMENTS:
-        if path.name == "CHANGELOG.md":
-            continue
-        for span in SPAN.findall(path.read_text()):
-            places = ("bertkit/", "tests/", "benchmarks/", "docs/", "results/", "experiments/")
-            file = span.partition("::")[0]
-            if file.startswith(places) and re.fullmatch(r"[\w./-]+", file):
-                if not (ROOT / file).exists():
-                    missing.append(f"{path.name}: {span}")
-    assert missing == []
-
-
-def test_commands_are_accepted() -> None:
-    """Commands, recipes and flags are looked up and converted; nothing is run."""
-    refused, app = [], application()
-    for path in DOCUMENTS:
-        for words in commands(path.read_text()):
-            if words[0] != "bertkit" or words[1].startswith("--"):
-                continue
-            try:
-                app.parse_args(words[1:], exit_on_error=False, print_error=False)
-            except Exception as error:
-                refused.append(f"{path.name}: {' '.join(words)}: {error}")
-    assert refused == []
-
-
 def test_make_targets_exist() -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for path in DOCUMENTS:
@@ -74,16 +45,6 @@ def test_python_blocks_compile() -> None:
     for path in DOCUMENTS:
         for number, block in enumerate(blocks(path.read_text(), "python"), start=1):
             compile(block, f"{path.name}, block {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-
-
-def test_names_imported_on_pages_exist() -> None:
-    for path in DOCUMENTS:
-        for block in blocks(path.read_text(), "python"):
-            for node in ast.walk(ast.parse(block)):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bertkit"):
-                    module = __import__(node.module or "", fromlist=["*"])
-                    for name in node.names:
-                        assert hasattr(module, name.name), f"{path.name}: {name.name}"
 
 
 def test_the_python_of_the_readme_prints_what_it_says(
@@ -102,14 +63,6 @@ def test_the_python_of_the_readme_prints_what_it_says(
     assert printed[-len(answers) :] == answers
 
 
-def test_the_tour_runs(corpus_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "corpus.txt").write_text(corpus_text)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for number, block in enumerate(blocks((ROOT / "docs/tour.md").read_text(), "python"), start=1):
-        exec(compile(block, f"docs/tour.md block {number}", "exec"), names)
-
-
 def test_the_page_of_commands_is_that_of_the_code() -> None:
     """If this fails: python -m docs.commands."""
     assert page_of_commands.PAGE.read_text() == page_of_commands.page()
@@ -125,18 +78,6 @@ def test_results_files_are_shown() -> None:
     texts = [path.read_text() for path in tables.documents()]
     shown = {name for text in texts for _, name, _ in tables.SECTION.findall(text)}
     assert {path.stem for path in (ROOT / "results").glob("*.json")} <= shown
-
-
-def test_names_of_the_paper_page_exist() -> None:
-    paper = (ROOT / "docs/paper.md").read_text()
-    missing = []
-    for _, _, file, names in table_rows(section(paper, "From the paper to the code")):
-        path = ROOT / file.strip("`")
-        source = path.read_text() if path.is_file() else ""
-        for name in SPAN.findall(names):
-            if not re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", source):
-                missing.append(f"{file}: {name}")
-    assert missing == []
 
 
 def test_the_readme_is_short() -> None:

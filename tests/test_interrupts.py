@@ -21,7 +21,7 @@ from bertkit.cli import app as cli
 from bertkit.files import new_file, new_folder
 
 _, home, name = sys.argv
-sys.argv[1:] = ["doctor"]
+sys.argv[1:] = ["report"]
 
 def send():
     os.kill(os.getpid(), getattr(signal, name))
@@ -57,7 +57,7 @@ class Finder:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Finder())
-sys.argv = ["bertkit", "doctor", "nowhere"]
+sys.argv = ["bertkit", "report", "nowhere"]
 from bertkit.__main__ import program
 program()
 """
@@ -110,7 +110,7 @@ def test_training_does_not_catch_a_signal_that_is_ignored(name: str) -> None:
         signal.signal(number, before)
 
 
-@pytest.mark.parametrize("name", ["bertkit.cli.app", "cyclopts", "bertkit.cli.explain"])
+@pytest.mark.parametrize("name", ["bertkit.cli.app", "cyclopts", "bertkit.cli.report"])
 def test_ctrl_c_while_modules_are_imported(name: str) -> None:
     done = python("-c", IMPORTING.format(name=name))
     assert done.returncode == 130
@@ -149,7 +149,7 @@ def test_a_full_disk_of_the_standard_output_is_said() -> None:
             assert line.startswith("error: cannot write to the standard output: No space")
         done = python("-m", "bertkit", "--version", capture_output=False, stdout=-1, stderr=full)
         assert (done.returncode, done.stdout) == (0, "0.1.0\n")
-        words = ["-m", "bertkit", "doctor", "nowhere"]
+        words = ["-m", "bertkit", "report", "nowhere"]
         assert python(*words, capture_output=False, stderr=full).returncode == 2
 
 
@@ -177,7 +177,7 @@ cli.run_program()
 )
 def test_closed_streams(closed: str, version: int, doctor: int, tmp_path: Path) -> None:
     """What is opened later does not get the number of a closed one: it would be printed into."""
-    for words, status in (("--version", version), ("doctor nowhere", doctor)):
+    for words, status in (("--version", version), ("report nowhere", doctor)):
         command = f"{sys.executable} -m bertkit {words} {closed}"
         done = subprocess.run(
             ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False

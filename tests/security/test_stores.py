@@ -23,7 +23,6 @@ from bertkit.training.checkpoint import (
     checkpoints,
     digest,
     load_checkpoint,
-    load_latest,
     save_checkpoint,
 )
 from tests.conftest import Bomb
@@ -64,21 +63,6 @@ def test_shards_lie_in_their_store(name: Any, copy: Path) -> None:
     change(copy, name=name)
     with pytest.raises(BertkitError, match=r"manifest of .* is damaged .* not a valid shard name"):
         use(copy)
-
-
-def test_a_worker_record_cannot_lead_out_either(copy: Path, store: TokenStore) -> None:
-    """A finished part whose record names another folder is made again."""
-    from bertkit.corpus.prepare import prepare
-
-    (record,) = (path for path in (copy / "parts").glob("*-000.json"))
-    values = read_json(record)
-    values["shards"][0]["name"] = "../secret"
-    write_json(record, values)
-    settings_of = read_json(copy / "settings.json")
-    path = settings_of["sources"][0]["path"]
-    prepare([path], store.tokenizer, copy, held_out=0.2)
-    use(copy)
-    assert TokenStore(copy).content_hash == store.content_hash
 
 
 VALUES = st.one_of(

@@ -13,9 +13,8 @@ from bertkit.checkpoints.save import save_model
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
-from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import initial_network, pretrain, with_sizes
 from bertkit.training.recipe import Logging, ModelSize, Objectives, Phases, PretrainRecipe, Training
@@ -110,28 +109,6 @@ def test_another_start_in_the_same_folder_is_refused(
             )),
             store, tmp_path / "run",
         )  # fmt: skip
-
-
-def test_a_model_that_does_not_fit_is_refused(
-    start: Path, store: TokenStore, tmp_path: Path
-) -> None:
-    causal = replace(RECIPE, objectives=Objectives(token="clm", pair="none"))
-    with pytest.raises(BertkitError, match="is bidirectional and the recipe"):
-        pretrain(causal, store, tmp_path / "a", init_from=read_pretrained(start))
-    other = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "a", "b"], lowercase=True)
-    config = ModelConfig(
-        vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
-    )
-    save_model(tmp_path / "other", PretrainingModel(config), other, {})
-    with pytest.raises(BertkitError, match="another tokenizer than the store; prepare"):
-        pretrain(RECIPE, store, tmp_path / "b", init_from=tmp_path / "other")
-    save_model(tmp_path / "run" / "model", PretrainingModel(config), other, {})
-    with pytest.raises(BertkitError, match="--tokenizer ") as caught:
-        pretrain(RECIPE, store, tmp_path / "b", init_from=tmp_path / "run")
-    advised = Tokenizer.load(str(caught.value).rpartition("--tokenizer ")[2])
-    assert advised.content_hash == other.content_hash
-    with pytest.raises(BertkitError, match="no model directory"):
-        pretrain(RECIPE, store, tmp_path / "c", init_from=tmp_path / "nowhere")
 
 
 def test_a_model_with_one_segment_reads_single_segments(

@@ -296,14 +296,6 @@ os._exit(0)  # as `run_program` ends: a thread of gloo can abort Python's own sh
 """
 
 
-def test_the_first_update_of_three_processes_is_rounded_as_any_other(tmp_path: Path) -> None:
-    """Sums of three numbers depend on their order, and a resumed run begins with its first."""
-    script = tmp_path / "script.py"
-    script.write_text(EQUAL_UPDATES)
-    for status, shown in run_ranks(str(script), world=3):
-        assert status == 0, shown
-
-
 def two_ranks(folder: Path, before: str, inside: str) -> list[tuple[int, str]]:
     """Status and errors of two processes that join, without torchrun, and do something."""
     script = folder / "script.py"
