@@ -128,19 +128,6 @@ def test_bad_lines_are_errors(write: Write, text: str, message: str) -> None:
         sentences(write(text), TextCounts())
 
 
-def test_other_paths_than_a_file(tmp_path: Path, write: Write) -> None:
-    with pytest.raises(BertkitError, match=r"u\.txt does not exist; check the path$"):
-        sentences(tmp_path / "u.txt", TextCounts())
-    path = write("a O\n")
-    for place in (tmp_path, tmp_path / "*.txt"):
-        [given] = sentences(place, TextCounts())
-        assert given.location == f"{path}:1"
-    (tmp_path / "second.txt").write_text("b O\n")
-    for place in (tmp_path, tmp_path / "*.txt"):
-        with pytest.raises(BertkitError, match="is 2 files; name one of them"):
-            sentences(place, TextCounts())
-
-
 def test_write_for_conlleval(tmp_path: Path) -> None:
     inputs = [
         WordsExample("0", ("New York", "", "x\u00a0y"), ("B-LOC", "O", "O"), 0, "f:1"),
