@@ -358,7 +358,10 @@ def documents_of(
             file = evidence / folder / name
             with suppress(OSError):  # such as a name that is too long
                 if file.is_file():
-                    yield name, file.read_bytes().decode(errors="replace")
+                    text = file.read_bytes().decode(errors="replace")
+                    if "\ufffd" in text:
+                        counts.note("invalid UTF-8 replaced, kept", f"{location}, {folder}/{name}")
+                    yield name, text
                     continue
             counts.note("document missing", f"{location}, {folder}/{name}")
     if not any(record.get(field) for field in EVIDENCE_FOLDERS):

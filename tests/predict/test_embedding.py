@@ -159,7 +159,7 @@ def test_directories_of_sentence_transformers_say_how_they_pool(
         with pytest.raises(BertkitError, match="is not supported"):
             load(tmp_path / "m")
     (tmp_path / "m" / "1_Pooling" / "config.json").unlink()
-    with pytest.raises(BertkitError, match=r"config\.json is missing; copy the whole directory"):
+    with pytest.raises(BertkitError, match=r"config.json"):
         load(tmp_path / "m")
     assert load(tmp_path / "m", "mean").settings == replace(said, pooling="mean")
     dense = [{"type": f"a.{name}", "path": ""} for name in ("Transformer", "Pooling", "Dense")]
