@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -209,11 +209,6 @@ class TaskPredictor:
                     code="pairs",
                 )
         return encode(self.task, inputs, self.tokenizer, self.loaded[0].model.config)
-
-    def sharing(self, threads: int) -> Self:
-        """Set the number of threads that share the batches of a call, and return the predictor."""
-        self.threads = [threads] * len(self.threads)
-        return self
 
 
 def load_again(folders: Sequence[Path], arguments: dict[str, Any]) -> TaskPredictor:
