@@ -27,12 +27,11 @@ from bertkit.files import check_output, disk_errors, new_file
 from bertkit.model.encoder import Encoder
 from bertkit.model.pooling import check_layers, encoder_features
 from bertkit.predict.embeddings import load_embedder, text_chunks
-from bertkit.predict.files import library
 from bertkit.tasks.inference import run_model
 from bertkit.tasks.rows import read_rows, require_all
 from bertkit.tasks.task import ItemPart, split_parts
 from bertkit.tasks.windows import WindowLengths, plan_windows, surround
-from bertkit.text.documents import read_documents
+from bertkit.text.documents import optional_library, read_documents
 from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
 from bertkit.text.sources import find_sources
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -312,8 +311,8 @@ def write_array(path: Path, features: Iterable[TextFeatures]) -> None:
 
 def write_parquet(path: Path, features: Iterable[TextFeatures]) -> None:
     """Write a row per vector."""
-    arrow = library("pyarrow", "Parquet files")
-    parquet = library("pyarrow.parquet", "Parquet files")
+    arrow = optional_library("pyarrow", "Parquet files")
+    parquet = optional_library("pyarrow.parquet", "Parquet files")
     writer: Any = None
     try:
         for number, text in enumerate(features):

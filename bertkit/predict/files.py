@@ -7,7 +7,6 @@ completely, so a file may be larger than memory. An output file is created whole
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from bertkit.tasks.official import read_swag
 from bertkit.tasks.rows import Fields, column_names
 from bertkit.tasks.task import Items
 from bertkit.tasks.texts import TextColumns
+from bertkit.text.documents import optional_library
 from bertkit.text.lines import TextCounts, describe_skipped
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -211,8 +211,8 @@ class ParquetRows:
 
     def __init__(self, out: Path, temporary: Path) -> None:
         self.out, self.temporary = out, temporary
-        self.arrow = library("pyarrow", "Parquet files")
-        self.parquet = library("pyarrow.parquet", "Parquet files")
+        self.arrow = optional_library("pyarrow", "Parquet files")
+        self.parquet = optional_library("pyarrow.parquet", "Parquet files")
         self.file: Any = None
 
     def write(self, rows: Rows) -> None:
@@ -239,13 +239,3 @@ class ParquetRows:
         """Finish the file."""
         if self.file is not None:
             self.file.close()
-
-
-def library(name: str, purpose: str) -> Any:
-    """Import a library of the extra "data"."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise BertkitError(
-            f"{purpose} need {name}; install bertkit with the extra 'data'"
-        ) from error
