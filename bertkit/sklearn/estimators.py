@@ -405,9 +405,12 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         tags.transformer_tags.preserves_dtype = []
         return tags
 
+    def _texts(self, table: Any, *, reset: bool) -> np.ndarray:
+        return read_texts(self, table, reset=reset, maximum=1)
+
     def fit(self, X: Any, y: Any = None) -> Self:
         """Load the model; the texts are only checked, and y is ignored."""
-        read_texts(self, X, reset=True, maximum=1)
+        self._texts(X, reset=True)
         self.embedder_ = load_embedder(
             self.model,
             device=self.device,
@@ -421,5 +424,5 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     def transform(self, X: Any) -> np.ndarray:
         """Return the vectors of the texts, (rows, width) float32."""
         check_is_fitted(self, "embedder_")
-        texts = read_texts(self, X, reset=False, maximum=1)[:, 0].tolist()
+        texts = self._texts(X, reset=False)[:, 0].tolist()
         return self.embedder_.encode(texts)
