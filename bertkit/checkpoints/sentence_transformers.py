@@ -1,4 +1,4 @@
-"""How the texts of a model become vectors: sentence-transformers' files, or `bertkit.json`.
+"""How the texts of a model become vectors: the files of sentence-transformers.
 
 | file                               | content                                                  |
 |------------------------------------|----------------------------------------------------------|
@@ -11,15 +11,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bertkit.checkpoints.pretrained import load_config
 from bertkit.errors import BertkitError
-from bertkit.files import read_json, read_object, read_optional, write_json
-from bertkit.model.encoder import ModelConfig
+from bertkit.files import read_json, read_object, read_optional
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS
 
 MODULES = ("Transformer", "Pooling", "Normalize")
@@ -64,10 +62,7 @@ class TextPooling:
 
 
 def lower(text: str) -> str:
-    """Lowercase a text letter by letter, like the `tokenizers` library.
-
-    `str.lower` depends on context: it uses a different sigma at the end of a word.
-    """
+    """Lowercase letter by letter, like `tokenizers`; `str.lower` has a sigma for ends of words."""
     return text.lower() if text.isascii() else "".join(map(str.lower, text))
 
 
@@ -79,63 +74,52 @@ def lower_around(text: str) -> str:
 
 
 def is_embedder(folder: Path) -> bool:
-    """Return whether a directory configures how texts become vectors; see `read_pooling`.
+    """Return whether a directory says how texts become vectors.
 
     sentence-transformers writes `modules.json` for its cross-encoders, too, which are classifiers.
     """
-    modules = (folder / "modules.json").is_file()
-    path = folder / "config_sentence_transformers.json"
-    theirs = modules and read_optional(path).get("model_type") != "CrossEncoder"
-    return theirs or "embedding" in read_optional(folder / "bertkit.json")
+    described = read_optional(folder / "config_sentence_transformers.json")
+    return (folder / "modules.json").is_file() and described.get("model_type") != "CrossEncoder"
 
 
 def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling]:
     """Return the folder with the weights, and the settings that a model directory configures.
 
-    A directory without sentence-transformers' files gives itself and the settings in its
-    `bertkit.json`, or the normalised mean. Unless it is "auto", `pooling` replaces the directory's,
-    which then need not be supported.
+    A directory without sentence-transformers' files gives itself and the normalised mean. Unless it
+    is "auto", `pooling` replaces the directory's, which then need not be supported.
 
     Raises:
         BertkitError: a file is damaged, a module or mode is not supported, or the mode reads a
             token that cannot attend to the others in the model's direction.
     """
     if not (folder / "modules.json").is_file():
-        settings = recorded_pooling(folder)
-        return folder, settings if pooling == "auto" else replace(settings, pooling=pooling)
+        return folder, TextPooling("mean" if pooling == "auto" else pooling)
     modules = dict(read_modules(folder, encoder_alone=pooling != "auto"))
     weights = folder / modules.get("Transformer", "")
     transformer = read_optional(weights / "sentence_bert_config.json")
-    prompt = default_prompt(folder)
+    max_length = transformer.get("max_seq_length") or tokenizer_limit(weights)
+    described = read_optional(folder / "config_sentence_transformers.json")
+    prompts, chosen = described.get("prompts") or {}, str(described.get("default_prompt_name"))
+    prompt = (prompts.get(chosen) if isinstance(prompts, dict) else prompts) or ""
+    if not isinstance(prompt, str) or type(max_length) is not int:
+        raise BertkitError(
+            f"{folder}: the prompt or the maximum length is not valid; copy it again"
+        )
     if pooling == "auto":
         pooling = configured_pooling(folder / modules["Pooling"] / "config.json", weights, prompt)
     return weights, TextPooling(
         pooling=pooling,
         normalize="Normalize" in modules,
-        max_length=read_max_length(weights, transformer),
+        max_length=max_length,
         prompt=prompt,
         lowercase=bool(transformer.get("do_lower_case")),
     )
 
 
-def recorded_pooling(folder: Path) -> TextPooling:
-    """Return the settings in a `bertkit.json`; fields that it lacks have their defaults."""
-    saved = read_optional(folder / "bertkit.json").get("embedding", {})
-    usual = asdict(TextPooling())
-    known = {name: saved[name] for name in usual if name in saved} if saved else {}
-    if any(type(value) is not type(usual[name]) for name, value in known.items()):
-        raise BertkitError(f"{folder / 'bertkit.json'}: embedding is not valid; save it again")
-    return TextPooling(**known)
-
-
-def default_prompt(folder: Path) -> str:
-    """Return the prompt that sentence-transformers prepends to every text; "" if there is none."""
-    described = read_optional(folder / "config_sentence_transformers.json")
-    prompts, chosen = described.get("prompts") or {}, str(described.get("default_prompt_name"))
-    prompt = (prompts.get(chosen) if isinstance(prompts, dict) else prompts) or ""
-    if not isinstance(prompt, str):
-        raise BertkitError(f"{folder}: the prompts are not texts by name; copy the directory again")
-    return prompt
+def tokenizer_limit(folder: Path) -> int:
+    """Return the `model_max_length` of a tokenizer; 0 if there is no limit, or 1e30."""
+    limit = read_optional(folder / "tokenizer_config.json").get("model_max_length")
+    return int(limit) if isinstance(limit, int | float) and 0 < limit < 1e6 else 0
 
 
 def configured_pooling(path: Path, weights: Path, prompt: str) -> str:
@@ -156,17 +140,13 @@ def configured_pooling(path: Path, weights: Path, prompt: str) -> str:
     modes = mode if isinstance(mode, list) else [mode]
     if modes in (["mean"], []):
         return "mean"
-    if modes != [summary_mode(load_config(weights))]:
+    left_to_right = load_config(weights).direction == "left_to_right"
+    if modes != ["lasttoken" if left_to_right else "cls"]:
         raise BertkitError(
             f"{path}: pooling by {' and '.join(map(str, modes))} is not supported for this model; "
             "choose --pooling cls or mean"
         )
     return "cls"
-
-
-def summary_mode(config: ModelConfig) -> str:
-    """Return sentence-transformers' name for pooling the token that attends to all others."""
-    return "lasttoken" if config.direction == "left_to_right" else "cls"
 
 
 def read_modules(folder: Path, *, encoder_alone: bool = False) -> list[tuple[str, str]]:
@@ -190,39 +170,3 @@ def read_modules(folder: Path, *, encoder_alone: bool = False) -> list[tuple[str
             "--pooling to read the encoder alone"
         )
     return modules
-
-
-def read_max_length(weights: Path, transformer: Mapping[str, Any]) -> int:
-    """Return how many tokens of a text sentence-transformers reads; 0 if no file limits it."""
-    path, name = weights / "tokenizer_config.json", "model_max_length"
-    max_length = transformer.get("max_seq_length") or read_optional(path).get(name) or 0
-    if not isinstance(max_length, int | float):
-        raise BertkitError(f"{weights}: the maximum length {max_length!r} is not a number")
-    return int(max_length) if max_length < 1e6 else 0  # transformers writes 1e30 for "no limit"
-
-
-def write_pooling(folder: Path, pooling: TextPooling, config: ModelConfig) -> None:
-    """Write the files that make a model directory readable by sentence-transformers.
-
-    They have the format of version 2, which all later versions read.
-    """
-    if pooling.pooling not in ("cls", "mean"):
-        raise BertkitError(
-            f"sentence-transformers has no pooling '{pooling.pooling}'; choose cls or mean"
-        )
-    mode = "mean" if pooling.pooling == "mean" else summary_mode(config)
-    names = MODULES if pooling.normalize else MODULES[:2]
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
-        for i, (name, path) in enumerate(zip(names, ("", "1_Pooling", "2_Normalize"), strict=False))
-    ]
-    write_json(folder / "modules.json", modules)
-    flags = {flag: name == mode for flag, name in OLD_MODES.items()}
-    pooled = {"word_embedding_dimension": config.hidden_size, **flags}
-    write_json(folder / "1_Pooling" / "config.json", pooled)
-    max_length = pooling.max_length or config.max_position_embeddings
-    transformer = {"max_seq_length": max_length, "do_lower_case": pooling.lowercase}
-    write_json(folder / "sentence_bert_config.json", transformer)
-    if pooling.prompt:
-        prompts = {"prompts": {"default": pooling.prompt}, "default_prompt_name": "default"}
-        write_json(folder / "config_sentence_transformers.json", prompts)

@@ -14,18 +14,16 @@ import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from bertkit.checkpoints.names import own_tensors
-from bertkit.checkpoints.names.bert import BERT
-from bertkit.checkpoints.weights import check_finite_weights
+from bertkit.checkpoints.names import BERT, own_tensors
+from bertkit.checkpoints.weights import finite_weights
 from bertkit.errors import BertkitError
 
-STRING = 7
-DTYPES: dict[int, np.dtype[Any]] = {
+DTYPES: dict[Any, np.dtype[Any]] = {
     1: np.dtype("<f4"),
     2: np.dtype("<f8"),
     3: np.dtype("<i4"),
@@ -34,6 +32,7 @@ DTYPES: dict[int, np.dtype[Any]] = {
     19: np.dtype("<f2"),
 }
 """The types of tensorflow/core/framework/types.proto that occur in a BERT."""
+STRING = 7
 ENDS = (
     ("LayerNorm/weight", "LayerNorm/gamma"),
     ("LayerNorm/bias", "LayerNorm/beta"),
@@ -46,37 +45,29 @@ ENDS = (
 """Suffixes of Hugging Face's names (with slashes), and Google's; the first match applies."""
 MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 FOOTER_BYTES = 48
+DTYPE, SHAPE, SHARD, OFFSET, SIZE, SLICES = 1, 2, 3, 4, 5, 7
+"""The fields of a BundleEntryProto."""
 
-ProtoFields = dict[int, list[int | bytes]]
-
-
-class Entry(NamedTuple):
-    """The type, shape and location of a tensor: a decoded BundleEntryProto."""
-
-    dtype: int
-    shape: tuple[int, ...]
-    shard: int
-    offset: int
-    size: int
-    sliced: bool
+Fields = dict[int, Any]
+"""Field number -> the numbers or the bytes of a decoded protocol buffer."""
 
 
 def google_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Read the weights of a Google checkpoint, without the optimizer's, by bertkit's names.
-
-    Raises:
-        BertkitError: a file is missing, damaged or cut short; the message names it.
-    """
-    prefix = find_prefix(path)
-    arrays = read_checkpoint(prefix)
+    """Read the weights of a Google checkpoint (its prefix or its folder), by bertkit's names."""
+    if path.is_dir():
+        indexes = sorted(path.glob("*.index"))
+        if len(indexes) != 1:
+            names = ", ".join(file.stem for file in indexes) or "none"
+            raise BertkitError(f"{path} must hold one checkpoint (*.index), not: {names}")
+        path = indexes[0].with_suffix("")
+    arrays = read_checkpoint(path)
     tensors = {}
     for variable in list(arrays):
         array = arrays.pop(variable)  # so that memory holds the weights once
         plain = array.T if variable.endswith("/kernel") else array
         tensor = torch.from_numpy(plain.astype(np.float32, order="C"))
-        check_finite_weights(tensor, variable, prefix)
-        tensors[hugging_face_name(variable)] = tensor
-    return own_tensors(tensors, BERT, prefix)
+        tensors[hugging_face_name(variable)] = finite_weights(tensor, variable, path)
+    return own_tensors(tensors, BERT, path)
 
 
 def hugging_face_name(variable: str) -> str:
@@ -88,95 +79,50 @@ def hugging_face_name(variable: str) -> str:
     return re.sub(r"/layer_(\d+)/", r"/layer/\1/", variable).replace("/", ".")
 
 
-def find_prefix(path: Path) -> Path:
-    """Return the prefix of a checkpoint, from the prefix itself or its directory."""
-    if not path.is_dir():
-        return path
-    found = sorted(path.glob("*.index"))
-    if len(found) != 1:
-        names = ", ".join(file.stem for file in found) or "none"
-        raise BertkitError(f"{path} must hold one checkpoint (*.index), found: {names}")
-    return found[0].with_suffix("")
-
-
 def read_checkpoint(prefix: Path) -> dict[str, np.ndarray]:
-    """Read the variables of a checkpoint but those of the optimizer.
-
-    `prefix` is the path of the index without `.index`.
-    """
+    """Read the variables of a checkpoint but those of the optimizer."""
     path = prefix.with_name(f"{prefix.name}.index")
-    shards, entries = read_index(path)
-    arrays = {}
-    for name, entry in entries.items():
-        slot = name == "global_step" or name.endswith(("/adam_m", "/adam_v"))
-        if entry.dtype != STRING and not slot:
-            data = prefix.with_name(f"{prefix.name}.data-{entry.shard:05d}-of-{shards:05d}")
-            arrays[name] = read_tensor(data, name, entry)
-    return arrays
-
-
-def read_tensor(path: Path, name: str, entry: Entry) -> np.ndarray:
-    """Read one tensor, and check its size."""
-    if entry.sliced or entry.dtype not in DTYPES:
-        kind = "partitioned" if entry.sliced else f"of TensorFlow's type {entry.dtype}"
-        raise BertkitError(f"{path}: variable {name} is {kind}; that is not supported")
-    dtype = DTYPES[entry.dtype]
-    try:
-        with path.open("rb") as file:
-            if file.seek(0, 2) < entry.offset + entry.size:
-                raise BertkitError(f"{path} ends before the end of {name}; copy it again")
-            file.seek(entry.offset)
-            data = file.read(entry.size)
-    except OSError as error:
-        raise BertkitError(f"cannot read {path} ({error.strerror}); check the path") from None
-    if entry.size != math.prod(entry.shape) * dtype.itemsize:
-        raise BertkitError(f"{path}: {name} has {entry.size} bytes for shape {entry.shape}")
-    return np.frombuffer(data, dtype=dtype).reshape(entry.shape)
-
-
-def read_index(path: Path) -> tuple[int, dict[str, Entry]]:
-    """Return the number of data files, and the entry of each tensor by name."""
     try:
         table = dict(read_table(path.read_bytes()))
-        header = decode_fields(table.pop(b""))
-        entries = {key.decode(): read_entry(value) for key, value in table.items()}
-        return decode_number(header, 1), entries
+        shards = decode(table.pop(b""))[1][-1]
+        entries = {key.decode(): decode(value) for key, value in table.items()}
+        return {
+            name: read_tensor(prefix, f"{shards:05d}", name, entry)
+            for name, entry in entries.items()
+            if name != "global_step"
+            and not name.endswith(("/adam_m", "/adam_v"))
+            and entry[DTYPE] != [STRING]
+        }
     except OSError as error:
-        raise BertkitError(f"cannot read {path} ({error.strerror}); check the path") from None
-    except (IndexError, KeyError, ValueError, TypeError, struct.error) as error:
+        raise BertkitError(f"cannot read {error.filename} ({error.strerror}); copy it") from None
+    except (LookupError, ValueError, TypeError, ArithmeticError, struct.error) as error:
         raise BertkitError(
             f"{path} is not a checkpoint index, or is damaged ({error}); copy it again"
         ) from error
 
 
-def read_entry(data: bytes) -> Entry:
-    """Decode a BundleEntryProto."""
-    fields = decode_fields(data)
-    shape = decode_fields(fields.get(2, [b""])[-1])
-    dimensions = [decode_fields(raw) for raw in shape.get(2, [])]
-    return Entry(
-        dtype=decode_number(fields, 1),
-        shape=tuple(decode_number(dimension, 1) for dimension in dimensions),
-        shard=decode_number(fields, 3),
-        offset=decode_number(fields, 4),
-        size=decode_number(fields, 5),
-        sliced=7 in fields,
-    )
+def read_tensor(prefix: Path, shards: str, name: str, entry: Fields) -> np.ndarray:
+    """Read the tensor that an entry of the index describes."""
+    number = {field: entry.get(field, [0])[-1] for field in (SHARD, OFFSET, SIZE)}
+    path = prefix.with_name(f"{prefix.name}.data-{number[SHARD]:05d}-of-{shards}")
+    [kind] = entry[DTYPE]
+    if SLICES in entry or kind not in DTYPES:
+        raise BertkitError(f"{path}: {name} is partitioned or of an unknown type ({kind})")
+    dimensions = decode(entry[SHAPE][-1]).get(2, []) if SHAPE in entry else []
+    shape = tuple(decode(dimension).get(1, [0])[-1] for dimension in dimensions)
+    if number[SIZE] != math.prod(shape) * DTYPES[kind].itemsize:
+        raise BertkitError(f"{path}: {name} has {number[SIZE]} bytes for shape {shape}")
+    with path.open("rb") as file:
+        if file.seek(0, 2) < number[OFFSET] + number[SIZE]:
+            raise BertkitError(f"{path} ends before the end of {name}; copy it again")
+        file.seek(number[OFFSET])
+        data = file.read(number[SIZE])
+    return np.frombuffer(data, dtype=DTYPES[kind]).reshape(shape)
 
 
-def decode_number(fields: ProtoFields, field: int) -> int:
-    """Return a number field of a protocol buffer; 0 if it is absent."""
-    value = fields.get(field, [0])[-1]
-    if not isinstance(value, int):
-        raise ValueError(f"field {field} is not a number")
-    return value
-
-
-def decode_fields(data: int | bytes) -> ProtoFields:
-    """Decode a protocol buffer to field number -> values (numbers or bytes)."""
-    if not isinstance(data, bytes):
-        raise ValueError("a number where a message should be")
-    fields: ProtoFields = {}
+def decode(data: bytes) -> Fields:
+    """Decode a protocol buffer: numbers, and bytes of texts and of messages."""
+    fields: Fields = {}
     position = 0
     while position < len(data):
         tag, position = read_varint(data, position)
@@ -215,9 +161,6 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     A table consists of blocks of sorted keys and values, a "meta index" block, an index block (the
     last key of each block -> its handle), and a footer with the handles of the last two. A handle
     is an offset and a size.
-
-    Raises:
-        IndexError, ValueError, struct.error: the bytes are not a table, or are damaged.
     """
     if data[-8:] != MAGIC or len(data) < FOOTER_BYTES:
         raise ValueError("not a table")

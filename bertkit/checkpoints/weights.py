@@ -18,8 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bertkit.checkpoints.names import own_tensors
-from bertkit.checkpoints.names.bert import Family
+from bertkit.checkpoints.names import Family, own_tensors
 from bertkit.errors import BertkitError
 from bertkit.files import read_object
 
@@ -46,12 +45,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) ->
 
 
 def read_weights(directory: Path, family: Family) -> dict[str, Tensor]:
-    """Read all weights of a directory as fp32, by bertkit's names.
-
-    Raises:
-        BertkitError: there are no weights, a file is damaged, or a tensor is not a weight or has
-            NaN or infinite numbers; the message names the file.
-    """
+    """Read all weights of a directory as finite fp32, by bertkit's names."""
     content: dict[str, Tensor] = {}
     for path, names in weight_files(directory).items():
         shard = read_tensors(path)
@@ -59,37 +53,31 @@ def read_weights(directory: Path, family: Family) -> dict[str, Tensor]:
             raise BertkitError(f"{path} lacks {shown_names(missing)}, which the index lists")
         # older files store the positions 0, 1, 2, ...
         content |= {n: t for n, t in shard.items() if not n.endswith("embeddings.position_ids")}
-
-    def convert(tensor: Tensor, name: str) -> Tensor:
+    for name, tensor in content.items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise BertkitError(f"{directory}: {name} is not a floating-point tensor; remake it")
-        weights = tensor.float()
-        check_finite_weights(weights, name, directory)
-        return weights
-
-    return own_tensors(content, family, directory, convert)
+        content[name] = finite_weights(tensor, name, directory)
+    return own_tensors(content, family, directory)
 
 
-def check_finite_weights(tensor: Tensor, name: str, source: object) -> None:
-    """Raise a BertkitError if a tensor has NaN or infinite numbers, as predictions would be NaN."""
-    if tensor.numel() and not all(map(math.isfinite, (end.item() for end in tensor.aminmax()))):
+def finite_weights(tensor: Tensor, name: str, source: object) -> Tensor:
+    """Return a tensor in fp32; a BertkitError if it has NaN or infinity, as predictions would."""
+    weights = tensor.float()
+    if weights.numel() and not all(math.isfinite(end.item()) for end in weights.aminmax()):
         raise BertkitError(
             f"{source}: {name} has NaN or infinite numbers; its training diverged or the file is "
             "damaged, so take another checkpoint or copy it again"
         )
+    return weights
 
 
 def weight_files(directory: Path) -> dict[Path, list[str]]:
     """Return the files that hold the weights, each with the tensor names that an index lists."""
-    for name in WEIGHT_FILES:
-        path = directory / name
-        if path.is_file():
-            return indexed_files(path) if path.suffix == ".json" else {path: []}
-    raise BertkitError(f"{directory} holds no weights: none of {', '.join(WEIGHT_FILES)}")
-
-
-def indexed_files(path: Path) -> dict[Path, list[str]]:
-    """Return the shards that an index lists, which must be in the folder of the index."""
+    path = next((p for name in WEIGHT_FILES if (p := directory / name).is_file()), None)
+    if path is None:
+        raise BertkitError(f"{directory} holds no weights: none of {', '.join(WEIGHT_FILES)}")
+    if path.suffix != ".json":
+        return {path: []}
     weight_map = read_object(path, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BertkitError(f"{path} has no weight_map; copy it again")

@@ -103,21 +103,16 @@ def pretrain_command(
             track=track,
         )
         if stopped_by is None and not rank():
-            describe_run(out, opened, start, console)
+            describe_run(out, console)
     return 0 if stopped_by is None else 128 + stopped_by
 
 
-def describe_run(
-    out: Path, store: TokenStore, start: PretrainedWeights | None, console: Console
-) -> None:
-    """Write the card of a finished run's model and the report of the run."""
+def describe_run(out: Path, console: Console) -> None:
+    """Say what is wrong with a finished run, and write its report."""
     from bertkit.report.findings import run_findings
     from bertkit.report.pretraining import write_report
-    from bertkit.training.card import write_run_card
     from bertkit.training.journal import JOURNAL, read_journal
 
-    if kept := write_run_card(out, store, start):
-        console.say(kept)
     console.say(*run_findings(out, read_journal(out / JOURNAL)), f"report: {write_report(out)}")
 
 

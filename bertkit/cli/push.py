@@ -37,7 +37,7 @@ def push_command(
     license
         The license for the model card, such as apache-2.0; by default what the card says.
     """
-    from bertkit.checkpoints.publish import push
+    from bertkit.checkpoints.hub import push
 
     done = push(model, name, private=private, revision=revision, message=message, license=license)
     with Console() as console:

@@ -1,1 +1,1 @@
-"""Export a model to ONNX, Hugging Face, sentence-transformers, Google's format or torch."""
+"""Export of models to ONNX."""

@@ -10,7 +10,7 @@ import importlib.metadata
 import math
 import platform
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 import bertkit
-from bertkit.checkpoints.card import Card, derived_card, kept_card, origin_text, table, write_card
-from bertkit.checkpoints.pretrained import model_folder
-from bertkit.checkpoints.save import model_details
+from bertkit.checkpoints.pretrained import hub_commit
+from bertkit.checkpoints.save import config_fields
 from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError, check_known
 from bertkit.export.onnx import ONNX_FILE, graph_facts, open_graph, write_onnx, write_onnx_int8
@@ -32,7 +31,14 @@ from bertkit.export.padded import (
     is_token_output,
     read_export_source,
 )
-from bertkit.files import check_output, from_home, new_folder, sha256_file, write_json
+from bertkit.files import (
+    check_output,
+    check_replaceable,
+    from_home,
+    new_folder,
+    sha256_file,
+    write_json,
+)
 from bertkit.model.pooling import OVER_TOKENS, summary_vectors, weighted_vectors
 from bertkit.pretraining_data.batch import Packed, pack
 
@@ -95,7 +101,9 @@ def export_model(
         raise BertkitError(f"--max-error must be a finite number, not {max_error}", code="number")
     model, out = Path(from_home(model)), check_output(out, folder=True)
     source = read_export_source(model, head=head, pooling=pooling, normalize=normalize)
-    check_out(source, out)
+    if source.path.resolve().is_relative_to(out.resolve()):
+        raise BertkitError(f"{out} contains the model to export; choose another folder")
+    check_replaceable(out, "export")
     bound = max_error if max_error is not None else MAX_ERROR if to == "onnx" else None
     with console_or_new(console) as shown:
         with new_folder(out) as folder:
@@ -103,27 +111,14 @@ def export_model(
             manifest = write_companions(source, to, folder)
             manifest["check"] = compare_outputs(source, open_graph(folder / ONNX_FILE), bound)
             write_json(folder / MANIFEST, manifest)
-            write_card(folder, export_card(source, manifest), replaced=out)
         shown.say(*describe_export(out, manifest))
-        if kept := kept_card(out):
-            shown.say(kept)
     return manifest
-
-
-def check_out(source: ExportSource, out: Path) -> None:
-    """Raise a BertkitError if the output folder holds the model itself or no export."""
-    if source.path.resolve().is_relative_to(out.resolve()):
-        raise BertkitError(f"{out} contains the model to export; choose another folder")
-    empty = out.is_dir() and not any(out.iterdir())
-    if out.exists() and not (out / MANIFEST).is_file() and not empty:
-        raise BertkitError(f"{out} exists and is not an export; choose another folder")
 
 
 def write_companions(source: ExportSource, to: str, folder: Path) -> dict[str, Any]:
     """Write tokenizer and `config.json` beside the graph, and return the manifest without check."""
     source.tokenizer.save(folder, source.max_length)
-    pad_id = source.tokenizer.pad_id
-    config = model_details(source.model, source.config, source.details, pad_id)
+    config = config_fields(source.model, source.details, source.tokenizer.pad_id)
     write_json(folder / "config.json", config)
     settings: dict[str, Any] = {}
     if source.pooling is None:
@@ -139,6 +134,7 @@ def write_companions(source: ExportSource, to: str, folder: Path) -> dict[str, A
     return {
         "format": to,
         "head": source.head,
+        "model": hub_commit(source.path),
         "versions": {
             "bertkit": bertkit.__version__,
             "python": platform.python_version(),
@@ -178,9 +174,6 @@ def compare_outputs(
     """Compare the outputs of the file with bertkit's, and return the differences.
 
     For logits the agreement is the fraction of equal best classes, for vectors the least cosine.
-
-    Raises:
-        BertkitError: the outputs differ by more than the bound, or are not finite.
     """
     errors, largest, agreed = (defaultdict[str, list[float]](list) for _ in range(3))
     sequences = tokens = 0
@@ -282,34 +275,7 @@ def embedded(source: ExportSource, packed: Packed) -> Tensor:
     return torch.nn.functional.normalize(vectors) if source.pooling.normalize else vectors
 
 
-def export_card(source: ExportSource, manifest: Mapping[str, Any]) -> Card:
-    """Return the card of an export: that of its model, without scores, and with the check."""
-    card = derived_card(source.path, model_folder(source.path), source.config, source.tokenizer)
-    eight = manifest["format"] == "onnx-int8"
-    metadata = {k: v for k, v in card.metadata.items() if k not in ("model-index", "metrics")}
-    if eight and "base_model" in metadata:
-        metadata["base_model_relation"] = "quantized"
-    weights = "8-bit" if eight else "fp32"
-    summary = (
-        f"This folder holds {origin_text(source.path)} as an ONNX graph with {weights} weights."
-    )
-    check = manifest["check"]
-    rows = [
-        (name, f"{one['max_error']:.2g}", f"{one['largest']:.3g}")
-        for name, one in check["outputs"].items()
-    ]
-    compared = (
-        f"onnxruntime ran the graph on {check['sequences']:,} sequences; these are the largest "
-        "differences from bertkit in fp32:\n\n"
-        f"{table(('output', 'largest difference', 'largest value'), rows)}\n\n"
-        "`export.json` has the inputs, outputs, settings and versions."
-    )
-    metadata |= {"library_name": "onnx", "tags": ["onnx", "bertkit"]}
-    sections = {"Export": compared}
-    return Card(title=f"{card.title} (ONNX)", summary=summary, metadata=metadata, sections=sections)
-
-
-def describe_export(out: Path, manifest: Mapping[str, Any]) -> Sequence[str]:
+def describe_export(out: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Summarize a manifest in a few lines."""
     size = sum(file["bytes"] for file in manifest["files"].values())
     lines = [f"{out}: {manifest['format']}, head {manifest['head']}, {size / 1e6:,.1f} MB"]

@@ -91,15 +91,7 @@ class Discriminator(nn.Module):
 
 
 class PaddedModel(nn.Module):
-    """A bertkit model with the inputs and outputs of the table at the top of this module.
-
-    Args:
-        model: the model, in evaluation mode, in fp32 and on the CPU; its weights are shared, not
-            copied.
-        head: the model's head, a key of `OUTPUTS`.
-        outputs: the names of the outputs to export; the head "encoder" may leave out the pooler's.
-        pooling: the pooling settings; only for the head "embedding".
-    """
+    """A bertkit model (in evaluation mode, fp32, on the CPU) with the inputs and outputs above."""
 
     def __init__(
         self,
@@ -110,9 +102,9 @@ class PaddedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.head, self.pooling = model, head, pooling
-        found = model if isinstance(model, Encoder) else model.encoder
-        assert isinstance(found, Encoder)
-        self.config, self.encoder = found.config, found
+        encoder = model if isinstance(model, Encoder) else model.encoder
+        assert isinstance(encoder, Encoder)
+        self.config, self.encoder = encoder.config, encoder
         self.outputs = outputs
 
     def forward(
@@ -120,10 +112,8 @@ class PaddedModel(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Return the outputs in the order of `outputs`.
 
-        Args:
-            input_ids: (batch, length) int64 ids; (batch, choices, length) for multiple choice.
-            attention_mask: a mask of the same shape, 1 for tokens and 0 for padding after them.
-            token_type_ids: the segments, 0 or 1, in the same shape.
+        The inputs are int64 (batch, length), or (batch, choices, length) for multiple choice: ids,
+        a mask with 1 for tokens and 0 for padding after them, and segments 0 or 1.
         """
         if self.head == "multiple-choice":
             shape = input_ids.shape[:2]
@@ -221,9 +211,8 @@ def hidden_keys(mask: Tensor, direction: str) -> Tensor:
     added = (1.0 - mask.to(torch.float32))[:, None, None, :] * least
     if direction == "bidirectional":
         return added
-    places = torch.arange(mask.shape[1], device=mask.device)
-    ahead = places[None, :] - places[:, None]  # how far a key is ahead of its query
-    unseen = ahead > 0 if direction == "left_to_right" else ahead < 0
+    positions = torch.arange(mask.shape[1], device=mask.device)
+    unseen = positions[None, :] > positions[:, None]  # keys after their query
     return added + unseen.to(torch.float32) * least
 
 
@@ -252,22 +241,18 @@ class ExportSource:
     details: Mapping[str, Any]
     """The content of `bertkit.json`; for other libraries' models, derived from their config."""
     task: Task | None = None
-    """The task of a fine-tuned model; else None."""
+    """The task of a fine-tuned model."""
     pooling: TextPooling | None = None
-    """The pooling settings of the head "embedding"; else None."""
+    """The settings of the head "embedding"."""
     pooler: bool = True
     """For the heads "encoder" and "embedding": whether the files have weights for the pooler."""
 
     @property
     def encoder(self) -> Encoder:
-        """The model's encoder."""
-        found = self.model if isinstance(self.model, Encoder) else self.model.encoder
-        assert isinstance(found, Encoder)
-        return found
+        return self.model if isinstance(self.model, Encoder) else self.model.encoder
 
     @property
     def config(self) -> ModelConfig:
-        """The encoder's configuration."""
         return self.encoder.config
 
     @property
@@ -280,15 +265,11 @@ class ExportSource:
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of the outputs."""
-        every = OUTPUTS[self.head]
-        return every[:1] if self.head == "encoder" and not self.pooler else every
+        names = OUTPUTS[self.head]
+        return names[:1] if self.head == "encoder" and not self.pooler else names
 
     def padded(self) -> PaddedModel:
-        """Return the model with padded inputs and the outputs of other libraries.
-
-        Raises:
-            BertkitError: the model has no padded form (see `PaddedModel`).
-        """
+        """Return the model with padded inputs and the outputs of other libraries."""
         padded = PaddedModel(self.model, self.head, self.outputs, self.pooling)
         return padded.eval().requires_grad_(False)
 
@@ -299,11 +280,7 @@ def read_export_source(
     """Read a model directory, a run, a directory of sentence-transformers or a Google checkpoint.
 
     The head is "auto" for that which the model was trained with; "encoder" is possible for any
-    model, and "embedding" for any model directory. For the latter see `load_embedder` about
-    `pooling` and `normalize`.
-
-    Raises:
-        BertkitError: there is no model, the model is damaged, or the head is unknown.
+    model, and "embedding" for any model directory: see `load_embedder` about its settings.
     """
     check_known("head", head, EXPORT_HEADS)
     path = resolve_model(path)

@@ -18,13 +18,12 @@ from typing import Any
 
 import torch
 
-from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
+from bertkit.checkpoints.pretrained import PretrainedWeights, hub_commit, read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.config import as_json
 from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError, DivergedError, check_known, short_repr
 from bertkit.files import check_output, claim, exclusive_lock, new_folder, write_json
-from bertkit.finetuning.card import tuned_card
 from bertkit.finetuning.results import (
     FinetuneResult,
     RunResult,
@@ -446,9 +445,9 @@ def evaluate_run(
         "training": as_json(setup.settings.training),
         "precision": setup.precision,
         "scores": scores,
+        "start": hub_commit(setup.start.path),  # no path: the model may be published
     }
-    card = tuned_card(setup.data, task, setup.start, run, scores, model_folder(setup.start.path))
-    save_model(folder / "model", model, setup.start.tokenizer, details, card=card)
+    save_model(folder / "model", model, setup.start.tokenizer, details)
     return predictions
 
 

@@ -580,6 +580,6 @@ def write_model(run: Run, state: TrainState, folder: Path) -> None:
     }
     if run.recipe.objectives.token == "rtd":
         beside = "generator" if folder.name == "model" else f"generator-{folder.name}"
-        save_generator(folder.with_name(beside), state.model, tokenizer, details, None)
+        save_generator(folder.with_name(beside), state.model, tokenizer, details)
     # written last, because `is_finished` looks for this folder
     save_model(folder, state.model, tokenizer, details)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit.checkpoints.hub import HubName, hub_commit, parse_hub_name
+from bertkit.checkpoints.hub import HubName, parse_hub_name
+from bertkit.checkpoints.pretrained import hub_commit
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.model.heads import PretrainingModel
@@ -24,8 +25,7 @@ from tests.hub_server import Hub, Repository, running_hub
 DRIVER = """
 import json, sys
 from pathlib import Path
-from bertkit.checkpoints.hub import hub_commit
-from bertkit.checkpoints.pretrained import read_pretrained, model_folder
+from bertkit.checkpoints.pretrained import hub_commit, read_pretrained, model_folder
 from bertkit.errors import BertkitError
 for line in sys.stdin:
     try:
@@ -48,6 +48,7 @@ def model(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> dic
     config = tiny_config(tokenizer, num_hidden_layers=1, max_position_embeddings=64)
     folder = tmp_path_factory.mktemp("hub") / "model"
     save_model(folder, PretrainingModel(config), tokenizer, {"task": "pretraining"})
+    (folder / "README.md").write_text("# A model")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

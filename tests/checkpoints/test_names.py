@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bertkit.checkpoints.names import BERTKIT, choose_class, heads_of_class
-from bertkit.checkpoints.names.bert import BERT
-from bertkit.checkpoints.names.electra import ELECTRA
+from bertkit.checkpoints.names import BERT, BERTKIT, ELECTRA, choose_class, heads_of_class
 from bertkit.checkpoints.pretrained import (
     load_config,
     load_model,

@@ -19,12 +19,12 @@ from bertkit.checkpoints.sentence_transformers import (
     TextPooling,
     lower,
     read_pooling,
-    write_pooling,
 )
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+from tests.networks import write_pooling
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZàσς:[],."
 TEXTS = ["River Stone", "A [MASK] B, [Mask] c", "ÀÉ ΣΑΣ [MASK][SEP] İx", "", "mAsk", "[mask]"]
@@ -51,13 +51,8 @@ def write(folder: Path, tokenizer: Tokenizer, pooling: TextPooling, **changes: A
         initializer_range=0.3,
         **changes,
     )
-    save_model(
-        folder,
-        Encoder(config),
-        tokenizer,
-        {"task": "embedding"},
-        extra=lambda inside: write_pooling(inside, pooling, config),
-    )
+    save_model(folder, Encoder(config), tokenizer, {"task": "embedding"})
+    write_pooling(folder, pooling, config)
     return folder
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bertkit.checkpoints.save import save_model
-from bertkit.checkpoints.sentence_transformers import TextPooling, write_pooling
+from bertkit.checkpoints.sentence_transformers import TextPooling
 from bertkit.export.padded import Discriminator
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
@@ -19,6 +19,7 @@ from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.regression import Regression
 from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.networks import write_pooling
 
 TASKS: dict[str, Any] = {
     "classify": Classification(("dry", "damp", "wet"), max_length=40),
@@ -70,11 +71,6 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     save_model(folder / "electra", electra, tokenizer, pretraining)
     encoder = Encoder(plain)
     save_model(folder / "encoder", encoder, tokenizer, {"task": "features"})
-    save_model(
-        folder / "embedding",
-        encoder,
-        tokenizer,
-        {"task": "embedding"},
-        extra=lambda inside: write_pooling(inside, TextPooling("mean", max_length=24), plain),
-    )
+    save_model(folder / "embedding", encoder, tokenizer, {"task": "embedding"})
+    write_pooling(folder / "embedding", TextPooling("mean", max_length=24), plain)
     return folder

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.checkpoints.save import save_model
-from bertkit.checkpoints.sentence_transformers import TextPooling, read_pooling, write_pooling
+from bertkit.checkpoints.sentence_transformers import TextPooling, read_pooling
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder
 from bertkit.model.native import possible_modes
@@ -23,6 +23,7 @@ from bertkit.predict.features import Extraction, extract
 from bertkit.tasks import inference as engine
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import load_encoder, tiny_config
+from tests.networks import write_pooling
 
 TEXTS = ["River stone, meadow.", "", "walking slowly", "copper thread market " * 9, "lantern"]
 LONG = TEXTS[3]
@@ -148,9 +149,6 @@ def test_directories_of_sentence_transformers_say_how_they_pool(
     assert read_pooling(tmp_path / "m") == (tmp_path / "m", said)
     prompted = load(tmp_path / "m", normalize=None).encode(["stone"])
     np.testing.assert_allclose(prompted, load(directory, "cls").encode(["river stone"]), atol=1e-6)
-    with pytest.raises(BertkitError, match="has no pooling 'pooler'; choose"):
-        write_pooling(tmp_path / "m", TextPooling("pooler"), config)
-
     edit(tmp_path / "m", "1_Pooling/config.json", lambda c: c.update(pooling_mode="max"))
     with pytest.raises(BertkitError, match=r"config\.json: pooling by max is not supported"):
         load(tmp_path / "m")

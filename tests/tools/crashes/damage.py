@@ -142,6 +142,6 @@ def remove_in_use(bench: Bench, subject: Subject, times: int) -> None:
         else:
             bench.fail(row, f"after {how} it ended with {ended.status}: {ended.shown[-200:]!r}")
         shutil.copytree(spare, store, dirs_exist_ok=True)
-        of_journal = ("updates", "out/journal.jsonl", "out/model/README.md")  # README quotes scores
+        of_journal = ("updates", "out/journal.jsonl")
         lost = of_journal if path.name == "journal.jsonl" else (f"out/checkpoints/{path.name}/",)
         bench.finish(row, subject, place, how, lost)
