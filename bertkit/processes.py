@@ -59,28 +59,11 @@ MAX_PROCESSES = 1024
 
 
 def check_process_count(count: int, flag: str) -> None:
-    """Check a number of processes, before starting too many of them stops the machine.
-
-    Raises:
-        BertkitError: the number is negative or above `MAX_PROCESSES`; the message names the flag.
-    """
+    """Refuse a number of processes that is negative, or so large that it stops the machine."""
     if not 0 <= count <= MAX_PROCESSES:
         raise BertkitError(
             f"{flag} must be from 0 to {MAX_PROCESSES:,}, got {count}", code="number"
         )
-
-
-def worker_count(processes: int) -> int:
-    """Return the number of worker processes for a number of processes that share the work.
-
-    The latter is 0 for one per usable core. One process does the work itself: it has 0 workers.
-
-    Raises:
-        BertkitError: the number is negative or too large.
-    """
-    check_process_count(processes, "--processes")
-    count = processes or usable_cores()
-    return count if count > 1 else 0
 
 
 def resident_bytes(field: str = "VmRSS") -> float | None:
@@ -111,22 +94,25 @@ PENDING_PER_WORKER = 3
 """How many items a worker has waiting, so that it need not wait for the next one."""
 UNKNOWN_WORKERS = 64
 """The assumed number of workers of an executor that does not tell it."""
+CHECK_SECONDS = 1.0
+"""How often the process that waits for a result checks that all workers are alive."""
+DEAD_WORKER = (
+    "a worker process died, which happens when memory runs out: run the same command again, with "
+    "fewer --processes if memory is short (in a script, start processes below "
+    "`if __name__ == '__main__':`)"
+)
 
 
 @contextmanager
 def open_executor(processes: int, executor: Executor | None = None) -> Iterator[Executor | None]:
-    """Yield the caller's executor, or a new pool of processes; None for one process.
+    """Yield the caller's executor, or a new pool of processes (0: one per core); None for one.
 
-    Args:
-        processes: the number of worker processes, 0 for one per core; not used with an executor.
-        executor: any executor whose workers see the same files, such as
-            `dask.distributed.Client(...).get_executor()`; it is not shut down.
-
-    Raises:
-        BertkitError: the number is negative or too large.
+    The caller's executor is not shut down. Its workers must see the same files, as those of
+    `dask.distributed.Client(...).get_executor()` on a shared file system do.
     """
-    workers = worker_count(processes)
-    if executor is not None or not workers:
+    check_process_count(processes, "--processes")
+    workers = processes or usable_cores()
+    if executor is not None or workers == 1:
         yield executor
         return
     context = multiprocessing.get_context("spawn")
@@ -138,11 +124,7 @@ def open_executor(processes: int, executor: Executor | None = None) -> Iterator[
 
 
 def map_in_order(
-    function: Callable[[Item], Result],
-    items: Iterable[Item],
-    executor: Executor | None,
-    *,
-    retries: int = 0,
+    function: Callable[[Item], Result], items: Iterable[Item], executor: Executor | None
 ) -> Iterator[Result]:
     """Yield `function(item)` of each item, in the order of the items.
 
@@ -153,12 +135,9 @@ def map_in_order(
             `functools.partial` of it. A worker unpickles it once, so it may hold a lot.
         items: the items, which are read in this process.
         executor: the workers; None to call the function in this process, as for a single item.
-        retries: how often an item is given to the executor again after the death of its worker. A
-            local pool is broken by it, and dask.distributed repeats the work without this.
 
     Raises:
-        BertkitError: a worker died.
-        Exception: the function raised it.
+        BertkitError: a worker died (code "worker").
     """
     following = iter(items)
     first = list(islice(following, 2))
@@ -168,40 +147,49 @@ def map_in_order(
         return
     payload = pickle.dumps(function)
     most = PENDING_PER_WORKER * getattr(executor, "_max_workers", UNKNOWN_WORKERS)
-    pending: deque[tuple[Future[Result], Item]] = deque()
+    pending: deque[Future[Result]] = deque()
     try:
         while True:
             for item in islice(following, most - len(pending)):
-                pending.append((_submit(executor, payload, item), item))
+                pending.append(executor.submit(_call, payload, item))
             if not pending:
                 return
-            future, item = pending.popleft()
-            for attempt in range(retries + 1):
-                try:
-                    result = future.result()
-                    break
-                except (BrokenExecutor, CancelledError) as error:
-                    if attempt == retries:
-                        raise BertkitError(DEAD_WORKER, code="worker") from error
-                    future = _submit(executor, payload, item)
-            yield result
+            yield _result(pending.popleft(), executor)
+    except (BrokenExecutor, CancelledError) as error:
+        _end_workers(executor)
+        raise BertkitError(DEAD_WORKER, code="worker") from error
     finally:
-        for future, _ in pending:
+        for future in pending:
             future.cancel()
 
 
-DEAD_WORKER = (
-    "a worker process died, which happens when memory runs out: run the same command again, with "
-    "fewer --processes if memory is short (in a script, start processes below "
-    "`if __name__ == '__main__':`)"
-)
+def _result(future: Future[Result], executor: Executor) -> Result:
+    """Wait for a result.
+
+    A local pool notices the death of a worker, but not that of one that was sending its result: the
+    pool then waits for the rest of it.
+    """
+    while True:
+        try:
+            return future.result(CHECK_SECONDS)
+        except TimeoutError:
+            if future.done():
+                raise  # the function's own
+            if any(worker.exitcode is not None for worker in _workers(executor)):
+                raise BrokenExecutor from None
 
 
-def _submit(executor: Executor, payload: bytes, item: Item) -> Future[Any]:
-    try:
-        return executor.submit(_call, payload, item)
-    except BrokenExecutor as error:
-        raise BertkitError(DEAD_WORKER, code="worker") from error
+def _workers(executor: Executor) -> list[Any]:
+    """Return the processes of a local pool; [] for any other executor."""
+    return list((getattr(executor, "_processes", None) or {}).values())
+
+
+def _end_workers(executor: Executor) -> None:
+    """Kill the processes of a local pool in which one died, so that it can be shut down."""
+    for worker in _workers(executor):
+        worker.kill()
+    if results := getattr(executor, "_result_queue", None):
+        results._writer.close()  # the last one: the pool no longer waits for the rest of a result
 
 
 def _call(payload: bytes, item: Any) -> Any:

@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,18 @@ def die(number: int, at: int) -> int:
     if number == at:
         os.kill(os.getpid(), signal.SIGKILL)
     return number
+
+
+def die_while_sending(number: int) -> bytes:
+    """End the worker in the middle of its result."""
+    if number == 5:
+
+        def half(self: Connection, content: bytes, write: Any = None) -> None:
+            os.write(self.fileno(), content[: len(content) // 2])
+            os._exit(3)
+
+        Connection._send = half  # type: ignore[attr-defined]
+    return b"x" * 1000
 
 
 def fail(number: int) -> int:
@@ -75,6 +89,10 @@ def test_results_are_in_order_and_items_are_read_slightly_ahead(processes: int) 
 def test_a_worker_that_dies_and_one_that_raises() -> None:
     with open_executor(2) as pool, pytest.raises(BertkitError, match=r"^a worker process died"):
         list(map_in_order(partial(die, at=5), range(20), pool))
+    began = time.monotonic()
+    with open_executor(2) as pool, pytest.raises(BertkitError, match=r"^a worker process died"):
+        list(map_in_order(die_while_sending, range(20), pool))
+    assert time.monotonic() - began < 20
     with open_executor(2) as pool, pytest.raises(BertkitError, match=r"^item 0 is bad$") as caught:
         list(map_in_order(fail, range(20), pool))
     assert caught.value.code == "bad"
