@@ -29,8 +29,8 @@ from benchmarks.gpu.contestants import (
 from benchmarks.gpu.setup import Case, Found, Setup
 from benchmarks.gpu.train import BATCHES, Contestant, Race, large_case
 from benchmarks.record import summary
-from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.names import BERT
+from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import foreign_tensors
 from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
