@@ -75,8 +75,6 @@ def prepare(
     check_folder(folder)
     with exclusive_lock(folder), console_or_new(console) as shown:
         claim_folder(folder, settings, loaded, sources)
-        if (folder / "manifest.json").is_file():
-            return TokenStore(folder)
         shown.start(None, title="preparing", unit="documents")
         work = partial(
             tokenize_block,

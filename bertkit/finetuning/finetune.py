@@ -131,8 +131,11 @@ def finetune(
             if (out / "results.json").is_file() and (out / "model").is_dir():
                 result = read_results(out)
                 shown.say(f"{out} is finished; best: {run_text(result.best, setup.metric)}")
-                return result
-            return train_all(setup, out)
+            else:
+                result = train_all(setup, out)
+            for folder in (out / "checkpoints", *out.glob("runs/*/model")):
+                shutil.rmtree(folder, ignore_errors=True)  # what only unfinished runs need
+            return result
 
 
 @dataclass(frozen=True)
@@ -314,8 +317,6 @@ def train_all(setup: Setup, out: Path) -> FinetuneResult:
         "environment": environment(),
     }
     write_json(out / "results.json", values)
-    shutil.rmtree(out / "checkpoints", ignore_errors=True)
-    shutil.rmtree(out / "runs" / best.name / "model", ignore_errors=True)
     if not single:
         console.say(*(setting_text(row, setup.metric) for row in rows))
     console.say(f"best: {run_text(best, setup.metric)}; the model is in {out / 'model'}")

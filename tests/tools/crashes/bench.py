@@ -115,7 +115,7 @@ class Bench:
         """Run the same command to its end and compare; it may refuse to write what is there."""
         ended = self.go(subject, place)
         self.check_words(row, ended, f"{how} and the same command again")
-        if ended.status and f"{subject.out} is there already" not in ended.shown:
+        if ended.status and f"{subject.out} exists already" not in ended.shown:
             self.count(row, "stuck")
             last = ended.shown.strip().splitlines()[-1:]
             self.fail(row, f"after {how} it ended with {ended.status}: {last}")

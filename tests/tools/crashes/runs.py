@@ -20,7 +20,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
+
+import bertkit
 
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
 """The audit events that count as moments; `Path.replace` raises `os.rename`, too."""
@@ -62,12 +65,12 @@ def warm() -> None:
     """
     heavy = ("scipy.stats", "seqeval.metrics", "sklearn.metrics", "torch._dynamo", "transformers",
              "torch.utils.tensorboard")  # fmt: skip
-    for name in (*heavy, "bertkit.export.directories", "bertkit.predict.load"):
+    modules = [module.name for module in walk_packages(bertkit.__path__, "bertkit.")]
+    skipped = ("bertkit.serve", "bertkit.cli.serve", "__main__", "triton_kernels", "libbertkit")
+    for name in (*heavy, *(name for name in modules if not any(part in name for part in skipped))):
         import_module(name)
-    for verb in ("clean", "export", "features", "learn", "predict", "prepare", "vocab"):
-        import_module(f"bertkit.cli.{verb}")
-    for verb in ("finetune", "pretrain"):
-        vars(import_module(f"bertkit.cli.{verb}"))["write_report"] = lambda out: out
+    vars(import_module("bertkit.report.pretraining"))["write_report"] = lambda out: out
+    vars(import_module("bertkit.cli.finetune"))["write_finetuning_report"] = lambda out: out
     vars(import_module("bertkit.training.pretrain"))["matmul_peak"] = lambda *_, **__: 1e12
     import torch
 

@@ -104,7 +104,7 @@ def subjects(home: Path) -> list[Subject]:
     pretrain = ("pretrain", str(home / "tiny.toml"), "--store", str(home / "store"))
     finetune = ("finetune", "classification", "--model", start, "--train", str(home / "train.csv"),
                 "--dev", rows, "--learning-rate", "1e-3", "2e-3", "--seeds", "2", "--epochs", "2",
-                "--keep", "2", "--batch-size", "16")  # fmt: skip
+                "--batch-size", "16")  # fmt: skip
     prepare = ("prepare", str(home / "text"), "--tokenizer", vocabulary, "--shard-megabytes", "1")
     alone = ("--processes", "1")
     return [
@@ -116,8 +116,8 @@ def subjects(home: Path) -> list[Subject]:
         Subject("vocab extend", ("vocab", "extend", start, "--words", str(home / "words.txt"))),
         Subject("predict", ("predict", tuned, rows), "answers.jsonl"),
         Subject("embed", ("predict", "embed", start, short), "vectors.npy"),
-        Subject("features", ("features", start, short), "states.safetensors"),
-        Subject("export", ("export", start, "--to", "tensorflow")),
+        Subject("features", ("predict", "features", start, short), "states.parquet"),
+        Subject("export", ("export", start, "--to", "onnx")),
     ]
 
 
