@@ -28,8 +28,7 @@ from benchmarks.run_summary import minutes, summarize
 from benchmarks.speedrun import finish_run
 from bertkit.config import read_recipe
 from bertkit.files import read_json, write_json, write_text
-from bertkit.text.documents import read_documents
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.sentences import split_sentences
 from bertkit.text.sources import find_sources
 from bertkit.training.recipe import PretrainRecipe

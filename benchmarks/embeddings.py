@@ -32,7 +32,7 @@ from benchmarks.record import (
 )
 from bertkit.export.onnx import silence
 from bertkit.predict.embeddings import Embedder, load_embedder
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts
 
 REFERENCE = "sentence-transformers fp32"
 BATCHES = (16, 32, 64, 128)

@@ -30,7 +30,7 @@ from bertkit.tasks.classification import Classification
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.task import Encoded, Items
 from bertkit.tasks.windows import surround
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import matmul_peak, training_flops
 

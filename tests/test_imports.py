@@ -108,8 +108,8 @@ def test_public_names_exist_and_are_sorted() -> None:
     [
         ("bertkit", ["torch", "numpy", "tokenizers", "sklearn"]),
         ("bertkit.cli.app", ["torch", "numpy", "matplotlib", "datasets"]),
-        ("bertkit.cli.prepare", ["torch", "matplotlib", "datasets", "transformers"]),
-        ("bertkit.cli.pretrain", ["torch", "matplotlib", "datasets", "transformers"]),
+        ("bertkit.cli.corpus", ["torch", "matplotlib", "datasets", "transformers"]),
+        ("bertkit.cli.training", ["torch", "matplotlib", "datasets", "transformers"]),
         ("bertkit.training.pretrain", ["matplotlib", "datasets", "transformers", "tensorboard"]),
         ("bertkit.serve.app", ["matplotlib", "datasets", "transformers"]),
     ],

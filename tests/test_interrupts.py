@@ -26,13 +26,13 @@ sys.argv[1:] = ["report"]
 def send():
     os.kill(os.getpid(), getattr(signal, name))
 
-def work(*_):
+def work(*_, **__):
     with new_folder(Path(home) / "folder"), new_file(Path(home) / "file") as temporary:
         temporary.write_text("half")
         {act}
         time.sleep(60)
 
-cli.parse = work
+cli.application = lambda *_: work
 cli.run_program()
 """
 LOST = """
@@ -110,7 +110,7 @@ def test_training_does_not_catch_a_signal_that_is_ignored(name: str) -> None:
         signal.signal(number, before)
 
 
-@pytest.mark.parametrize("name", ["bertkit.cli.app", "cyclopts", "bertkit.cli.report"])
+@pytest.mark.parametrize("name", ["bertkit.cli.app", "cyclopts", "bertkit.cli.training"])
 def test_ctrl_c_while_modules_are_imported(name: str) -> None:
     done = python("-c", IMPORTING.format(name=name))
     assert done.returncode == 130
@@ -146,34 +146,12 @@ def test_a_full_disk_of_the_standard_output_is_said() -> None:
             done = python("-m", "bertkit", *words, capture_output=False, stdout=full, stderr=-1)
             assert done.returncode == 2
             [line] = done.stderr.splitlines()
-            assert line.startswith("error: cannot write to the standard output: No space")
-        done = python("-m", "bertkit", "--version", capture_output=False, stdout=-1, stderr=full)
-        assert (done.returncode, done.stdout) == (0, "0.1.0\n")
-        words = ["-m", "bertkit", "report", "nowhere"]
-        assert python(*words, capture_output=False, stderr=full).returncode == 2
-
-
-def test_a_thread_that_the_system_fails_prints_no_traceback() -> None:
-    """TensorBoard's writer, on a full disk, whose error the main thread gets, too."""
-    script = """
-import errno, os, threading
-from bertkit.cli import app as cli
-def work(*_):
-    for error in (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), WRONG):
-        thread = threading.Thread(target=lambda: (_ for _ in ()).throw(error))
-        thread.start()
-        thread.join()
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-cli.parse = work
-cli.run_program()
-"""
-    done = python("-c", script.replace("WRONG", "MemoryError()"))
-    assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
-    assert "KeyError" in python("-c", script.replace("WRONG", "KeyError()")).stderr
+            assert line.startswith("error: ")
+            assert "No space left" in line
 
 
 @pytest.mark.parametrize(
-    ("closed", "version", "doctor"), [("<&-", 0, 2), (">&-", 2, 2), ("2>&-", 0, 2)]
+    ("closed", "version", "doctor"), [("<&-", 0, 2), (">&-", 0, 2), ("2>&-", 0, 2)]
 )
 def test_closed_streams(closed: str, version: int, doctor: int, tmp_path: Path) -> None:
     """What is opened later does not get the number of a closed one: it would be printed into."""
@@ -190,12 +168,15 @@ def test_closed_streams(closed: str, version: int, doctor: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_any_character_can_be_printed_in_any_encoding(encoding: str) -> None:
-    """A line of JSON stays one, whatever the terminal can show."""
+def test_output_is_utf_8_in_any_locale(encoding: str) -> None:
+    """A line of JSON stays one, also with a name of a file that is not UTF-8."""
     script = """
 import json, sys
 from bertkit.cli import app as cli
-cli.parse = lambda *_: print(json.dumps(TEXT, ensure_ascii=False)) or print(TEXT, file=sys.stderr)
+def work(*_, **__):
+    print(json.dumps(TEXT, ensure_ascii=False))
+    print(TEXT, file=sys.stderr)
+cli.application = lambda *_: work
 cli.run_program()
 """
     text = "Zoë מודל 王 👩 \udc80"
@@ -206,5 +187,5 @@ cli.run_program()
         env={**os.environ, "PYTHONIOENCODING": encoding},
     )
     assert done.returncode == 0
-    assert json.loads(done.stdout.decode(encoding)) == text
+    assert json.loads(done.stdout.decode()) == text
     assert b"Traceback" not in done.stderr

@@ -31,7 +31,7 @@ from bertkit.files import from_home, new_folder, read_object, write_json
 from bertkit.model.encoder import Encoder
 from bertkit.model.heads import PretrainingModel
 from bertkit.processes import open_executor
-from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
+from bertkit.text.documents import TextCounts, describe_skipped, plain_lines
 from bertkit.text.sources import TextSource, one_source
 from bertkit.tokenizer.files import CONTINUATION, MAX_WORD_CHARACTERS
 from bertkit.tokenizer.learn import LearnOptions, choose_domain_words, count_sources

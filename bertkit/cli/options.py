@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+from cyclopts import App, ArgumentCollection, Group, Parameter
 from cyclopts.config import Dict
 
 from bertkit.config import as_json, read_recipe
-from bertkit.errors import BertkitError
 
 FLATTEN = Parameter(name="*")
 """The mark for a dataclass parameter whose fields become flags of the command."""
@@ -33,7 +31,7 @@ FLAGS = Parameter(consume_multiple=True, negative_iterable=(), show_default=show
 """The behaviour of every flag: `--phases.steps 7 8` gives both numbers."""
 
 
-def fill_from(
+def fill_from_recipe(
     recipe: str, app: App, commands: tuple[str, ...], arguments: ArgumentCollection
 ) -> None:
     """Fill the flags of a pre-training recipe that were not given from its file."""
@@ -41,16 +39,6 @@ def fill_from(
 
     values = as_json(read_recipe(PretrainRecipe, recipe))
     Dict(values, source=recipe, use_commands_as_keys=False)(app, commands, arguments)
-
-
-def parse(
-    app: App, tokens: Sequence[str] | None, explain: Callable[[CycloptsError], str] = lambda _: ""
-) -> Any:
-    """Run a cyclopts app and turn its errors into one-line errors, which `explain` may word."""
-    try:
-        return app(tokens, exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        raise BertkitError(explain(error) or " ".join(str(error).split())) from None
 
 
 AnyModel = Annotated[
@@ -83,9 +71,6 @@ NullThreshold = Annotated[
         "question."
     ),
 ]
-Format = Annotated[
-    str, Parameter(help="Format of the text; auto detects it from file names and first lines.")
-]
 Column = Annotated[str, Parameter(help="The column of the text, in formats that have columns.")]
 Language = Annotated[
     str,
@@ -103,6 +88,25 @@ Pooling = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
+class Compute:
+    """Where and in which precision a model computes."""
+
+    precision: Precision = "auto"
+    device: Device = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How text is read."""
+
+    format: str = "auto"
+    """Format of the text; auto detects it from file names and first lines."""
+    column: Column = "text"
+    processes: int = 0
+    """The number of worker processes; 0 means one per core. It does not affect the result."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextFlags:
     """The flags of a run that starts from text instead of a store."""
 
@@ -115,14 +119,53 @@ class TextFlags:
     """Size of the vocabulary that is learned from --text."""
     cased: bool = False
     """Whether the learned vocabulary keeps upper case and accents."""
-    language: str = "en"
-    """Language of --text, for the sentence splitter."""
-    format: str = "auto"
-    """Format of --text; auto detects it from file names and first lines."""
-    column: str = "text"
-    """Column of --text that holds the text, in formats that have columns."""
-    processes: int = 0
-    """Worker processes for preparing --text; 0 uses one for each core."""
+    language: Language = "en"
+    reading: Annotated[Reading, FLATTEN] = Reading()
 
 
-NO_TEXT = TextFlags()
+AUTO, USUAL_READING, NO_TEXT = Compute(), Reading(), TextFlags()
+
+
+def task_flags(name: str, title: str) -> Any:
+    """Return a dataclass with the options of all task types' `name`, which are None by default.
+
+    Each task type has different options. A command takes the flags of all task types, and those
+    that were given become the options of its task type.
+    """
+    from docstring_parser import parse_from_object
+
+    from bertkit.tasks.types import TASKS
+
+    texts: dict[str, dict[str, list[str]]] = {}
+    types: dict[str, Any] = {}
+    for task in TASKS.values():
+        options = getattr(task, name)
+        hints = get_type_hints(options)
+        described = {
+            param.arg_name: param.description or ""
+            for kind in reversed(options.__mro__[:-1])
+            for param in parse_from_object(kind).params
+        }
+        for option in fields(options):
+            types[option.name] = hints[option.name]
+            by_text = texts.setdefault(option.name, {})
+            by_text.setdefault(described.get(option.name, ""), []).append(task.task_type)
+    made = []
+    for option_name, by_text in texts.items():
+        whole = sum(map(len, by_text.values())) == len(TASKS) and len(by_text) == 1
+        parts = [
+            text if whole else f"For {', '.join(task_types)}: {text[:1].lower()}{text[1:]}"
+            for text, task_types in by_text.items()
+        ]
+        parameter = Parameter(help=" ".join(" ".join(parts).split()))
+        hint: Any = types[option_name] | None
+        hint = Annotated[hint, parameter]
+        made.append((option_name, hint, field(default=None)))
+    flags = make_dataclass(title, made, frozen=True, kw_only=True)
+    flags.__module__ = __name__
+    return flags
+
+
+def set_flags(flags: Any) -> dict[str, Any]:
+    """Return the flags that were set, by name."""
+    return {name: value for name, value in vars(flags).items() if value is not None}

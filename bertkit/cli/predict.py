@@ -1,28 +1,30 @@
-"""The commands `bertkit predict` and `bertkit features`: trained models on files and texts."""
+"""Commands that use trained models: predict, and its subcommands."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from cyclopts import App
 
 from bertkit.cli.options import (
+    AUTO,
     FLATTEN,
     AnyModel,
     Column,
+    Compute,
     Device,
     EmbeddingModel,
     NullThreshold,
     Pooling,
-    Precision,
     PretrainedModel,
     TunedModel,
     flag_group,
+    set_flags,
+    task_flags,
 )
-from bertkit.cli.task_flags import NO_COLUMNS, ColumnFlags, set_flags
 from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.predict.embeddings import load_embedder, nearest_texts
@@ -30,19 +32,24 @@ from bertkit.predict.features import WHOLE, Extraction, embed_file, extract_file
 from bertkit.predict.files import check_ending, new_rows, predict_file
 from bertkit.predict.load import load_predictor
 from bertkit.predict.pretrained import load_pretrained
-from bertkit.text.lines import TextCounts, describe_skipped
+from bertkit.text.documents import TextCounts, describe_skipped
+
+if TYPE_CHECKING:
+    ColumnFlags = Any
+else:
+    ColumnFlags = task_flags("columns", "ColumnFlags")
+NO_COLUMNS = ColumnFlags()
 
 
-def predict_command(
+def predict_texts(
     model: TunedModel,
     file: str = "",
     *,
     text: tuple[str, ...] = (),
     ensemble: tuple[Path, ...] = (),
     out: Path | None = None,
-    precision: Precision = "auto",
     null_threshold: NullThreshold = None,
-    device: Device = "auto",
+    compute: Annotated[Compute, FLATTEN] = AUTO,
     columns: Annotated[ColumnFlags, flag_group("Columns of your data")] = NO_COLUMNS,
 ) -> None:
     """Predict with a fine-tuned model for a text, or for each input of a file.
@@ -70,9 +77,7 @@ def predict_command(
         raise BertkitError("give a file, or the texts of one input with --text")
     if out is not None:
         check_ending(out)
-    predictor = load_predictor(
-        [model, *ensemble], device=device, precision=precision, null_threshold=null_threshold
-    )
+    predictor = load_predictor([model, *ensemble], null_threshold=null_threshold, **vars(compute))
     if file:
         predict_file(predictor, file, columns=set_flags(columns), out=out)
         return
@@ -86,8 +91,7 @@ def fill_mask_command(
     text: str,
     *,
     top: int = 5,
-    precision: Precision = "auto",
-    device: Device = "auto",
+    compute: Annotated[Compute, FLATTEN] = AUTO,
 ) -> None:
     """Predict the tokens at each [MASK] of a text.
 
@@ -98,7 +102,7 @@ def fill_mask_command(
     top
         The number of predictions per mask.
     """
-    predictor = load_pretrained(model, device=device, precision=precision)
+    predictor = load_pretrained(model, **vars(compute))
     for number, candidates in enumerate(predictor.fill_mask(text, top), start=1):
         for token, probability in candidates:
             print(f"{number}\t{token}\t{probability:.4f}")  # noqa: T201
@@ -109,8 +113,7 @@ def next_sentence_command(
     text: str,
     following: str,
     *,
-    precision: Precision = "auto",
-    device: Device = "auto",
+    compute: Annotated[Compute, FLATTEN] = AUTO,
 ) -> None:
     """Estimate the probability that one text follows another.
 
@@ -121,7 +124,7 @@ def next_sentence_command(
     following
         The text that may or may not follow it.
     """
-    predictor = load_pretrained(model, device=device, precision=precision)
+    predictor = load_pretrained(model, **vars(compute))
     print(f"{predictor.next_sentence(text, following):.4f}")  # noqa: T201
 
 
@@ -134,8 +137,7 @@ def embed_command(
     pooling: Pooling = "auto",
     normalize: bool | None = None,
     cut: bool = False,
-    precision: Precision = "auto",
-    device: Device = "auto",
+    compute: Annotated[Compute, FLATTEN] = AUTO,
 ) -> None:
     """Write one vector for each text of a file, in order.
 
@@ -153,8 +155,14 @@ def embed_command(
     cut
         Drop the text beyond the model's length, as sentence-transformers does.
     """
-    options: dict[str, Any] = {"column": column, "pooling": pooling, "normalize": normalize}
-    embed_file(model, file, out, cut=cut, precision=precision, device=device, **options)
+    embed_file(
+        *(model, file, out),
+        column=column,
+        pooling=pooling,
+        normalize=normalize,
+        cut=cut,
+        **vars(compute),
+    )
 
 
 def similar_command(
@@ -165,8 +173,7 @@ def similar_command(
     top: int = 5,
     column: Column = "text",
     pooling: Pooling = "auto",
-    precision: Precision = "auto",
-    device: Device = "auto",
+    compute: Annotated[Compute, FLATTEN] = AUTO,
 ) -> None:
     """Find the texts of a file that are most similar to a text, by the cosine of their vectors.
 
@@ -179,7 +186,7 @@ def similar_command(
     top
         The number of texts to show.
     """
-    embedder = load_embedder(model, device=device, precision=precision, pooling=pooling)
+    embedder = load_embedder(model, pooling=pooling, **vars(compute))
     counts = TextCounts()
     texts = list(read_lines(file, column, counts))
     if not texts:
@@ -217,9 +224,9 @@ def features_command(
     extract_file(model, file, out, extraction, column=column, precision=precision, device=device)
 
 
-predict_application = App(name="predict", default_command=predict_command)
-predict_application.command(embed_command, name="embed")
-predict_application.command(features_command, name="features")
-predict_application.command(fill_mask_command, name="fill-mask")
-predict_application.command(next_sentence_command, name="next-sentence")
-predict_application.command(similar_command, name="similar")
+predict_command = App(name="predict", default_command=predict_texts)
+predict_command.command(embed_command, name="embed")
+predict_command.command(features_command, name="features")
+predict_command.command(fill_mask_command, name="fill-mask")
+predict_command.command(next_sentence_command, name="next-sentence")
+predict_command.command(similar_command, name="similar")

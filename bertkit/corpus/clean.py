@@ -27,8 +27,7 @@ from bertkit.corpus.minhash import KeySet, band_keys, exact_key, word_patterns
 from bertkit.errors import BertkitError
 from bertkit.files import check_output, disk_errors, new_file, remove_leftovers
 from bertkit.processes import map_in_order, open_executor
-from bertkit.text.documents import read_documents
-from bertkit.text.lines import TextCounts, cut_blocks, describe_skipped
+from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
 from bertkit.text.sources import TextSource, is_remote
 
 BLOCK_CHARACTERS = 250_000

@@ -22,8 +22,7 @@ from bertkit.corpus.store import ShardInfo, TokenStore, check_shard, write_manif
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock, from_home, read_json, write_json
 from bertkit.processes import map_in_order, open_executor
-from bertkit.text.documents import read_documents
-from bertkit.text.lines import TextCounts, cut_blocks, describe_skipped
+from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
 from bertkit.text.sentences import check_language
 from bertkit.text.sources import Source, TextSource, is_remote
 from bertkit.tokenizer.learn import LearnOptions, learn_from_files

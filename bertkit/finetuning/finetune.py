@@ -53,7 +53,7 @@ from bertkit.tasks.inference import run_task
 from bertkit.tasks.saved import label_order, load_task_model, tuned_details
 from bertkit.tasks.task import Items, Task, encode
 from bertkit.tasks.windows import WindowLengths
-from bertkit.text.lines import describe_skipped
+from bertkit.text.documents import describe_skipped
 from bertkit.training.device import (
     choose_device,
     choose_precision,

@@ -25,7 +25,7 @@ from bertkit.tasks.rows import as_source, column_names
 from bertkit.tasks.task import Items, Task
 from bertkit.tasks.texts import TextColumns
 from bertkit.tasks.types import task_class
-from bertkit.text.lines import TextCounts, describe_skipped
+from bertkit.text.documents import TextCounts, describe_skipped
 from bertkit.training.device import environment
 
 

@@ -31,8 +31,13 @@ from bertkit.tasks.inference import run_model
 from bertkit.tasks.rows import read_rows, require_all
 from bertkit.tasks.task import ItemPart, split_parts
 from bertkit.tasks.windows import WindowLengths, plan_windows, surround
-from bertkit.text.documents import optional_library, read_documents
-from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
+from bertkit.text.documents import (
+    TextCounts,
+    describe_skipped,
+    optional_library,
+    plain_lines,
+    read_documents,
+)
 from bertkit.text.sources import find_sources
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device, choose_precision

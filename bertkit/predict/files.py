@@ -23,8 +23,7 @@ from bertkit.tasks.official import read_swag
 from bertkit.tasks.rows import Fields, column_names
 from bertkit.tasks.task import Items
 from bertkit.tasks.texts import TextColumns
-from bertkit.text.documents import optional_library
-from bertkit.text.lines import TextCounts, describe_skipped
+from bertkit.text.documents import TextCounts, describe_skipped, optional_library
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 ENDINGS = (".jsonl", *SEPARATORS, ".parquet")

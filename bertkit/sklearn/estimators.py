@@ -48,7 +48,7 @@ from bertkit.tasks.data import TaskData
 from bertkit.tasks.saved import label_order, tuned_details
 from bertkit.tasks.task import TrainingData, encode
 from bertkit.tasks.types import TASKS, make_options
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts
 from bertkit.training.device import choose_device, choose_precision
 
 

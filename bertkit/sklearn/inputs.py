@@ -15,7 +15,7 @@ from sklearn.utils.validation import column_or_1d, validate_data
 from bertkit.errors import BertkitError, InputTypeError
 from bertkit.tasks.entities import WordsExample
 from bertkit.tasks.texts import TextExample
-from bertkit.text.lines import value_name
+from bertkit.text.documents import value_name
 
 
 class InputValueError(BertkitError, ValueError):

@@ -33,7 +33,7 @@ from bertkit.tasks.texts import (
     training_labels,
     unknown_label,
 )
-from bertkit.text.lines import value_name
+from bertkit.text.documents import value_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from bertkit.tasks.rows import (
     first_left_out,
     read_rows,
 )
-from bertkit.text.lines import TextCounts, plain_lines, valid_text, value_name
+from bertkit.text.documents import TextCounts, plain_lines, valid_text, value_name
 from bertkit.text.sources import extension, one_source
 
 Source = str | Path | MemoryRows

@@ -20,7 +20,7 @@ from bertkit.tasks.texts import TextExample, label_counts
 from bertkit.tasks.token_classification import TokenClassification, lacks_documents
 from bertkit.tasks.types import task_class
 from bertkit.tasks.windows import WindowLengths
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts
 
 Split = tuple[str, Sequence[Any]]
 """A name, such as dev-mismatched, and the examples."""

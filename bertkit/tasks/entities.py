@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
-from bertkit.text.lines import TextCounts, plain_lines
+from bertkit.text.documents import TextCounts, plain_lines
 from bertkit.text.sources import Source, one_source
 
 TAG = re.compile(r"(?![BIESLU]-$)\S+")

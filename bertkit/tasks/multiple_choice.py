@@ -37,7 +37,7 @@ from bertkit.tasks.task import (
 )
 from bertkit.tasks.texts import count_examples, softmax
 from bertkit.tasks.windows import WindowLengths, aligned, text_windows
-from bertkit.text.lines import TextCounts, value_name
+from bertkit.text.documents import TextCounts, value_name
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

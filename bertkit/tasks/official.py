@@ -22,7 +22,7 @@ from bertkit.tasks.regression import read_number
 from bertkit.tasks.rows import Fields, column_names, read_rows, require_all
 from bertkit.tasks.squad import read_questions
 from bertkit.tasks.texts import TextExample
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts
 
 GLUE_SITE = "https://gluebenchmark.com/tasks"
 BINARY = ("0", "1")

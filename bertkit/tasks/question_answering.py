@@ -41,7 +41,7 @@ from bertkit.tasks.squad import (
 from bertkit.tasks.task import Encoded, Item, ItemPart, Items, Result, Task, TaskBatch, TrainingData
 from bertkit.tasks.texts import in_packed_order, softmax
 from bertkit.tasks.windows import WindowLengths, plan_windows
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts
 from bertkit.text.sources import extension
 from bertkit.tokenizer.wordpiece import Tokenizer
 

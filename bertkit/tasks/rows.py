@@ -16,8 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError, nearest, refuse_twice, short_repr
-from bertkit.text.documents import open_data_set, open_parquet, parquet_rows
-from bertkit.text.lines import TextCounts, split_rows, text_lines
+from bertkit.text.documents import (
+    TextCounts,
+    open_data_set,
+    open_parquet,
+    parquet_rows,
+    plain_lines,
+    split_rows,
+)
 from bertkit.text.sources import DAMAGE, Source, find_sources, one_line
 
 Fields = Mapping[str, Any]
@@ -247,7 +253,7 @@ def separated_rows(
 def json_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, Fields | None]]:
     """Yield the rows of a file with one JSON object per line."""
     first_bad = bad = good = 0
-    for number, line in text_lines(source, counts):
+    for number, line in plain_lines(source, counts):
         if not line or line.isspace():
             continue
         try:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.tasks.rows import first_left_out
-from bertkit.text.lines import TextCounts, valid_text
+from bertkit.text.documents import TextCounts, valid_text
 from bertkit.text.sources import DAMAGE, one_line, one_source, open_binary
 
 MAX_JSON_LINE = 1 << 20

@@ -22,7 +22,7 @@ from bertkit.errors import BertkitError
 from bertkit.model.encoder import ONE_SEGMENT, ModelConfig
 from bertkit.objectives import Sums
 from bertkit.pretraining_data.batch import Packed, TensorFields, from_arrays
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 NOTHING_READ = "inputs with a text without tokens"

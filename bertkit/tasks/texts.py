@@ -34,7 +34,7 @@ from bertkit.tasks.task import (
     TrainingData,
 )
 from bertkit.tasks.windows import WindowLengths, text_windows
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 SEEN_ONCE = "label seen once in training, kept"

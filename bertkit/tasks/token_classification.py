@@ -44,7 +44,7 @@ from bertkit.tasks.task import Item, ItemPart, Items, Result, Task, TaskBatch, T
 from bertkit.tasks.texts import SEEN_ONCE, balanced, softmax, unknown_label
 from bertkit.tasks.windows import WindowLengths, plan_windows, surround
 from bertkit.tasks.words import joined, words_example
-from bertkit.text.lines import TextCounts, valid_text, value_name
+from bertkit.text.documents import TextCounts, valid_text, value_name
 from bertkit.text.sources import extension
 from bertkit.tokenizer.wordpiece import Tokenizer
 

@@ -8,21 +8,76 @@ with the longest document, not with the file. Every change and omission is count
 
 from __future__ import annotations
 
+import csv
 import importlib
+import io
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
 
-from bertkit.errors import BertkitError, nearest, refuse_twice
-from bertkit.text.lines import NumberedRow, TextCounts, split_rows, text_lines, valid_text
-from bertkit.text.sources import DAMAGE, Source, one_line, open_binary
+from bertkit.errors import BertkitError, escape_line_breaks, nearest, refuse_twice
+from bertkit.text.sources import DAMAGE, HEAD_BYTES, Source, one_line, open_binary
 
 PARQUET_ROWS = 1024
+READ_BYTES = 1 << 20
 DOC_TAG = re.compile(r"""<doc (?:[^>"']|"[^"]*"|'[^']*')*>""")
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+REPLACED = "U+FFFD, which invalid UTF-8 becomes, kept"
+MAX_INVALID = 1e-3
+"""The share of invalid characters above which a file has another encoding and is not damaged."""
+BlockItem = TypeVar("BlockItem")
+NumberedText = tuple[int, str]
+"""The number, from 1, of a line, or of the line or row where a document starts; and its text."""
 Row = tuple[int, Mapping[str, Any]]
 """The number of a line or row, from 1, and its fields."""
+
+
+@dataclass
+class TextCounts:
+    """Counts of what was read and what was not; counts of several readers are added with `+=`."""
+
+    files: int = 0
+    documents: int = 0
+    bytes: int = 0
+    """The size of the text that was yielded, in bytes of UTF-8."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Reason -> number of occurrences; a reason ending in "kept" lost no text."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """Reason -> the location of the first occurrence, `file:line`."""
+
+    def note(self, reason: str, location: str) -> None:
+        """Count something that was left out or changed."""
+        self.skipped[reason] += 1
+        self.examples.setdefault(reason, location)
+
+    def __iadd__(self, other: TextCounts) -> Self:
+        self.files += other.files
+        self.documents += other.documents
+        self.bytes += other.bytes
+        self.skipped.update(other.skipped)
+        self.examples = {**other.examples, **self.examples}
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts as plain JSON values."""
+        skipped, examples = dict(sorted(self.skipped.items())), dict(sorted(self.examples.items()))
+        return {**vars(self), "skipped": skipped, "examples": examples}
+
+
+def describe_skipped(skipped: Mapping[str, int], examples: Mapping[str, str]) -> list[str]:
+    """Return one line per reason: what was left out or changed, how often, and where first."""
+    return [
+        escape_line_breaks(
+            f"counted: {reason}: {count:,}"
+            + (f" (first: {examples[reason]})" if reason in examples else "")
+        )
+        for reason, count in sorted(skipped.items())
+    ]
 
 
 def read_documents(source: Source, counts: TextCounts, *, column: str = "text") -> Iterator[str]:
@@ -48,30 +103,107 @@ def read_documents(source: Source, counts: TextCounts, *, column: str = "text") 
         numbered = wikiextractor_documents(source, counts)
     else:
         numbered = text_column(read_rows(source, counts, [column]), source, counts, column)
-    try:
-        for number, text in numbered:
-            document, location = text.strip(), f"{source.path}:{number}"
-            if not document:
-                counts.note("empty document", location)
-                continue
-            document = valid_text(document, location, counts)
-            counts.documents += 1
-            counts.bytes += len(document.encode())
-            yield document
-    except DAMAGE as error:
-        raise BertkitError(
-            f"{source.path} cannot be read after {counts.documents - before[0]} documents "
-            f"({one_line(error)}); restore the file or leave it out"
-        ) from error
+    for number, text in numbered:
+        document, location = text.strip(), f"{source.path}:{number}"
+        if not document:
+            counts.note("empty document", location)
+            continue
+        document = valid_text(document, location, counts)
+        counts.documents += 1
+        counts.bytes += len(document.encode())
+        yield document
     if (counts.documents, counts.skipped.total()) == before:
         counts.note("empty file", source.path)
 
 
-def text_documents(source: Source, counts: TextCounts) -> Iterator[NumberedRow]:
+def valid_text(text: str, location: str, counts: TextCounts) -> str:
+    """Return text that UTF-8 can encode: lone surrogates, which JSON can spell, are replaced."""
+    if text.isascii() or not LONE_SURROGATE.search(text):
+        return text
+    counts.note("lone surrogate replaced, kept", location)
+    return LONE_SURROGATE.sub("\ufffd", text)
+
+
+def cut_blocks(
+    items: Iterable[BlockItem], size: int, of: Callable[[Any], int] = len
+) -> Iterator[list[BlockItem]]:
+    """Yield items, such as texts, in lists that each end once their sizes add up to `size`."""
+    block: list[BlockItem] = []
+    filled = 0
+    for item in items:
+        block.append(item)
+        filled += of(item)
+        if filled >= size:
+            yield block
+            block, filled = [], 0
+    if block:
+        yield block
+
+
+# Lines --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_text(
+    source: Source, counts: TextCounts, newline: str | None = None
+) -> Iterator[Iterator[str]]:
+    """Yield the lines of a file: UTF-8, or UTF-16 that begins with its byte order mark.
+
+    Invalid bytes become U+FFFD and are counted. A file in another encoding is an error, and so is
+    one that is missing or damaged.
+    """
+    number = 0
+
+    def lines(text: Iterable[str]) -> Iterator[str]:
+        nonlocal number
+        for number, line in enumerate(text, 1):
+            if "\ufffd" in line:
+                counts.note(REPLACED, f"{source.path}:{number}")
+            yield line
+
+    try:
+        with open_binary(source.path) as stream:
+            buffered = io.BufferedReader(stream, READ_BYTES)  # type: ignore[type-var]
+            encoding = check_encoding(buffered, source.path)
+            text = io.TextIOWrapper(buffered, encoding, errors="replace", newline=newline)
+            yield lines(text)  # `text` lives until its file is closed
+    except DAMAGE as error:
+        raise BertkitError(
+            f"{source.path} cannot be read after line {number:,} ({one_line(error)}); restore the "
+            "file or leave it out"
+        ) from error
+
+
+def check_encoding(stream: io.BufferedReader[Any], path: str) -> str:
+    """Return the encoding of a file, or refuse one that is clearly not UTF-8 from its beginning."""
+    head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    text = head.decode(errors="replace")
+    invalid = text.count("\ufffd") - head.count("\ufffd".encode())
+    valid = sum(not letter.isascii() for letter in text) - invalid
+    other = invalid > valid and invalid > MAX_INVALID * len(text)
+    if other or head.count(0) > 1 + len(head) // 100:  # or UTF-16 without a mark
+        raise BertkitError(
+            f"{path} is not UTF-8 text; if it is text, convert it: iconv -f ENCODING -t UTF-8 "
+            "(the encoding is often CP1252 or UTF-16); if it is compressed, its name must say so",
+            code="encoding",
+        )
+    return "utf-8-sig"
+
+
+def plain_lines(source: Source, counts: TextCounts) -> Iterator[NumberedText]:
+    r"""Yield the number and text of every line; "\r\n" and "\r" end a line as "\n" does."""
+    with open_text(source, counts) as lines:
+        for number, line in enumerate(lines, 1):
+            yield number, line.removesuffix("\n")
+
+
+def text_documents(source: Source, counts: TextCounts) -> Iterator[NumberedText]:
     """Yield the blocks of lines between blank lines."""
     lines: list[str] = []
     start = 0
-    for number, line in text_lines(source, counts):
+    for number, line in plain_lines(source, counts):
         if line and not line.isspace():
             start = start if lines else number
             lines.append(line)
@@ -82,11 +214,11 @@ def text_documents(source: Source, counts: TextCounts) -> Iterator[NumberedRow]:
         yield start, "\n".join(lines)
 
 
-def wikiextractor_documents(source: Source, counts: TextCounts) -> Iterator[NumberedRow]:
+def wikiextractor_documents(source: Source, counts: TextCounts) -> Iterator[NumberedText]:
     """Yield the bodies of `<doc id=... url=... title=...>` ... `</doc>`, each title line first."""
     lines: list[str] | None = None  # None outside a document
     start = 0
-    for number, text in text_lines(source, counts):
+    for number, text in plain_lines(source, counts):
         line = text
         if tag := DOC_TAG.match(line):
             if lines is not None:
@@ -106,29 +238,25 @@ def wikiextractor_documents(source: Source, counts: TextCounts) -> Iterator[Numb
         yield start, "\n".join(lines)
 
 
+# Rows ---------------------------------------------------------------------------------------------
+
+
 def read_rows(
     source: Source, counts: TextCounts, columns: Sequence[str] | None = None
 ) -> Iterator[Row]:
-    """Yield the numbered rows of JSON lines, CSV, TSV, Parquet or a Hugging Face data set.
-
-    Args:
-        source: a source that has columns.
-        counts: collects the rows that cannot be read.
-        columns: the only columns that are needed; None for all.
-    """
+    """Yield the numbered rows of a source that has columns; only some columns, or all (None)."""
     if source.format == "jsonl":
         return json_rows(source, counts)
     if source.format in ("csv", "tsv"):
         return separated_rows(source, counts, columns or ())
-    return (
-        parquet_file(source, columns) if source.format == "parquet" else data_set(source, columns)
-    )
+    read = parquet_file if source.format == "parquet" else data_set
+    return read(source, columns)
 
 
 def json_rows(source: Source, counts: TextCounts) -> Iterator[Row]:
     """Yield the JSON object on each line."""
     objects = first = 0
-    for number, line in text_lines(source, counts):
+    for number, line in plain_lines(source, counts):
         if not line or line.isspace():
             continue
         first = first or number
@@ -145,6 +273,30 @@ def json_rows(source: Source, counts: TextCounts) -> Iterator[Row]:
         raise BertkitError(
             f"{source.path}:{first}: no line of this file is a JSON object; write one per line"
         )
+
+
+def split_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line number and the fields of every row of CSV or TSV that is not blank.
+
+    CSV fields may be quoted as spreadsheets do; TSV has no quotes.
+    """
+    csv.field_size_limit((1 << 31) - 1)
+    start = 1
+    with open_text(source, counts, newline="") as lines:
+        if source.format == "tsv":
+            reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+        else:  # strict: an unclosed quote would otherwise swallow the rest of the file
+            reader = csv.reader(lines, strict=True)
+        try:
+            for fields in reader:
+                if fields:
+                    yield start, fields
+                start = reader.line_num + 1
+        except csv.Error as error:
+            raise BertkitError(
+                f"{source.path}:{start}: bad quotes in the row that begins here ({error}); double "
+                "quotes inside a quoted field, or name the format tsv"
+            ) from error
 
 
 def separated_rows(source: Source, counts: TextCounts, columns: Sequence[str]) -> Iterator[Row]:
@@ -174,14 +326,16 @@ def parquet_file(source: Source, columns: Sequence[str] | None) -> Iterator[Row]
 
 @contextmanager
 def open_parquet(source: Source) -> Iterator[Any]:
-    """Open a Parquet file; damage that shows in the block raises an OSError."""
+    """Open a Parquet file; a missing or damaged one is a BertkitError."""
     parquet = optional_library("pyarrow.parquet", "Parquet files")
     arrow_error = optional_library("pyarrow", "Parquet files").ArrowException
-    with open_binary(source.path, decompress=False) as stream:
-        try:
+    try:
+        with open_binary(source.path, decompress=False) as stream:
             yield parquet.ParquetFile(stream)
-        except arrow_error as error:
-            raise OSError(one_line(error)) from error
+    except (*DAMAGE, arrow_error) as error:
+        raise BertkitError(
+            f"{source.path} cannot be read ({one_line(error)}); restore the file or leave it out"
+        ) from error
 
 
 def parquet_rows(file: Any, columns: Sequence[str] | None) -> Iterator[Row]:
@@ -227,7 +381,7 @@ def optional_library(name: str, purpose: str, extra: str = "data") -> Any:
 
 def text_column(
     rows: Iterable[Row], source: Source, counts: TextCounts, column: str
-) -> Iterator[NumberedRow]:
+) -> Iterator[NumberedText]:
     """Yield the text of a column and count the rows without it; it is an error if all lack it."""
     texts = number = 0
     names: dict[str, None] = {}
@@ -254,3 +408,14 @@ def missing_column(source: Source, column: str, names: Iterable[str]) -> Bertkit
     return BertkitError(
         f"no row of {source.path} has text in column '{column}'{listed}{nearest(column, others)}"
     )
+
+
+def value_name(value: object) -> str:
+    """Return a field as a name: True and False as pandas writes them to CSV, "" for null or NaN."""
+    if isinstance(value, str):
+        return LONE_SURROGATE.sub("\ufffd", value.strip())
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # integer columns with missing values are read as floats
+    return str(value)

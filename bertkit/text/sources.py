@@ -44,7 +44,6 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 """The exceptions that reading a missing, truncated or corrupt file raises."""
 HEAD_BYTES = 1 << 16
-JSON_OBJECT = re.compile(rb'\{[ \t]*"[^"\n]*"[ \t]*:')
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,7 @@ def find_sources(
             fsspec URLs of any of these (`s3://...`), and Hugging Face data sets as `hf:NAME`,
             `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (by default the split "train").
         format: one of `FORMATS` for every file, or "auto" to use the extension before .gz, .bz2,
-            .xz or .zst. With "auto", a text file that starts with `<doc ` has WikiExtractor's
-            format, and one without an extension that starts with a JSON object is JSON lines. A
+            .xz or .zst; a text file that starts with `<doc ` then has WikiExtractor's format. A
             file with an unknown extension becomes a source of format "unknown" if a folder or a
             glob contained it, and is an error if it was named.
 
@@ -118,15 +116,15 @@ def find_sources(
                 raise BertkitError(f"'{path}' is not a data set; write hf:NAME:CONFIG:SPLIT")
             sources.append(Source(f"hf:{name}:{config}:{split or 'train'}", "huggingface", 0))
             continue
-        files = remote_files(path) if is_remote(path) else local_files(path)
-        sources_here = [Source(name, source_format(name, format), size) for name, size in files]
-        if all(source.format == "unknown" for source in sources_here):
+        files = remote_files(path) if is_remote(path) else local_files(from_home(path))
+        of_path = [Source(name, source_format(name, format), size) for name, size in files]
+        if all(source.format == "unknown" for source in of_path):
             known = ", ".join(extension for extension in EXTENSIONS if extension)
             raise BertkitError(
                 f"{path} has no file with a known extension ({known}); rename it, or name its "
                 "format if the command has an option for it"
             )
-        sources += sources_here
+        sources += of_path
     return sources
 
 
@@ -140,27 +138,21 @@ def one_source(path: str | Path) -> Source:
 
 def local_files(path: str) -> list[tuple[str, int]]:
     """Return (name, size) of every file that a local path names."""
-    path = from_home(path)
-    if path and Path(path).is_dir():
-        names = folder_files(path)
-    elif path and Path(path).exists():
-        if not Path(path).is_file():
-            raise BertkitError(f"{path} is a pipe or a device, and text is read twice; save a file")
-        names = [path]
-    elif glob.has_magic(path):
-        matches = glob.glob(path, recursive=True)  # noqa: PTH207 (absolute patterns)
-        names = sorted(
-            {
-                name
-                for match in matches
-                for name in (folder_files(match) if Path(match).is_dir() else [str(Path(match))])
-            }
-        )
-    else:
+    exists = bool(path) and Path(path).exists()
+    if exists and not Path(path).is_file() and not Path(path).is_dir():
+        raise BertkitError(f"{path} is a pipe or a device, and text is read twice; save a file")
+    if not exists and not glob.has_magic(path):
         raise BertkitError(f"'{path}' does not exist; check the path")
+    matches = [path] if exists else sorted(glob.glob(path, recursive=True))  # noqa: PTH207
+    names = {
+        name: None
+        for match in matches
+        for name in (folder_files(match) if Path(match).is_dir() else [str(Path(match))])
+    }
     if not names:
         raise BertkitError(f"{path} has no file; check the path, or the pattern and its quotes")
-    return [(name, Path(name).stat().st_size if Path(name).is_file() else 0) for name in names]
+    files = list(names) if exists else sorted(names)
+    return [(name, Path(name).stat().st_size if Path(name).is_file() else 0) for name in files]
 
 
 def folder_files(folder: str) -> list[str]:
@@ -221,17 +213,6 @@ def local_copy(path: str) -> str:
         raise OSError(one_line(error)) from error
 
 
-def extension(path: str) -> str:
-    """Return the extension of a file in lower case, without that of its compression."""
-    return uncompressed_name(path).suffix.lower()
-
-
-def uncompressed_name(path: str) -> PurePosixPath:
-    """Return the path of a file without the extension of its compression."""
-    name = file_name(path)
-    return name.with_suffix("") if name.suffix.lower() in COMPRESSIONS else name
-
-
 def file_name(path: str) -> PurePosixPath:
     """Return the path of a file, and that of a web address without a query behind the name."""
     path = next((link for link in path.split("::") if "://" in link), path)  # zip://NAME::a.zip
@@ -240,34 +221,37 @@ def file_name(path: str) -> PurePosixPath:
     return PurePosixPath(path.replace(os.sep, "/"))
 
 
+def extension(path: str) -> str:
+    """Return the extension of a file in lower case, without that of its compression."""
+    name = file_name(path)
+    uncompressed = name.with_suffix("") if name.suffix.lower() in COMPRESSIONS else name
+    return uncompressed.suffix.lower()
+
+
 def source_format(path: str, wanted: str) -> str:
     """Return the format of a file: `wanted`, or else by its extension and first characters."""
     if not is_remote(path) and not Path(path).is_file():
         return "unknown"  # a pipe in a folder: opening it might block for ever
-    if wanted != "auto":
-        return wanted
-    known = EXTENSIONS.get(extension(path), "unknown")
-    if known != "text":
+    known = EXTENSIONS.get(extension(path), "unknown") if wanted == "auto" else wanted
+    if wanted != "auto" or known != "text":
         return known
     try:
         with open_binary(path) as stream:
             head = stream.read(HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     except DAMAGE:
         return "text"  # reading it will report what is wrong
-    if head.startswith(b"<doc "):
-        return "wikiextractor"
-    return "jsonl" if not extension(path) and JSON_OBJECT.match(head) else "text"
+    return "wikiextractor" if head.startswith(b"<doc ") else "text"
 
 
 @contextmanager
 def open_binary(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
     """Open a local file or an fsspec URL for reading; decompress it according to its extension."""
-    compressed = decompress and file_name(path).suffix.lower() in COMPRESSIONS
+    name = file_name(path)
     with Path(local_copy(path)).open("rb") as file:
-        if not compressed:
+        if not decompress or name.suffix.lower() not in COMPRESSIONS:
             yield file
             return
-        kind = fsspec.utils.infer_compression(file_name(path).name.lower())
+        kind = fsspec.utils.infer_compression(name.name.lower())
         with fsspec.compression.compr[kind](file, mode="rb") as stream:
             yield cast("BinaryIO", stream)
 

@@ -26,8 +26,7 @@ from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError, checked_texts
 from bertkit.files import check_output, write_json
 from bertkit.processes import interruptible, open_executor
-from bertkit.text.documents import read_documents
-from bertkit.text.lines import TextCounts, describe_skipped
+from bertkit.text.documents import TextCounts, describe_skipped, read_documents
 from bertkit.text.sources import TextSource
 from bertkit.tokenizer.files import CONTINUATION, SPECIAL_TOKENS
 from bertkit.tokenizer.normalize import split_words, stands_alone

@@ -16,7 +16,7 @@ from math import fsum
 
 from bertkit.errors import BertkitError, checked_texts
 from bertkit.processes import map_in_order
-from bertkit.text.lines import cut_blocks
+from bertkit.text.documents import cut_blocks
 from bertkit.tokenizer.files import MAX_WORD_CHARACTERS
 from bertkit.tokenizer.normalize import IDEOGRAPHS, WHITESPACE, split_words
 

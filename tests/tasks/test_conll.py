@@ -23,7 +23,7 @@ from bertkit.tasks.entities import (
     write_conll,
 )
 from bertkit.tasks.token_classification import tag_labels
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts
 
 Write = Callable[[str], Path]
 TAGS = ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("PER", "LOC", "A-B"))]

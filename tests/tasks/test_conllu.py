@@ -9,7 +9,7 @@ import pytest
 
 from bertkit.errors import BertkitError
 from bertkit.tasks.entities import WordsExample, conll_sentences
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts
 
 Write = Callable[[str, str], Path]
 

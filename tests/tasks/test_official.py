@@ -12,7 +12,7 @@ from bertkit.errors import BertkitError
 from bertkit.tasks.data import DataFiles, load_dataset
 from bertkit.tasks.multiple_choice import ChoiceColumns
 from bertkit.tasks.official import GLUE, OFFICIAL, read_glue, read_swag, write_glue, write_swag
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts
 
 SIZES = {"cola": (8551, 1043, 1063), "mrpc": (3668, 408, 1725), "rte": (2490, 277, 3000),
          "sst-2": (67349, 872, 1821), "sts-b": (5749, 1500, 1379)}  # fmt: skip

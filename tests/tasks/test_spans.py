@@ -17,7 +17,7 @@ from bertkit.errors import BertkitError
 from bertkit.tasks.question_answering import QuestionAnswering, SpanScores, SpanWindow, align
 from bertkit.tasks.squad import GoldAnswer, QuestionExample, squad_scores
 from bertkit.tasks.squad import read_questions as read_squad
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 MARKS = "\u0301\u0323"

@@ -25,7 +25,7 @@ from bertkit.tasks.squad import (
     squad_scores,
 )
 from bertkit.tasks.squad import read_questions as read_squad
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts
 
 CONTEXT = "The river froze in 1895. In 1895 the bridge was closed."
 

@@ -12,7 +12,7 @@ import pytest
 from bertkit.errors import BertkitError
 from bertkit.tasks.question_answering import QuestionColumns
 from bertkit.tasks.squad import GoldAnswer, QuestionExample, golds_in_context
-from bertkit.text.lines import TextCounts
+from bertkit.text.documents import TextCounts
 
 FIRST = "The Rhine\nrises in the Alps. The river RHINE ends in the North Sea."
 LATE = "word " * 399 + "Ister " + "Danube after the first words."

@@ -17,7 +17,7 @@ import pytest
 
 from bertkit.errors import BertkitError
 from bertkit.text import Source, TextCounts, find_sources, read_documents
-from bertkit.text.lines import REPLACED
+from bertkit.text.documents import REPLACED
 
 File = Callable[[str, "str | bytes"], Path]
 
@@ -173,7 +173,7 @@ def test_parquet_reads_a_column(tmp_path: Path, file: File) -> None:
     assert counts.examples == {"empty document": f"{path}:2"}
     with pytest.raises(BertkitError, match=r"'id'"):
         read(path, column="id")
-    with pytest.raises(BertkitError, match=r"b\.parquet cannot be read after 0 documents"):
+    with pytest.raises(BertkitError, match=r"b\.parquet cannot be read"):
         read(file("b.parquet", "no parquet, but long enough for a footer"))
 
 
@@ -213,12 +213,11 @@ def test_damage_is_named_with_what_was_read(tmp_path: Path, file: File) -> None:
     content = "\n\n".join(str(pow(3, n, 10**40 + 1)) for n in range(60_000)).encode()
     path = file("a.txt.xz", lzma.compress(content)[:-400_000])
     counts = TextCounts()
-    with pytest.raises(BertkitError, match=r"a\.txt\.xz cannot be read") as caught:
+    with pytest.raises(BertkitError, match=r"a\.txt\.xz cannot be read after line"):
         for _ in read_documents(find_sources([path])[0], counts):
             pass
     assert counts.documents > 10_000
-    assert f"after {counts.documents} documents" in str(caught.value)
-    with pytest.raises(BertkitError, match=r"gone\.txt cannot be read after 0 documents"):
+    with pytest.raises(BertkitError, match=r"gone\.txt cannot be read"):
         list(read_documents(Source(str(tmp_path / "gone.txt"), "text", 0), TextCounts()))
 
 

@@ -69,14 +69,14 @@ TUNED: dict[str, list[str]] = {
 """Name -> the task type and the flags of a short run."""
 
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
-    "classify": ("classify", {"inputs": [{"text": "river stone bridge"}, {"text": "winter"}]}),
-    "multi-label": ("classify", {"inputs": [{"text": "silver meadow"}]}),
-    "regress": ("regress", {"inputs": [{"text": "river stone", "pair": "stone river"}]}),
-    "choose": ("choose", {"inputs": [{"text": "river", "choices": ["stone", "kettle", "cotton"]}]}),
-    "tag": ("tag", {"inputs": [{"text": "Sailor singing quickly."}]}),
+    "classify": ("classification", {"inputs": ["river stone bridge", {"text": "winter"}]}),
+    "multi-label": ("multi-label-classification", {"inputs": ["silver meadow"]}),
+    "regress": ("regression", {"inputs": [["river stone", "stone river"]]}),
+    "choose": ("multiple-choice", {"inputs": [["river", ["stone", "kettle", "cotton"]]]}),
+    "tag": ("token-classification", {"inputs": ["Sailor singing quickly."]}),
     "answer": (
-        "answer",
-        {"inputs": [{"question": "winter garden", "context": "river winter garden letter " * 20}]},
+        "question-answering",
+        {"inputs": [["winter garden", "river winter garden letter " * 20]]},
     ),
     "bert": ("fill-mask", {"inputs": [{"text": "river [MASK] bridge", "top": 3}]}),
 }
@@ -84,7 +84,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
 OF_BERT: dict[str, dict[str, Any]] = {
     "next-sentence": {"inputs": [{"text": "River stone.", "following": "Bridge lantern."}]},
     "embeddings": {"input": ["river stone bridge", "winter"]},
-    "tokens": {"inputs": [{"text": "River stone, bridge."}]},
+    "tokens": {"text": "River stone, bridge."},
     "attention-maps": {"text": "river stone bridge"},
 }
 """Route -> a request that the pre-trained network answers, too."""
@@ -202,7 +202,7 @@ def pretrain(folder: Path, name: str, flags: list[str]) -> dict[str, Any]:
 
 
 def text_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the vocabulary, the clean text, the store and the plan."""
+    """Yield the vocabulary, the clean text and the store."""
     bertkit(folder, "learn", "corpus.txt", "--out", "vocabulary", "--size", "150")
     yield "vocabulary", digest((folder / "vocabulary/vocab.txt").read_bytes())
     bertkit(folder, "clean", "corpus.txt", "--out", "clean.jsonl", "--near")
@@ -211,9 +211,6 @@ def text_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
     bertkit(folder, *words, "--held-out", "0.2")
     arrays = sorted(folder.glob("store/**/*.npy"))
     yield "store", {str(path.relative_to(folder)): digest(path.read_bytes()) for path in arrays}
-    plan = ["plan", "base", "--machine", "h100", "--tokens", "3000000000", "--json", "plan.json"]
-    bertkit(folder, *plan)
-    yield "plan", json.loads((folder / "plan.json").read_text())
 
 
 def task_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -223,8 +220,6 @@ def task_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
         words += ["--epochs", "1", "--batch-size", "8", "--learning-rate", "5e-5"]
         bertkit(folder, *words, "--precision", "fp32")
         yield f"{name}: weights", weights(folder / f"tuned-{name}/model")
-        results = sorted((folder / f"tuned-{name}/results").rglob("*.*"))
-        yield f"{name}: results", {path.name: digest(path.read_bytes()) for path in results}
         source = flags[flags.index("--dev") + 1]
         columns = flags[flags.index("--dev") + 2 :]
         columns = columns[columns.index("--test") + 2 :] if "--test" in columns else columns
@@ -233,10 +228,9 @@ def task_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
         bertkit(folder, "export", f"tuned-{name}", "--to", "onnx", "--out", f"onnx-{name}")
         yield f"{name}: ONNX", logits(folder / f"onnx-{name}")
     for kind in ("features", "embed"):
-        words = ["features"] if kind == "features" else ["predict", "embed"]
         options = ["--precision", "fp32", "--out", f"{kind}.npy"]
         pooling = ["--pooling", "mean"]
-        bertkit(folder, *words, "bert", "labels.csv", *options, *pooling)
+        bertkit(folder, "predict", kind, "bert", "labels.csv", *options, *pooling)
         yield kind, digest((folder / f"{kind}.npy").read_bytes())
 
 

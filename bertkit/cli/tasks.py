@@ -1,19 +1,39 @@
-"""The command `bertkit finetune`, which fine-tunes a pre-trained model on labelled data."""
+"""Commands of labelled data: finetune and evaluate."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from bertkit.cli.options import Device, flag_group
-from bertkit.cli.task_flags import NO_COLUMNS, NO_WINDOWS, ColumnFlags, WindowFlags, set_flags
+from bertkit.cli.options import (
+    AUTO,
+    FLATTEN,
+    Compute,
+    Device,
+    NullThreshold,
+    TunedModel,
+    flag_group,
+    set_flags,
+    task_flags,
+)
 from bertkit.console import Console
+from bertkit.files import check_output
 from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.results import scores_text
 from bertkit.finetuning.settings import ONE_RUN, USUAL, FinetuneSettings, Grid, TrainingSettings
+from bertkit.predict.evaluate import evaluate
 from bertkit.report.finetuning import write_finetuning_report
 from bertkit.tasks.data import DataFiles
 from bertkit.tasks.official import OFFICIAL
 from bertkit.tasks.types import make_options, task_class
+
+if TYPE_CHECKING:
+    ColumnFlags = Any
+    WindowFlags = Any
+else:
+    ColumnFlags = task_flags("columns", "ColumnFlags")
+    WindowFlags = task_flags("windows", "WindowFlags")
+NO_COLUMNS, NO_WINDOWS = ColumnFlags(), WindowFlags()
 
 
 def finetune_command(
@@ -106,3 +126,57 @@ def finetune_command(
             console=console,
         )
         console.say(f"report: {write_finetuning_report(out)}")
+
+
+def evaluate_command(
+    model: TunedModel,
+    file: str = "",
+    *,
+    data: Path | None = None,
+    split: str = "",
+    task: str = "",
+    ensemble: tuple[Path, ...] = (),
+    out: Path | None = None,
+    null_threshold: NullThreshold = None,
+    compute: Annotated[Compute, FLATTEN] = AUTO,
+    columns: Annotated[ColumnFlags, flag_group("Columns of your data")] = NO_COLUMNS,
+) -> None:
+    """Score a fine-tuned model on a file or an official data set, or predict for its server.
+
+    Parameters
+    ----------
+    file
+        Your labelled data; its columns are those that the model was fine-tuned with.
+    data
+        The folder of an official data set, of which --split is read.
+    split
+        dev, test, or another split of the set, such as dev-mismatched; a file read as test may lack
+        labels.
+    task
+        The official data set, if it is not the one that the model was fine-tuned on.
+    ensemble
+        More models of the same task; the outputs of all are averaged.
+    out
+        The folder for predictions, official files and scores.
+    """
+    models = [model, *ensemble]
+    out = out and check_output(out, [file], folder=True)
+    with Console() as console:
+        evaluation = evaluate(
+            models,
+            file or None,
+            task=task,
+            data=data,
+            split=split,
+            columns=set_flags(columns),
+            unlabelled_ok=out is not None,
+            null_threshold=null_threshold,
+            console=console,
+            **vars(compute),
+        )
+        if evaluation.scores:
+            name = file or f"{evaluation.name} {evaluation.split}"
+            print(f"{name}: {scores_text(evaluation.scores)}")  # noqa: T201
+        if out is not None:
+            files = evaluation.save(out, models)
+            console.say(f"predictions: {', '.join(map(str, files))}")

@@ -1,4 +1,4 @@
-"""`bertkit pretrain`: train a model from text or a token store, in one command."""
+"""Commands of pre-training: demo, plan, pretrain and report."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from bertkit.cli.options import FLATTEN, NO_TEXT, Device, TextFlags
-from bertkit.config import read_recipe
+from bertkit.config import as_json, read_recipe
 from bertkit.console import Console
 from bertkit.corpus.prepare import store_from_text
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, flag
-from bertkit.files import check_output
+from bertkit.files import check_output, write_json
 from bertkit.processes import is_alone, rank
 from bertkit.text.sources import TextSource
 from bertkit.training.recipe import PretrainRecipe
@@ -21,6 +21,84 @@ if TYPE_CHECKING:
     from bertkit.checkpoints.pretrained import PretrainedWeights
 
 RECIPE_DEFAULTS = PretrainRecipe()
+
+
+def demo_command(*, out: Path = Path("runs/demo")) -> int:
+    """Pre-train and fine-tune a small BERT on the docstrings of Python and of installed packages.
+
+    Nothing is downloaded. It takes minutes on two cores.
+
+    Parameters
+    ----------
+    out
+        The run directory, in which the report is report.html.
+    """
+    import torch
+
+    from bertkit.demo import run_demo
+
+    out = check_output(out, folder=True)
+    torch.set_num_threads(1)  # the network is so small that threads mostly wait for each other
+    with Console() as console:
+        stopped = run_demo(out, console)
+    return 0 if stopped is None else 128 + stopped
+
+
+def report_command(run: Path) -> None:
+    """Write a run's report as one self-contained HTML page with plots.
+
+    Parameters
+    ----------
+    run
+        The folder of a pre-training run or a fine-tuning, finished or still running.
+    """
+    from bertkit.report.pretraining import write_report
+
+    print(f"report: {write_report(run)}")  # noqa: T201
+
+
+def plan_command(
+    recipe: str = "base",
+    *,
+    store: Path | None = None,
+    vocabulary_size: int = 30522,
+    device: Device = "auto",
+    seconds: float = 20.0,
+    json: Path | None = None,
+    settings: Annotated[PretrainRecipe, FLATTEN] = RECIPE_DEFAULTS,
+) -> None:
+    """Measure the speed, time and memory of a pre-training run by training for some seconds.
+
+    Parameters
+    ----------
+    recipe
+        A shipped recipe or a .toml file, as for `bertkit pretrain`; flags override its fields.
+    store
+        The token store to train on; without it, random ids in examples of full length.
+    vocabulary_size
+        The number of ids, without a store.
+    seconds
+        About how long to measure.
+    json
+        A file to write the plan to.
+    """
+    from bertkit.training.plan import plan
+
+    json = json and check_output(json)
+    made = plan(settings, store, vocabulary_size=vocabulary_size, device=device, seconds=seconds)
+    lines = [
+        f"{Path(recipe).stem}: {made.parameters:,} parameters, {made.precision}, {made.device}"
+    ]
+    lines += [
+        f"{phase.steps:,} updates of {phase.batch_size} x {phase.length} tokens: "
+        f"{phase.tokens_per_second:,.0f} tokens/s (MFU {phase.mfu:.0%}), "
+        f"{phase.seconds_per_update:,.3g} s each, {phase.hours:,.3g} hours"
+        for phase in made.phases
+    ]
+    lines += [f"in all {made.hours:,.3g} hours, {made.memory_bytes / 2**30:.2f} GiB of memory"]
+    print(*lines, sep="\n")  # noqa: T201
+    if json is not None:
+        write_json(json, as_json(made))
 
 
 def pretrain_command(
@@ -149,18 +227,21 @@ def check_corpus_flags(store: Path | None, corpus: TextFlags) -> None:
     if (store is not None) == bool(corpus.text):
         raise BertkitError("say where the text is: either --store STORE or --text PATHS")
     if store is not None and corpus != NO_TEXT:
-        flags = [flag(n) for n, v in vars(corpus).items() if v != vars(NO_TEXT)[n]]
-        raise BertkitError(f"--store holds tokenized text already; leave out {', '.join(flags)}")
+        raise BertkitError(
+            "--store holds tokenized text already; leave out the flags of text: --tokenizer, "
+            "--vocabulary-size, --cased, --language, --format, --column, --processes"
+        )
 
 
 def corpus_store(corpus: TextFlags, out: Path, console: Console) -> TokenStore:
     """Learn a vocabulary from --text, unless a tokenizer is named, and prepare a store."""
+    reading = corpus.reading
     return store_from_text(
-        TextSource(corpus.text, corpus.format, corpus.column, corpus.language),
+        TextSource(corpus.text, reading.format, reading.column, corpus.language),
         out,
         tokenizer=corpus.tokenizer,
         vocabulary_size=corpus.vocabulary_size,
         cased=corpus.cased,
-        processes=corpus.processes,
+        processes=reading.processes,
         console=console,
     )

@@ -1,0 +1,192 @@
+"""Commands from text to a token store: clean, learn, vocab extend, vocab measure and prepare."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App
+
+from bertkit.cli.options import FLATTEN, USUAL_READING, AnyModel, Language, Reading
+from bertkit.console import Console
+from bertkit.corpus.clean import CLEAN_DEFAULTS, CleanOptions, clean
+from bertkit.corpus.prepare import prepare
+from bertkit.errors import BertkitError
+from bertkit.files import check_output, write_json
+from bertkit.text.documents import TextCounts, describe_skipped
+from bertkit.text.sources import TextSource
+from bertkit.tokenizer.learn import (
+    LEARN_DEFAULTS,
+    LearnOptions,
+    documents,
+    learn_tokenizer,
+    measure_vocabulary,
+)
+from bertkit.tokenizer.wordpiece import Tokenizer
+
+
+def clean_command(
+    *paths: str,
+    out: Path,
+    options: Annotated[CleanOptions, FLATTEN] = CLEAN_DEFAULTS,
+    reading: Annotated[Reading, FLATTEN] = USUAL_READING,
+    json: Path | None = None,
+) -> None:
+    """Drop duplicates and, optionally, low-quality documents from text, and count what is dropped.
+
+    Parameters
+    ----------
+    paths
+        Files, folders, globs, URLs, or Hugging Face data sets, as for `bertkit prepare`.
+    out
+        The file to write: NAME.jsonl, NAME.jsonl.gz or NAME.jsonl.zst.
+    json
+        A JSON file to write the counts to.
+    """
+    json = json and check_output(json, paths)
+    text = TextSource(paths, reading.format, reading.column)
+    cleaned = clean(text, out, options, processes=reading.processes)
+    if json is not None:
+        write_json(json, {"read": cleaned.read.to_dict(), "kept": cleaned.kept.to_dict()})
+
+
+def learn_command(
+    *paths: str,
+    out: Path,
+    size: int = 30522,
+    options: Annotated[LearnOptions, FLATTEN] = LEARN_DEFAULTS,
+    reading: Annotated[Reading, FLATTEN] = USUAL_READING,
+) -> None:
+    """Learn a WordPiece vocabulary from text.
+
+    Parameters
+    ----------
+    paths
+        Files, folders, globs, URLs, or Hugging Face data sets as hf:NAME.
+    out
+        The folder for vocab.txt, tokenizer.json, tokenizer_config.json and vocabulary.json.
+    size
+        The number of tokens, including the five special tokens.
+    """
+    text = TextSource(paths, reading.format, reading.column)
+    learn_tokenizer(text, out, size, options, processes=reading.processes)
+
+
+def extend_command(
+    model: AnyModel,
+    *,
+    out: Path,
+    words: str | None = None,
+    text: tuple[str, ...] = (),
+    count: int | None = None,
+    reading: Annotated[Reading, FLATTEN] = USUAL_READING,
+) -> None:
+    """Add words to the vocabulary of an existing model, each as one token.
+
+    Parameters
+    ----------
+    out
+        The folder to write the complete extended model to.
+    words
+        A file with one word per line (instead of --text); "##ing" is a token inside words.
+    text
+        Text of the domain: files, folders, globs, URLs, hf:NAME. The words that save the most
+        tokens by becoming one token are added.
+    count
+        The number of words to take from --text.
+    """
+    from bertkit.checkpoints.extend import extend_vocabulary
+
+    extend_vocabulary(
+        *(model, out),
+        words=words,
+        text=TextSource(text, reading.format, reading.column) if text else None,
+        count=count,
+        processes=reading.processes,
+    )
+
+
+def measure_command(
+    tokenizer: Path,
+    *paths: str,
+    max_documents: int | None = None,
+    json: Path | None = None,
+    reading: Annotated[Reading, FLATTEN] = USUAL_READING,
+) -> None:
+    """Measure how well a vocabulary fits a text: fertility, [UNK], characters per token.
+
+    Parameters
+    ----------
+    tokenizer
+        A folder made by `bertkit learn`, a model directory, or a vocab.txt.
+    paths
+        The text to measure, preferably not the text that the vocabulary was learned from.
+    max_documents
+        The maximum number of documents to measure, from the first on.
+    json
+        A file to write the report to.
+    """
+    if max_documents is not None and max_documents < 1:
+        raise BertkitError(f"--max-documents must be at least 1, got {max_documents}")
+    json = json and check_output(json, paths)
+    counts, loaded = TextCounts(), Tokenizer.load(tokenizer)
+    text = TextSource(paths, reading.format, reading.column)
+    report = measure_vocabulary(loaded, islice(documents(text, counts), max_documents)).to_dict()
+    Console().say(*describe_skipped(counts.skipped, counts.examples))
+    report = {"documents": counts.documents, "vocabulary": loaded.size, **report}
+    if json is not None:
+        write_json(json, {"tokenizer": str(tokenizer), "paths": list(paths), **report})
+    unknown = ", ".join(f"{word} ({times:,})" for word, times in report["unknown_words"])
+    print(  # noqa: T201 - the result
+        f"documents                    {report['documents']:,}",
+        f"words                        {report['words']:,}",
+        f"tokens                       {report['tokens']:,}",
+        f"tokens per word (fertility)  {report['fertility']:.4f}",
+        f"characters per token         {report['characters_per_token']:.4f}",
+        f"words that are [UNK]         {report['unknown_share']:.4%}",
+        f"most frequent [UNK]          {unknown or 'none'}",
+        f"tokens never used            {report['unused_tokens']:,} of {loaded.size:,}",
+        sep="\n",
+    )
+
+
+vocab_command = App(name="vocab", help="Extend or measure a vocabulary.")
+vocab_command.command(extend_command, name="extend")
+vocab_command.command(measure_command, name="measure")
+
+
+def prepare_command(
+    *paths: str,
+    tokenizer: Path,
+    out: Path,
+    reading: Annotated[Reading, FLATTEN] = USUAL_READING,
+    language: Language = "en",
+    held_out: float = 0.01,
+    shard_megabytes: int = 64,
+) -> None:
+    """Tokenize text into a token store.
+
+    Parameters
+    ----------
+    paths
+        Files, folders, globs, URLs, or Hugging Face data sets as hf:NAME. Formats: plain text (a
+        blank line ends a document), WikiExtractor, JSONL, CSV, TSV and Parquet, which may be
+        compressed as .gz, .bz2, .xz or .zst.
+    tokenizer
+        A folder made by `bertkit learn`, a model directory, a run, or a vocab.txt file.
+    out
+        The store's folder. The same command resumes a stopped run.
+    held_out
+        Share of documents kept for evaluation, chosen by a hash of their text.
+    shard_megabytes
+        Text per shard, in units of 1,000,000 bytes.
+    """
+    prepare(
+        TextSource(paths, reading.format, reading.column, language),
+        tokenizer,
+        out,
+        held_out=held_out,
+        shard_megabytes=shard_megabytes,
+        processes=reading.processes,
+    )

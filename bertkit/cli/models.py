@@ -1,0 +1,158 @@
+"""Commands about one model: info, explain, export and push."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import bertkit
+from bertkit.cli.options import AnyModel
+from bertkit.console import Console
+from bertkit.errors import escape_line_breaks
+from bertkit.files import check_output, write_json
+
+MAX_SHOWN = 20
+
+
+def info_command(model: AnyModel, *, json: Path | None = None) -> None:
+    """Show what a model is: its task, labels, network, vocabulary, size and origin.
+
+    Parameters
+    ----------
+    json
+        The file for the same facts as JSON.
+    """
+    from bertkit.predict.load import model_info
+
+    facts = model_info(model)
+    for name, value in facts.items():
+        if value not in (None, "", [], {}):
+            line = f"{name.replace('_', ' '):12}{shown(value)}"
+            print(escape_line_breaks(line))  # noqa: T201 - the result
+    if json is not None:
+        write_json(check_output(json), facts)
+
+
+def shown(value: Any) -> str:
+    """Return a fact as one line of text."""
+    if isinstance(value, dict):
+        return ", ".join(
+            f"{name.replace('_', ' ')} {shown(fact)}"
+            for name, fact in value.items()
+            if fact not in (None, "", [])
+        )
+    if isinstance(value, list | tuple):
+        more = f", and {len(value) - MAX_SHOWN} more" if len(value) > MAX_SHOWN else ""
+        return ", ".join(map(str, value[:MAX_SHOWN])) + more
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def explain_command(
+    model: AnyModel,
+    text: str,
+    pair: str | None = None,
+    *,
+    seed: int = 0,
+    layer: int | None = None,
+    head: int | None = None,
+) -> None:
+    """Trace one example through a model: words, tokens, masks, attention, vectors, losses.
+
+    Parameters
+    ----------
+    text
+        The text.
+    pair
+        A second text, which may or may not follow the first.
+    seed
+        The seed of the masks.
+    layer
+        The layer whose attention is printed, from 1; by default the last.
+    head
+        The head whose attention is printed, from 1; by default the mean of all heads.
+    """
+    import rich.console
+
+    from bertkit.report.explain import print_explanation, trace_example
+
+    trace = trace_example(model, text, pair, seed=seed)
+    print_explanation(trace, rich.console.Console(highlight=False), layer=layer, head=head)
+
+
+def export_command(
+    model: AnyModel,
+    *,
+    out: Path,
+    to: str = "onnx",
+    head: str = "auto",
+    pooling: str = "auto",
+    normalize: bool | None = None,
+    max_error: float | None = None,
+) -> None:
+    """Write a model as an ONNX file with its tokenizer, and check it.
+
+    The file is run on built-in sequences and compared with bertkit; export.json, next to it,
+    records the differences. If a difference exceeds its bound, nothing is written.
+
+    Parameters
+    ----------
+    out
+        The folder to write.
+    to
+        onnx, or onnx-int8 (8-bit weights).
+    head
+        auto for the head that the model was trained with; encoder works for any model,
+        and embedding for any model directory.
+    pooling
+        The pooling of embeddings: cls, mean, pooler, mean-last-four, or auto.
+    normalize
+        Whether to scale embeddings to unit norm.
+    max_error
+        The largest allowed difference in an output; if the output's largest value is above 1, the
+        limit is multiplied by it. By default 0.0001, and unlimited for onnx-int8.
+    """
+    bertkit.export_model(
+        *(model, out, to), head=head, pooling=pooling, normalize=normalize, max_error=max_error
+    )
+
+
+def push_command(
+    model: Path,
+    name: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    message: str = "",
+    license: str = "",  # noqa: A002 - the metadata's own name
+) -> None:
+    """Publish a model on the Hugging Face hub.
+
+    The model's files and its card are uploaded in one commit, and nothing else. Log in first with
+    `hf auth login`, or set HF_TOKEN.
+
+    Parameters
+    ----------
+    model
+        A model directory, a run directory or an export.
+    name
+        The name on the hub, ORG/NAME; it is created if it does not exist.
+    private
+        Let only members of ORG see the model, if it is created.
+    revision
+        The branch to write; main if it is not given.
+    message
+        The message of the commit.
+    license
+        The license for the model card, such as apache-2.0; by default what the card says.
+    """
+    from bertkit.checkpoints.hub import push
+
+    done = push(model, name, private=private, revision=revision, message=message, license=license)
+    console = Console()
+    if done.left_out:
+        console.say(f"not uploaded: {', '.join(done.left_out)}")
+    console.say(f"uploaded {len(done.files)} files: {', '.join(done.files)}")
+    print(escape_line_breaks(f"{done.url} {done.commit}"))  # noqa: T201 - the result
