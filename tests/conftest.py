@@ -191,7 +191,7 @@ def run(*words: object, status: int = 0) -> None:
 
 def read_rows(*words: Any, **options: Any) -> Iterator[tuple[str, Any]]:
     """Yield the location and the fields of every usable row of a file."""
-    from bertkit.tasks.rows import read_rows as rows_of_file
+    from bertkit.tasks.columns import read_rows as rows_of_file
 
     for _, place, row in rows_of_file(*words, **options):
         yield place, row

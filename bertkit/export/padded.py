@@ -46,8 +46,8 @@ from bertkit.errors import BertkitError, check_known
 from bertkit.model.encoder import Encoder, Layer, ModelConfig, activation
 from bertkit.model.heads import PretrainingModel, ReplacedTokenHead
 from bertkit.predict.embeddings import read_embedder
-from bertkit.tasks.saved import is_tuned, load_task_model
 from bertkit.tasks.task import Task
+from bertkit.tasks.types import is_tuned, load_task_model
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 EXPORT_HEADS = ("auto", "encoder", "embedding")

@@ -45,13 +45,15 @@ from bertkit.tasks.data import (
     TaskData,
     check_labelled,
     digest_inputs,
+    label_order,
     labelled_part,
     load_dataset,
+    tuned_details,
     write_results,
 )
 from bertkit.tasks.inference import run_task
-from bertkit.tasks.saved import label_order, load_task_model, tuned_details
 from bertkit.tasks.task import Items, Task, encode
+from bertkit.tasks.types import load_task_model
 from bertkit.tasks.windows import WindowLengths
 from bertkit.text.documents import describe_skipped
 from bertkit.training.device import (

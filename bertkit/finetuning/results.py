@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,9 +11,9 @@ from typing import Any
 
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import read_object
-from bertkit.tasks.metrics import is_fraction
 
 SHOWN_SCORES = 5
+FRACTION = re.compile(r"(^|_)(accuracy|precision|recall|f1|exact|match|matthews|pearson|spearman)$")
 Scores = dict[str, dict[str, float]]
 """Split -> metric -> value."""
 
@@ -124,6 +125,11 @@ def metric_spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 # Texts --------------------------------------------------------------------------------------------
+
+
+def is_fraction(metric: str) -> bool:
+    """Return whether a metric, such as "macro_f1" or "f1/PER", is a fraction, shown in percent."""
+    return FRACTION.search(metric.partition("/")[0]) is not None
 
 
 def score_text(metric: str, value: float) -> str:

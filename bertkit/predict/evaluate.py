@@ -12,18 +12,16 @@ from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.predict.load import load_predictor
 from bertkit.predict.predictor import TaskPredictor, text_columns_of
-from bertkit.tasks.classification import Classification
+from bertkit.tasks.classification import Classification, TextColumns
+from bertkit.tasks.columns import as_source, column_names
 from bertkit.tasks.data import (
     DataFiles,
     labelled_part,
-    note_lone_sentences,
     read_split,
     write_results,
 )
 from bertkit.tasks.official import OFFICIAL
-from bertkit.tasks.rows import as_source, column_names
 from bertkit.tasks.task import Items, Task
-from bertkit.tasks.texts import TextColumns
 from bertkit.tasks.types import task_class
 from bertkit.text.documents import TextCounts, describe_skipped
 from bertkit.training.device import environment
@@ -131,7 +129,6 @@ def evaluate(
                 names = column_names(source, options.format, header=options.header)
                 options = text_columns_of(options, names, predictor.pairs) if names else options
         inputs = read_split(name, split, files, options, counts)
-        note_lone_sentences([(split, inputs)], predictor.task, counts)
         if not unlabelled_ok and all(example.gold is None for example in inputs):
             raise BertkitError(
                 f"{split} has no labels to score by; to predict without scores, give --out on the "

@@ -27,8 +27,8 @@ from bertkit.files import check_output, disk_errors, new_file
 from bertkit.model.encoder import Encoder
 from bertkit.model.pooling import check_layers, encoder_features
 from bertkit.predict.embeddings import load_embedder, text_chunks
+from bertkit.tasks.columns import read_rows, require_all
 from bertkit.tasks.inference import run_model
-from bertkit.tasks.rows import read_rows, require_all
 from bertkit.tasks.task import ItemPart, split_parts
 from bertkit.tasks.windows import WindowLengths, plan_windows, surround
 from bertkit.text.documents import (

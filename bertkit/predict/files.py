@@ -18,11 +18,10 @@ from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
 from bertkit.files import check_output, disk_errors, from_home, jsonable, new_file
 from bertkit.predict.predictor import TaskPredictor, is_swag, text_columns_of
-from bertkit.tasks.columns import is_plain
+from bertkit.tasks.classification import TextColumns
+from bertkit.tasks.columns import Fields, column_names, is_plain
 from bertkit.tasks.official import read_swag
-from bertkit.tasks.rows import Fields, column_names
 from bertkit.tasks.task import Items
-from bertkit.tasks.texts import TextColumns
 from bertkit.text.documents import TextCounts, describe_skipped, optional_library
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -96,11 +95,11 @@ def file_examples(
     if columns.in_rows(file):
         names = column_names(file, columns.format, header=columns.header)
         if is_swag(predictor, names):
-            return iter(read_swag(file, "test", counts, scoring=True))
+            return iter(read_swag(file, counts, "predict"))
         if isinstance(columns, TextColumns) and not options.keys() & {"text", "pair"}:
             usual = text_columns_of(columns, names, predictor.pairs)
             columns = usual if {*usual.inputs} <= {*names} else columns
-    return columns.read(file, counts, labelled=False, scoring=True, rows=rows)
+    return columns.read(file, counts, "predict", rows)
 
 
 def result_row(example: Any, rows: dict[str, Fields], result: Any, *, flat: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from bertkit.files import read_optional
 from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.predict.predictor import TaskPredictor
 from bertkit.predict.pretrained import Predictor, load_pretrained
-from bertkit.tasks.saved import is_tuned, task_details
+from bertkit.tasks.types import is_tuned, task_details
 
 
 def load(

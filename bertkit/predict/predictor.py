@@ -21,16 +21,14 @@ from typing import Any
 import numpy as np
 
 from bertkit.errors import BertkitError, InputTypeError, is_ordered, short_repr
-from bertkit.tasks.columns import Columns
+from bertkit.tasks.classification import TextColumns, TextExample
+from bertkit.tasks.columns import Columns, MemoryRows, as_source
 from bertkit.tasks.inference import choose_mode, prepare_network, run_task
 from bertkit.tasks.official import GLUE, SWAG_COLUMNS
 from bertkit.tasks.question_answering import QuestionAnswering
-from bertkit.tasks.rows import MemoryRows, as_source
-from bertkit.tasks.saved import LoadedTask, load_task_model
 from bertkit.tasks.task import NOTHING_READ, Items, encode
-from bertkit.tasks.texts import TextColumns, TextExample
 from bertkit.tasks.token_classification import TokenClassification
-from bertkit.tasks.types import model_columns
+from bertkit.tasks.types import LoadedTask, load_task_model, model_columns
 from bertkit.training.device import choose_device
 
 CHUNK_INPUTS = 2048

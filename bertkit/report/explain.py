@@ -30,7 +30,7 @@ from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.pretraining_data.masking import MaskingOptions, draw_masks
 from bertkit.pretraining_data.rng import MASKS, keyed_rng
 from bertkit.shapes import Hidden
-from bertkit.tasks.saved import is_tuned
+from bertkit.tasks.types import is_tuned
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 SHOWN_TOKENS, SHOWN_CANDIDATES = 3, 5

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.files import write_text
-from bertkit.finetuning.results import FinetuneResult, RunResult, read_results, score_text
+from bertkit.finetuning.results import (
+    FinetuneResult,
+    RunResult,
+    is_fraction,
+    read_results,
+    score_text,
+)
 from bertkit.report.page import (
     Curve,
     DotRow,
@@ -19,7 +25,6 @@ from bertkit.report.page import (
     format_number,
     render_page,
 )
-from bertkit.tasks.metrics import is_fraction
 from bertkit.training.journal import JOURNAL, read_journal
 
 MAX_LABELS = 20

@@ -43,7 +43,7 @@ from bertkit.serve.operations import (
     Tokens,
     refusal_of,
 )
-from bertkit.tasks.saved import is_tuned
+from bertkit.tasks.types import is_tuned
 from bertkit.training.device import OUT_OF_MEMORY, choose_device
 
 T = TypeVar("T")

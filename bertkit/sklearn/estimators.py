@@ -44,8 +44,7 @@ from bertkit.sklearn.inputs import (
     read_texts,
     tagged_examples,
 )
-from bertkit.tasks.data import TaskData
-from bertkit.tasks.saved import label_order, tuned_details
+from bertkit.tasks.data import TaskData, label_order, tuned_details
 from bertkit.tasks.task import TrainingData, encode
 from bertkit.tasks.types import TASKS, make_options
 from bertkit.text.documents import TextCounts

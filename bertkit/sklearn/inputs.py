@@ -13,8 +13,8 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from bertkit.errors import BertkitError, InputTypeError
+from bertkit.tasks.classification import TextExample
 from bertkit.tasks.entities import WordsExample
-from bertkit.tasks.texts import TextExample
 from bertkit.text.documents import value_name
 
 

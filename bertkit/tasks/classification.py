@@ -1,39 +1,207 @@
-"""Classification of a text or a pair of texts: one label, or any number of labels, for each input.
+"""Tasks on a text or a pair of texts, and classification with one label or any number of labels.
 
-The logits go through a softmax over the classes (paper section 4.1), or through a sigmoid per class
-if an input may have several labels.
+The input is [CLS] text [SEP] pair [SEP]; one linear layer maps the pooled [CLS] to logits (paper
+section 4.1). If a text has several windows, each is trained on the label of the text, and the
+output for the text is the mean of their outputs. The logits go through a softmax over the classes,
+or through a sigmoid per class if an input may have several labels.
 """
 
 from __future__ import annotations
 
-import json
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from bertkit.errors import BertkitError
-from bertkit.tasks.metrics import CLASSIFICATION, multi_label
-from bertkit.tasks.task import Items, Result, TrainingData
-from bertkit.tasks.texts import (
-    TextColumns,
-    TextExample,
-    TextTask,
-    always_the_same,
+from bertkit.errors import BertkitError, InputTypeError
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.task_heads import ClassificationModel
+from bertkit.objectives import LossSum, Sums
+from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts, row_texts
+from bertkit.tasks.task import (
+    NOTHING_READ,
+    SEEN_ONCE,
+    Item,
+    ItemPart,
+    Items,
+    Result,
+    Task,
+    TaskBatch,
+    TrainingData,
     balanced,
-    best_scores,
+    count_examples,
+    in_packed_order,
     label_counts,
     softmax,
-    training_labels,
     unknown_label,
 )
-from bertkit.text.documents import value_name
+from bertkit.tasks.windows import WindowLengths, text_windows
+from bertkit.text.documents import TextCounts, value_name
+from bertkit.tokenizer.wordpiece import Tokenizer
+
+
+class TextExample(NamedTuple):
+    """One text or a pair of texts."""
+
+    id: str
+    text: str
+    pair: str | None
+    label: str | float | tuple[str, ...] | None
+    """A name, a number (regression), or any number of names (multi-label classification)."""
+    location: str
+
+    @property
+    def gold(self) -> str | float | tuple[str, ...] | None:
+        """The label or labels, or None if the file has none."""
+        return self.label
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextColumns(Columns):
+    """Columns of texts or text pairs with a label each; JSON's 1 is "1", true is "True"."""
+
+    text: str = "text"
+    """The column of the text."""
+    pair: str = ""
+    """The column of the second text of a pair."""
+    label: str = "label"
+    """The column of the label."""
+    input_options = ("text", "pair")
+    wanted = "texts or (text, second text) tuples"
+
+    @abstractmethod
+    def label_in(self, value: Any, location: str) -> Any:
+        """Return the label in a field, or None if the field is empty."""
+
+    def example(
+        self, row: Fields, location: str, counts: TextCounts, purpose: Purpose
+    ) -> TextExample | None:
+        texts = row_texts(row, self.inputs, location, counts)
+        if texts is None:
+            return None
+        label = None if purpose == "predict" else self.label_in(row.get(self.label), location)
+        return TextExample("", texts[0], texts[1] if self.pair else None, label, location)
+
+    def from_values(self, values: Sequence[Any], location: str, id: str) -> TextExample:  # noqa: A002
+        """A blank text is valid: the model reads only [CLS] and [SEP]."""
+        texts = require_texts(location, values)
+        if not 1 <= len(texts) <= 2:
+            raise InputTypeError(f"{location} has {len(texts)} texts; give one text or two")
+        return TextExample(id, texts[0], texts[1] if len(texts) > 1 else None, None, location)
+
+    def from_line(self, line: str, location: str, id: str, document: int) -> TextExample:  # noqa: A002
+        if self.pair:
+            raise BertkitError(
+                f"{location}: plain text has no columns; give CSV or JSONL for pairs"
+            )
+        return TextExample(id, line.strip(), None, None, location)
+
+
+class TextTask(Task):
+    """A task on a text or a pair of texts, with windows and one linear layer on [CLS]."""
+
+    head = "sequence"
+    windows = WindowLengths
+    max_length: int
+    stride: int
+    target_dtype: ClassVar[type[np.number[Any]]] = np.float32
+
+    @abstractmethod
+    def target_of(self, example: TextExample) -> Any:
+        """Return the target for the loss: an index, a number, or 0 or 1 for each class."""
+
+    @abstractmethod
+    def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
+        """Return the loss of each sequence, for logits (sequences, classes).
+
+        `class_weights` (classes,) are the factors of the classes' losses, None for 1.
+        """
+
+    @abstractmethod
+    def results(self, logits: np.ndarray) -> list[Any]:
+        """Return a result for each row of logits (inputs, classes)."""
+
+    def build(self, config: ModelConfig) -> ClassificationModel:
+        return ClassificationModel(config, len(self.labels) or 1)
+
+    def items(self, inputs: Sequence[TextExample], tokenizer: Tokenizer) -> Items:
+        """Each input is one item, whose windows share its target."""
+        targets = [self.target_of(example) for example in inputs]
+        texts = tokenizer.encode_batch([example.text for example in inputs])
+        pairs: list[list[int]] = [[]] * len(inputs)
+        if any(example.pair for example in inputs):
+            pairs = tokenizer.encode_batch([example.pair or "" for example in inputs])
+        items, empty = [], 0
+        for i, (example, text, pair) in enumerate(zip(inputs, texts, pairs, strict=True)):
+            second = None if example.pair is None else pair
+            windows = text_windows(text, second, tokenizer, self.max_length, self.stride)
+            share = 1 / len(windows)
+            parts = [ItemPart((w,), targets[i], share, n == 0) for n, w in enumerate(windows)]
+            items.append(Item(i, parts))
+            empty += not text or second == []
+        windowed = sum(len(item.parts) > 1 for item in items)
+        return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
+
+    def targets(
+        self, parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """The tensors are the targets and weights of the packed sequences."""
+        targets = in_packed_order([part.target for part in parts], packed_index, self.target_dtype)
+        weights = in_packed_order([part.weight for part in parts], packed_index, np.float32)
+        return {"targets": targets, "weights": weights}, count_examples(parts)
+
+    def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
+        """The loss is the weighted sum over sequences."""
+        targets, class_weights = batch.tensors["targets"], batch.tensors.get("class_weights")
+        losses = self.losses(model(batch.packed).float(), targets, class_weights)
+        return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
+
+    def decode(
+        self, inputs: Sequence[TextExample], items: Items, outputs: Sequence[list[np.ndarray]]
+    ) -> list[Any]:
+        if not inputs:
+            return []
+        return self.results(np.stack([np.concatenate(parts).mean(axis=0) for parts in outputs]))
+
+    def official_files(
+        self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
+    ) -> list[Path]:
+        """For GLUE this is a file of its server."""
+        from bertkit.tasks.official import write_glue
+
+        answers = [self.answer_value(result) for result in results]
+        return write_glue(name, split, folder, [example.id for example in inputs], answers)
+
+
+def training_labels(data: TrainingData, *, at_least: int) -> tuple[str, ...]:
+    """Return the sorted labels of the training data; labels that occur once are noted in counts."""
+    seen = label_counts(data.examples)
+    for label, count in seen.items():
+        if count == 1:
+            data.counts.note(SEEN_ONCE, f"label {label!r}")
+    if len(seen) < at_least:
+        what = f"only the label {next(iter(seen))!r}" if seen else "no label"
+        raise BertkitError(
+            f"the training data has {what} in column '{data.columns.label}'; there is nothing to "
+            "tell apart"
+        )
+    return tuple(sorted(seen))
+
+
+def best_scores(scores: Iterable[dict[str, float]]) -> dict[str, float]:
+    """Return the highest value of each metric."""
+    each = list(scores)
+    return {metric: max(values[metric] for values in each) for metric in each[0]}
+
+
+# One label ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +209,7 @@ class LabelColumns(TextColumns):
     """Columns of texts or text pairs with one label name each; JSON's 1 is "1", true is "True"."""
 
     def label_in(self, value: Any, location: str) -> str | None:
-        if isinstance(value, list | tuple | set | frozenset | dict | bytes):
+        if isinstance(value, list | tuple | set | frozenset | dict):
             raise BertkitError(
                 f"{location}: '{self.label}' holds a {type(value).__name__}, not one name; for "
                 "several labels per text use the task type multi-label-classification"
@@ -65,7 +233,7 @@ class Classification(TextTask):
 
     labels: tuple[str, ...]
     metrics: tuple[str, ...] = ("accuracy", "macro_f1")
-    """Names of `metrics.CLASSIFICATION`; runs are compared by the first."""
+    """Names of `label_score`; runs are compared by the first."""
     max_length: int = 512
     stride: int = 0
     task_type = "classification"
@@ -119,7 +287,7 @@ class Classification(TextTask):
     ) -> dict[str, float]:
         gold = [str(example.label) for example in inputs]
         predicted = [result.label for result in results]
-        return {name: CLASSIFICATION[name](gold, predicted, self.positive) for name in self.metrics}
+        return {name: label_score(name, gold, predicted, self.positive) for name in self.metrics}
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
         """Always the most frequent or always the positive label."""
@@ -129,18 +297,27 @@ class Classification(TextTask):
             for label in {common, self.positive}
         )
 
-    def degenerate(self, inputs: Sequence[TextExample], results: Sequence[LabelResult]) -> str:
-        """A degenerate run gives each input the same label."""
-        return always_the_same(inputs, [result.label for result in results])
 
-    def official_files(
-        self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
-    ) -> list[Path]:
-        """For GLUE this is a file of its server."""
-        from bertkit.tasks.official import write_glue
+def label_score(
+    name: str, gold: Sequence[str], predicted: Sequence[str], positive: str = ""
+) -> float:
+    """Return a metric of labels, as a fraction; 0 if it is undefined.
 
-        ids, labels = [example.id for example in inputs], [result.label for result in results]
-        return write_glue(name, split, folder, ids, labels)
+    It is "accuracy", "f1" of the positive class (GLUE's for MRPC and QQP), "macro_f1" over the
+    classes that occur, or "matthews", the Matthews correlation (GLUE's for CoLA).
+    """
+    from sklearn.metrics import f1_score, matthews_corrcoef
+
+    if name == "accuracy":
+        return sum(g == p for g, p in zip(gold, predicted, strict=True)) / max(1, len(gold))
+    if name == "f1":
+        pairs = ([label == positive for label in labels] for labels in (gold, predicted))
+        return float(f1_score(*pairs, zero_division=0.0))
+    if name == "macro_f1":
+        return float(f1_score(gold, predicted, average="macro", zero_division=0.0))
+    if len({*gold, *predicted}) == 1:  # scikit-learn also returns 0, but warns
+        return 0.0
+    return float(matthews_corrcoef(gold, predicted))
 
 
 # Any number of labels -----------------------------------------------------------------------------
@@ -156,47 +333,22 @@ class LabelSetColumns(TextColumns):
     separator: str = "|"
     """What separates several labels in one field."""
 
-    def __post_init__(self) -> None:
-        """Check the separator."""
-        super().__post_init__()
-        if not self.separator:
-            raise BertkitError("--separator is empty; give the text that separates the labels")
-
     def label_in(self, value: Any, location: str) -> tuple[str, ...] | None:
         """Return the distinct label names in a field, in order, or None for null."""
         if value is None:
             return None
+        value = from_json(value)
         if isinstance(value, str):
-            value = label_list(value, self.separator)
-        if isinstance(value, set | frozenset):
-            value = sorted(value, key=str)
-        items = list(value) if isinstance(value, list | tuple) else [value]
-        if any(hasattr(item, "__len__") and not isinstance(item, str) for item in items):
-            raise BertkitError(
-                f"{location}: the labels are {str(value)[:40]!r}; write a list of names, or names "
-                "between separators"
-            )
-        vector = all(isinstance(item, bool | int | float) and item in (0, 1) for item in items)
-        # [0, 1] may be two class numbers; a float, a bool, a repetition or another order is not
-        if vector and len(items) > 1 and list(map(repr, items)) != ["0", "1"]:
+            value = value.split(self.separator)
+        elif not isinstance(value, list | tuple):
+            value = sorted(value, key=str) if isinstance(value, set | frozenset) else [value]
+        names = [name for name in map(value_name, value) if name]
+        if len(names) > len(set(names)) and set(names) <= {"0", "1"}:
             raise BertkitError(
                 f"{location}: the labels are {str(value)[:40]!r}, which looks like a 0 or 1 for "
                 "each label; write the names of the labels that apply"
             )
-        names = (value_name(item) for item in items)
-        return tuple(dict.fromkeys(name for name in names if name))
-
-
-def label_list(value: str, separator: str) -> list[Any]:
-    """Return the labels of a text: a JSON list, or names between separators."""
-    if value.lstrip().startswith("["):
-        try:
-            parsed = json.loads(value)
-        except (ValueError, RecursionError):
-            parsed = None
-        if isinstance(parsed, list):
-            return parsed
-    return list(value.split(separator))
+        return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -236,10 +388,7 @@ class MultiLabelClassification(TextTask):
         return np.array([label in wanted for label in self.labels])
 
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
-        """The loss is the mean binary cross entropy over the classes.
-
-        A class's weight is that of the inputs that have it.
-        """
+        """The mean binary cross entropy of the classes; weights are those of present classes."""
         return F.binary_cross_entropy_with_logits(
             logits, targets, pos_weight=class_weights, reduction="none"
         ).mean(-1)
@@ -270,8 +419,16 @@ class MultiLabelClassification(TextTask):
     def score(
         self, inputs: Sequence[TextExample], results: Sequence[LabelSetResult]
     ) -> dict[str, float]:
-        gold = [self.gold_value(example) for example in inputs]
-        return multi_label(gold, [result.labels for result in results], self.labels)
+        """Micro F1 over all (input, label) pairs, macro F1, and the share of exact sets."""
+        true = np.array([[label in self.gold_value(e) for label in self.labels] for e in inputs])
+        predicted = np.array([[label in r.labels for label in self.labels] for r in results])
+        # not scikit-learn's: it takes a single column for two classes
+        right, total = (true & predicted).sum(axis=0), true.sum(axis=0) + predicted.sum(axis=0)
+        return {
+            "micro_f1": float(2 * right.sum() / max(1, total.sum())),
+            "macro_f1": float(np.mean(2 * right / np.maximum(1, total))),
+            "exact_match": float((true == predicted).all(axis=1).mean()),
+        }
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
         """Always the k best labels for micro F1, all labels, or the commonest set."""
@@ -284,8 +441,3 @@ class MultiLabelClassification(TextTask):
             self.score(inputs, [LabelSetResult(tuple(labels), {})] * len(inputs))
             for labels in (ranked[: micro.index(max(micro))], ranked, usual)
         )
-
-    def degenerate(self, inputs: Sequence[TextExample], results: Sequence[LabelSetResult]) -> str:
-        """A degenerate run gives each input the same labels."""
-        answers = [" and ".join(self.answer_value(result)) or "no label" for result in results]
-        return always_the_same(inputs, answers)

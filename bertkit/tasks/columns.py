@@ -1,31 +1,57 @@
-"""The reader of labelled files: column names, and how a row becomes an example.
+"""Labelled data: from files with rows, or rows in memory, to the examples of a task type.
 
-Each task type has a subclass of `Columns` in its module. Labels are names, never numbers: numbers
-are assigned once the training file has been read, and the names are saved with the model.
+Each task type has a subclass of `Columns`, which names the columns and makes an example of a row.
+Labels are names, never numbers: numbers are assigned once the training file has been read, and the
+names are saved with the model. A row that cannot be used is counted, with the reason and the first
+location; a file of which no row can be used is an error.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from bertkit.errors import BertkitError, InputTypeError, flag, short_repr
-from bertkit.tasks.rows import (
-    Fields,
-    MemoryRows,
-    MissingColumnError,
-    column_names,
-    first_left_out,
-    read_rows,
+from bertkit.errors import (
+    BertkitError,
+    InputTypeError,
+    flag,
+    nearest,
+    refuse_twice,
+    short_repr,
 )
-from bertkit.text.documents import TextCounts, plain_lines, valid_text, value_name
-from bertkit.text.sources import extension, one_source
+from bertkit.text.documents import (
+    TextCounts,
+    open_data_set,
+    open_parquet,
+    parquet_rows,
+    plain_lines,
+    split_rows,
+    valid_text,
+    value_name,
+)
+from bertkit.text.sources import DAMAGE, Source, extension, find_sources, one_line, one_source
 
-Source = str | Path | MemoryRows
+Fields = Mapping[str, Any]
+Purpose = Literal["train", "dev", "test", "predict"]
+"""What data is read for: labels are needed in "train" and "dev", are optional in "test", and are
+not read in "predict". Only "train" leaves out answers that cannot be learned."""
+
+
+class MissingColumnError(BertkitError):
+    """No row has a column that is needed."""
+
+    code = "column"
+
+    def __init__(self, message: str, column: str) -> None:
+        super().__init__(message)
+        self.column = column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,27 +75,10 @@ class Columns(ABC):
     file_options: ClassVar[tuple[str, ...]] = ("format", "id", "header")
     """The options that depend on the file and are not taken from the model."""
 
-    def __post_init__(self) -> None:
-        """Check the names of columns; one name where several may stand becomes a tuple."""
-        for option in (*self.input_options, self.target_option, "id"):
-            value, default = getattr(self, option), getattr(type(self), option)
-            if isinstance(default, tuple) and isinstance(value, str):
-                object.__setattr__(self, option, value := (value,))
-            for name in value if isinstance(default, tuple) else [value]:
-                if not isinstance(name, str) or (default and not name):
-                    raise BertkitError(
-                        f"{flag(option)} is {name!r}, not the name of a column; give its name as "
-                        "text",
-                        code="column",
-                    )
-
     @property
     def inputs(self) -> tuple[str, ...]:
         """The columns that every row must have, except labels and IDs."""
-        names: list[str] = []
-        for option in self.input_options:
-            value = getattr(self, option)
-            names += value if isinstance(value, tuple) else [value]
+        names = chain.from_iterable(as_tuple(getattr(self, name)) for name in self.input_options)
         return tuple(name for name in names if name)
 
     @property
@@ -77,19 +86,9 @@ class Columns(ABC):
         """The column of the labels, tags or answers."""
         return str(getattr(self, self.target_option))
 
-    def needed(self, *, labelled: bool) -> list[str]:
-        """Return the columns that are read, each once, in the order of the values of a tuple."""
-        names = (*self.inputs, self.target if labelled else "", self.id)
-        return list(dict.fromkeys(name for name in names if name))
-
     @abstractmethod
-    def example(
-        self, row: Fields, location: str, counts: TextCounts, *, labelled: bool, scoring: bool
-    ) -> Any:
-        """Return the example of a row, without ID, or None (and a count) if it is unusable.
-
-        With `scoring`, gold answers that are not in their context are kept.
-        """
+    def example(self, row: Fields, location: str, counts: TextCounts, purpose: Purpose) -> Any:
+        """Return the example of a row, without ID, or None (and a count) if it is unusable."""
 
     @abstractmethod
     def from_values(self, values: Sequence[Any], location: str, id: str) -> Any:  # noqa: A002
@@ -100,7 +99,7 @@ class Columns(ABC):
         return True
 
     def read_own_format(
-        self, path: str | Path, counts: TextCounts, *, labelled: bool, scoring: bool
+        self, path: str | Path, counts: TextCounts, purpose: Purpose
     ) -> Iterator[Any]:
         """Yield the examples of a file in the task type's own format."""
         raise NotImplementedError
@@ -112,8 +111,7 @@ class Columns(ABC):
     def from_value(self, value: Any, location: str, id: str) -> Any:  # noqa: A002
         """Return the example of an input in memory: a text, a tuple, or a dict with the columns."""
         if isinstance(value, Mapping):
-            missing = [column for column in self.inputs if column not in value]
-            if missing:
+            if missing := [column for column in self.inputs if column not in value]:
                 raise MissingColumnError(
                     f"{location} has no column '{missing[0]}' (columns: "
                     f"{', '.join(map(str, value))}); the model was fine-tuned with that name",
@@ -126,88 +124,69 @@ class Columns(ABC):
 
     def read(
         self,
-        data: Source,
+        data: str | Path | MemoryRows,
         counts: TextCounts,
-        *,
-        labelled: bool = True,
-        keep_unlabelled: bool = False,
-        scoring: bool = False,
+        purpose: Purpose = "train",
         rows: dict[str, Fields] | None = None,
     ) -> Iterator[Any]:
         """Yield the examples of a file; of files with rows, only one row is held at a time.
 
-        Args:
-            data: a file, folder, glob, URL or `hf:` data set, or rows in memory.
-            counts: collects, at the end, the rows left out, with reasons and first locations.
-            labelled: whether to read the labels; if not, each label is None.
-            keep_unlabelled: whether to keep a row without a label instead of leaving it out.
-            scoring: whether the file is only scored; see `example`.
-            rows: if given, gets all fields of the row of each example, by its location.
-
-        Raises:
-            BertkitError: a column is missing, a field has the wrong type, an ID is empty or occurs
-                twice, or (known only at the end) no row is usable.
+        `counts` collects, at the end, the rows left out; `rows` gets all fields of the row of each
+        example, by its location.
         """
-        if not isinstance(data, MemoryRows) and is_plain(data, self):
-            return self.read_lines(data, counts)
-        if not isinstance(data, MemoryRows) and not self.in_rows(data):
-            return self.read_own_format(data, counts, labelled=labelled, scoring=scoring)
-        return self._read_rows(data, counts, labelled, keep_unlabelled, scoring, rows)
+        if not isinstance(data, MemoryRows):
+            if is_plain(data, self):
+                return self.read_lines(data, counts)
+            if not self.in_rows(data):
+                return self.read_own_format(data, counts, purpose)
+        return self._from_rows(data, counts, purpose, rows)
 
-    def _read_rows(
+    def _from_rows(
         self,
-        data: Source,
+        data: str | Path | MemoryRows,
         counts: TextCounts,
-        labelled: bool,
-        keep_unlabelled: bool,
-        scoring: bool,
+        purpose: Purpose,
         rows: dict[str, Fields] | None,
     ) -> Iterator[Any]:
-        read, seen, used = TextCounts(), dict[str, str](), 0
+        read, seen, used = TextCounts(), set[str](), 0
+        labelled = purpose != "predict"
+        columns = dict.fromkeys((*self.inputs, self.target if labelled else "", self.id))
         try:
             for number, location, row in read_rows(
                 data,
                 read,
                 self.format,
                 header=self.header,
-                columns=self.needed(labelled=labelled),
-                optional=self.target if labelled and keep_unlabelled else "",
+                columns=[name for name in columns if name],
+                optional=self.target if purpose == "test" else "",
                 whole=rows is not None,
             ):
-                example = self.example(row, location, read, labelled=labelled, scoring=scoring)
+                example = self.example(row, location, read, purpose)
                 if example is None:
                     continue
                 if labelled and example.gold is None:
-                    read.note("row without label" + ", kept" * keep_unlabelled, location)
-                    if not keep_unlabelled:
+                    kept = purpose == "test"
+                    read.note("row without label" + ", kept" * kept, location)
+                    if not kept:
                         continue
                 used += 1
                 if rows is not None:
                     rows[location] = row
-                yield example._replace(id=self._row_id(number, row, location, seen))
+                name = value_name(row[self.id]) if self.id else str(number)
+                if not name or name in seen:
+                    raise BertkitError(f"{location}: ID '{name}' is empty or used twice")
+                if self.id:
+                    seen.add(name)
+                yield example._replace(id=name)
         except MissingColumnError as error:
             options = (*self.input_options, self.target_option, "id")
-            names = [flag(o) for o in options if error.column in as_tuple(getattr(self, o))]
-            hint = f" ({names[0]} names the column)" if names else ""
+            named = [o for o in options if error.column in as_tuple(getattr(self, o))]
+            hint = f" ({flag(named[0])} names the column)" if named else ""
             raise MissingColumnError(f"{error}{hint}", error.column) from None
         if not used:
             why = first_left_out(read) or ": it has no rows"
             raise BertkitError(f"{data} has no row that can be used{why}")
         counts += read
-
-    def _row_id(self, number: int, row: Fields, location: str, seen: dict[str, str]) -> str:
-        """Return the ID of a row: its number, or what its ID column holds, which must be unique."""
-        if not self.id:
-            return str(number)
-        name = value_name(row[self.id])
-        if not name:
-            raise BertkitError(f"{location}: no ID in column '{self.id}'; give the row one")
-        if name in seen:
-            raise BertkitError(
-                f"{location}: ID '{name}' is already used at {seen[name]}; give each row its own"
-            )
-        seen[name] = location
-        return name
 
     def read_lines(self, path: str | Path, counts: TextCounts) -> Iterator[Any]:
         """Yield an example for each line of plain text that is not blank; its ID is its number."""
@@ -222,18 +201,6 @@ class Columns(ABC):
             used += 1
         if not used:
             raise BertkitError(f"{path} holds no text; give one input per line")
-
-    def read_labelled(
-        self, data: Source, counts: TextCounts, *, scoring: bool = False, test: bool = False
-    ) -> list[Any]:
-        """Read the examples of a labelled file; with `test`, labels may be missing."""
-        labelled = True
-        if test and (isinstance(data, MemoryRows) or self.in_rows(data)):
-            source = data if isinstance(data, MemoryRows) else str(data)
-            names = column_names(source, self.format, header=self.header)
-            labelled = not names or self.target in names
-        read = self.read(data, counts, labelled=labelled, keep_unlabelled=test, scoring=scoring)
-        return list(read)
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -252,15 +219,15 @@ def row_texts(
     row: Fields, columns: Sequence[str], location: str, counts: TextCounts
 ) -> list[str] | None:
     """Return the texts of some columns, or None (and a count) if one is empty or not text."""
-    texts = [row[column] for column in columns]
-    for column, value in zip(columns, texts, strict=True):
+    for column in columns:
+        value = row[column]
         if value is not None and not isinstance(value, str):
             counts.note(f"column '{column}' is not text", location)
             return None
         if not value or value.isspace():
             counts.note(f"empty '{column}'", location)
             return None
-    return [valid_text(value, location, counts) for value in texts]
+    return [valid_text(row[column], location, counts) for column in columns]
 
 
 def require_texts(location: str, values: Sequence[Any]) -> list[str]:
@@ -279,3 +246,278 @@ def from_json(value: Any) -> Any:
         except (ValueError, RecursionError):
             return value
     return value
+
+
+# Rows in memory -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MemoryRows:
+    """Rows in memory, which take the place of a file: dicts, or tuples of the same length."""
+
+    name: str
+    """How messages name the data, such as "train"; row 3 is `train[3]`."""
+    rows: Sequence[Any]
+
+    def __str__(self) -> str:
+        """Describe the data in a line, for the record of a run."""
+        return f"{len(self.rows)} rows in memory"
+
+
+def as_source(data: Any, name: str) -> str | MemoryRows:
+    """Return a path as it is, and anything else as `MemoryRows`, which messages call `name`."""
+    if isinstance(data, str | Path):
+        return str(data)
+    if isinstance(data, MemoryRows):
+        return data
+    if hasattr(data, "iloc") and hasattr(data, "columns"):  # pandas
+        names = [str(column) for column in data.columns]
+        if len(set(names)) < len(names):
+            raise BertkitError(f"{name} has two columns of one name; rename one", code="column")
+        data = data.astype(object).set_axis(names, axis=1).to_dict("records")
+    elif hasattr(data, "to_dicts"):  # polars
+        data = data.to_dicts()
+    elif getattr(data, "features", None) and hasattr(data, "column_names"):  # datasets
+        named = class_names(data.features.to_dict())
+        data = [with_class_names(row, named) for row in data.with_format(None)]
+    if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
+        raise BertkitError(
+            f"{name} is a {type(data).__name__}; give a path, a DataFrame, a datasets.Dataset or a "
+            "list of dicts or tuples",
+            code="record",
+        )
+    return MemoryRows(name, [plain_value(row) for row in data])
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value with NumPy's and torch's numbers and lists as Python's, and NaN as None."""
+    if isinstance(value, str):
+        return value
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    if isinstance(value, float | Decimal) and math.isnan(value):
+        return None
+    if hasattr(value, "_asdict"):  # a named tuple
+        value = value._asdict()
+    elif hasattr(value, "iloc"):  # a Series of pandas
+        value = value.to_dict()
+    if isinstance(value, Mapping):
+        return {key: plain_value(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        items = [plain_value(part) for part in value]
+        return items if isinstance(value, list) else tuple(items)
+    return plain_value(value.tolist()) if hasattr(value, "tolist") else value
+
+
+def memory_fields(data: MemoryRows, columns: Sequence[str]) -> Iterator[tuple[str, Fields]]:
+    """Yield the location and the fields of rows in memory; tuples are in the order of `columns`."""
+    for number, row in enumerate(data.rows):
+        location = f"{data.name}[{number}]"
+        if isinstance(row, Mapping):
+            yield location, row
+        elif isinstance(row, tuple | list) and len(row) <= len(columns):
+            yield location, dict(zip(columns, row, strict=False))
+        else:
+            raise BertkitError(
+                f"{location} is {short_repr(row)}, neither a dict nor a tuple of "
+                f"({', '.join(columns)})",
+                code="record",
+            )
+
+
+# Files with rows ----------------------------------------------------------------------------------
+
+
+def read_rows(
+    data: str | Path | MemoryRows,
+    counts: TextCounts,
+    format: str = "auto",  # noqa: A002
+    *,
+    header: bool | Sequence[str] = True,
+    columns: Sequence[str] = (),
+    optional: str = "",
+    whole: bool = False,
+) -> Iterator[tuple[int, str, Fields]]:
+    """Yield (number from 0, "file:line", fields) of usable rows; rows left out are numbered too.
+
+    Args:
+        data: a file, a folder, a glob, a URL, `hf:NAME:CONFIG:SPLIT`, or rows in memory.
+        counts: collects each row left out: ragged, not JSON, or without one of `columns`.
+        format: "csv", "tsv", "jsonl", "parquet", "huggingface", or "auto" to use the extension.
+        header: for CSV and TSV: whether the first line names the columns; False names them "0",
+            "1", ...; a sequence gives their names.
+        columns: the columns that every row must have, in the order of the values of tuples.
+        optional: one of `columns` that a row, or a whole file, may lack.
+        whole: whether to read the other columns of Parquet files and data sets, too.
+    """
+    needed, numbers = [name for name in columns if name != optional], count()
+    if isinstance(data, MemoryRows):
+        rows: Any = memory_fields(data, columns)
+        yield from complete_rows(rows, data.name, needed, counts, numbers)
+        return
+    for source in find_sources([str(data)], format=format):
+        if source.format == "unknown":
+            counts.note("file of unknown type", source.path)
+            continue
+        counts.files += 1
+        if source.format in ("csv", "tsv"):
+            lines: Any = separated_rows(source, counts, header, needed)
+        elif source.format == "jsonl":
+            lines = json_rows(source, counts)
+        elif source.format in ("parquet", "huggingface"):
+            lines = typed_rows(source, needed, None if whole else [*needed, optional])
+        else:
+            raise BertkitError(f"{source.path} has no columns; give its format: csv or tsv")
+        rows = ((f"{source.path}:{line}", plain_value(fields)) for line, fields in lines)
+        yield from complete_rows(rows, source.path, needed, counts, numbers)
+
+
+def complete_rows(
+    rows: Iterable[tuple[str, Fields | None]],
+    path: str,
+    needed: Sequence[str],
+    counts: TextCounts,
+    numbers: Iterator[int],
+) -> Iterator[tuple[int, str, Fields]]:
+    """Number the rows of a file, and leave out those without a needed column."""
+    names: list[str] = []
+    location, complete = path, False
+    try:
+        for location, fields in rows:
+            number = next(numbers)
+            if fields is None:
+                continue
+            names = names or list(map(str, fields))
+            if missing := [name for name in needed if name not in fields]:
+                counts.note(f"row without column '{missing[0]}'", location)
+            else:
+                complete = True
+                yield number, location, fields
+    except DAMAGE as error:
+        raise BertkitError(
+            f"{path} cannot be read after {location} ({one_line(error)}); restore the file or "
+            "leave it out"
+        ) from error
+    if names and not complete:
+        require_columns(path, needed, names)
+
+
+def separated_rows(
+    source: Source, counts: TextCounts, header: bool | Sequence[str], needed: Sequence[str]
+) -> Iterator[tuple[int, Fields | None]]:
+    """Yield the rows of CSV or TSV; None for one whose number of fields is wrong."""
+    rows = split_rows(source, counts)
+    first = next(rows, None)
+    if first is None:
+        return
+    names = [name.strip() for name in first[1]]
+    if header is not True:
+        names = list(header) if header else [str(number) for number in range(len(names))]
+        rows = chain([first], rows)
+    require_columns(source.path, needed, names)
+    for line, fields in rows:
+        if len(fields) == len(names):
+            yield line, dict(zip(names, fields, strict=True))
+        else:
+            more = "more" if len(fields) > len(names) else "fewer"
+            counts.note(f"row with {more} fields than the first line", f"{source.path}:{line}")
+            yield line, None
+
+
+def json_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, Fields | None]]:
+    """Yield the rows of a file with one JSON object per line; None for another line."""
+    for number, line in plain_lines(source, counts):
+        if not line or line.isspace():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            counts.note("line is not a JSON object", f"{source.path}:{number}")
+            row = None
+        yield number, row
+
+
+def typed_rows(
+    source: Source, needed: Sequence[str], wanted: Sequence[str] | None
+) -> Iterator[tuple[int, Fields]]:
+    """Yield the rows of a Parquet file or a data set, with class names in place of numbers."""
+    if source.format == "parquet":
+        with open_parquet(source) as file:
+            names = file.schema_arrow.names
+            require_columns(source.path, needed, names)
+            metadata = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+            named = class_names(json.loads(metadata).get("info", {}).get("features") or {})
+            chosen = [name for name in wanted or () if name in names]
+            for number, row in parquet_rows(file, chosen or None):
+                yield number, with_class_names(row, named)
+        return
+    with open_data_set(source) as dataset:
+        names = dataset.column_names or []
+        require_columns(source.path, needed if names else (), names)
+        chosen = [name for name in wanted or () if name in names]
+        rows = dataset.select_columns(chosen) if chosen else dataset
+        named = class_names(rows.features.to_dict() if rows.features else {})
+        for number, row in enumerate(rows, 1):
+            yield number, with_class_names(row, named)
+
+
+def class_names(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """Return column -> class names, for columns of `datasets` that hold (lists of) classes."""
+    named = {}
+    for column, feature in features.items():
+        while isinstance(feature, list) or "feature" in feature:
+            feature = feature[0] if isinstance(feature, list) else feature["feature"]  # noqa: PLW2901
+        if feature.get("_type") == "ClassLabel":
+            named[column] = feature["names"]
+    return named
+
+
+def with_class_names(row: Fields, named: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the fields of a row with class names in place of numbers; -1 becomes None."""
+
+    def name(value: Any, names: Sequence[str]) -> Any:
+        if isinstance(value, list):
+            return [name(item, names) for item in value]
+        if not isinstance(value, int):
+            return value
+        return names[value] if value >= 0 else None
+
+    return {
+        column: name(value, named[column]) if column in named else value
+        for column, value in row.items()
+    }
+
+
+def require_columns(path: str, columns: Iterable[str], names: Sequence[str]) -> None:
+    """Raise unless each of `columns` occurs exactly once among the column names of a file."""
+    for column in columns:
+        if column not in names:
+            hint = nearest(column, names)
+            hint = hint if "did you mean" in hint else "; name one of these"
+            raise MissingColumnError(
+                f"{path} has no column '{column}' (columns: {', '.join(names)}){hint}", column
+            )
+        refuse_twice(path, column, names)
+
+
+def column_names(data: str | MemoryRows, format: str = "auto", *, header: bool = True) -> list[str]:  # noqa: A002
+    """Return the column names of the first row; [] for tuples in memory and files without rows."""
+    if isinstance(data, MemoryRows):
+        first = data.rows[0] if data.rows else ()
+        return list(map(str, first)) if isinstance(first, Mapping) else []
+    rows = read_rows(data, TextCounts(), format, header=header, whole=True)
+    return next((list(fields) for _, _, fields in rows), [])
+
+
+def first_left_out(counts: TextCounts) -> str:
+    """Return the end of a message: why the first row was left out, or "" if none was."""
+    lost = (item for item in counts.examples.items() if not item[0].endswith("kept"))
+    return next((f"; the first: {reason} at {location}" for reason, location in lost), "")
+
+
+def require_all(counts: TextCounts, advice: str) -> None:
+    """Raise if a row was left out, for files that need a prediction for every row."""
+    if lost := first_left_out(counts):
+        raise BertkitError(f"a row is left out{lost}; {advice}")

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder
 from bertkit.config import as_json
 from bertkit.errors import BertkitError
 from bertkit.files import from_home, write_json_lines
 from bertkit.pretraining_data.rng import DATA_SPLIT, keyed_rng
-from bertkit.tasks.columns import Columns
+from bertkit.tasks.classification import TextExample
+from bertkit.tasks.columns import Columns, MemoryRows, Purpose, as_source
 from bertkit.tasks.official import OFFICIAL, official_file
-from bertkit.tasks.rows import MemoryRows, as_source
-from bertkit.tasks.task import Task, TrainingData
-from bertkit.tasks.texts import TextExample, label_counts
-from bertkit.tasks.token_classification import TokenClassification, lacks_documents
-from bertkit.tasks.types import task_class
+from bertkit.tasks.task import Task, TrainingData, label_counts
+from bertkit.tasks.types import TASKS, task_class, task_details
 from bertkit.tasks.windows import WindowLengths
 from bertkit.text.documents import TextCounts
 
@@ -83,46 +83,30 @@ def load_dataset(
     windows: WindowLengths | None = None,
     positions: int = 512,
 ) -> TaskData:
-    """Read a data set.
+    """Read a data set: an official set (`OFFICIAL`), or the user's data for a task type (`TASKS`).
 
-    Args:
-        name: an official set (`OFFICIAL`), or a task type (`TASKS`) for the user's data.
-        files: the files of the data set.
-        columns: the column names of the user's data; None for the default names.
-        windows: the window lengths; None for the defaults of the task type.
-        positions: the model's maximum sequence length in tokens.
-
-    Raises:
-        BertkitError: a file is missing (for official ones the message says where to get it),
-            damaged, or lacks a column; or an option would have no effect.
+    Without `columns` and `windows`, they have the defaults of the task type; `positions` is the
+    model's maximum sequence length in tokens.
     """
     key, kind = name.lower(), task_class(name)
-    check_files(key, files, columns is not None)
+    check_files(key, files, has_columns=columns is not None)
     columns, windows = columns or kind.columns(), windows or kind.windows()
-    for wanted, options in ((kind.columns, columns), (kind.windows, windows)):
-        if type(options) is not wanted:
-            raise BertkitError(
-                f"{name} takes {wanted.__name__}, not {type(options).__name__}; give it those"
-            )
     counts, length = TextCounts(), windows.length(positions)
     if key in OFFICIAL:
         return official_dataset(key, files, windows, length, counts)
-    train = columns.read_labelled(files.source("train"), counts)
-    data = TrainingData(train, columns, windows, length, counts)
-    task = kind.from_data(data)
+    train: Sequence[Any] = list(columns.read(files.source("train"), counts))
+    task = kind.from_data(TrainingData(train, columns, windows, length, counts))
     recorded = {s: str(files.source(s)) for s in ("train", "dev", "test") if files.source(s)}
     if files.source("dev"):
-        held_out = columns.read_labelled(files.source("dev"), counts, scoring=True)
+        dev: Sequence[Any] = list(columns.read(files.source("dev"), counts, "dev"))
     else:
-        train, held_out = hold_out(kind, train, files.dev_share, counts)
+        train, dev = hold_out(kind, train, files.dev_share, counts)
         recorded["dev"] = f"{files.dev_share:g} of train"
     tests = []
     if files.source("test"):
-        test = columns.read_labelled(files.source("test"), counts, scoring=True, test=True)
-        tests.append(("test", test))
-    note_lone_sentences([("dev", held_out), *tests], task, counts)
+        tests.append(("test", list(columns.read(files.source("test"), counts, "test"))))
     names = as_json(columns)
-    return TaskData(key, task, train, [("dev", held_out)], tests, counts, recorded, names)
+    return TaskData(key, task, train, [("dev", dev)], tests, counts, recorded, names)
 
 
 def official_dataset(
@@ -135,46 +119,43 @@ def official_dataset(
             f"{name} has no training data: fine-tune on mnli, then bertkit evaluate RUN --task "
             f"{name} --data {files.data} --split test (or dev)"
         )
-    train = read_official(name, "train", files, counts, scoring=False)
+    train = read_official(name, "train", files, counts, "train")
     dev, tests = [], []
     for split in official.files:
         if split.startswith("dev"):
-            dev.append((split, read_official(name, split, files, counts, scoring=True)))
-        elif split.startswith("test") and (files.test or has_file(name, split, files)):
-            tests.append((split, read_official(name, split, files, counts, scoring=True)))
+            dev.append((split, read_official(name, split, files, counts, "dev")))
+        elif split.startswith("test") and (
+            files.test or (files.data and official_file(name, split, files.data))
+        ):
+            tests.append((split, read_official(name, split, files, counts, "test")))
     if name.startswith("squad") and files.test:
-        tests.append(("test", official.read(str(files.test), "test", counts, scoring=True)))
+        tests.append(("test", official.read(str(files.test), counts, "test")))
     if official.settings:
         made = {"max_length": length, "stride": windows.stride}
         task: Task = kind(**made, **official.settings)
     else:
         task = kind.from_data(TrainingData(train, kind.columns(), windows, length, counts))
-    note_lone_sentences([*dev, *tests], task, counts)
     return TaskData(name, task, train, dev, tests, counts, {"data": str(files.data or "")})
 
 
-def has_file(name: str, split: str, files: DataFiles) -> bool:
-    """Return whether the official file of a split is there."""
-    return files.data is not None and bool(official_file(name, split, files.data, optional=True))
-
-
 def read_official(
-    name: str, split: str, files: DataFiles, counts: TextCounts, *, scoring: bool
+    name: str, split: str, files: DataFiles, counts: TextCounts, purpose: Purpose
 ) -> Sequence[Any]:
-    """Read a split of an official set: the file given for it, or the one in its folder."""
-    path = files.source(split)
+    """Read a split of an official set: the file that replaces it, or the one in its folder."""
+    official, path = OFFICIAL[name], files.source(split)
     if isinstance(path, MemoryRows):
         raise BertkitError(
             f"{name} is read from its official files; data in memory goes with the task type "
-            f"{OFFICIAL[name].task_type}"
+            f"{official.task_type}"
         )
     if not path:
         if files.data is None:
             raise BertkitError(f"{name} is read from its official files: give --data FOLDER")
         path = official_file(name, split, Path(from_home(files.data)))
-    elif not Path(from_home(path)).exists():
-        raise BertkitError(f"{path} does not exist; {OFFICIAL[name].where}")
-    return OFFICIAL[name].read(from_home(path), split, counts, scoring=scoring)
+    if not path or not Path(from_home(path)).exists():
+        wanted = path or f"{' or '.join(official.files[split])} in {files.data}"
+        raise BertkitError(f"no {wanted}; {official.where}")
+    return official.read(from_home(path), counts, purpose)
 
 
 def read_split(
@@ -182,16 +163,17 @@ def read_split(
 ) -> Sequence[Any]:
     """Read the examples of a split, for scoring; data named "test" may lack labels."""
     key = name.lower()
-    check_files(key, files, False, training=False)
+    purpose: Purpose = "test" if split.startswith("test") else "dev"
+    check_files(key, files, has_columns=False, training=False)
     if key in OFFICIAL:
-        return read_official(key, split, files, counts, scoring=True)
+        return read_official(key, split, files, counts, purpose)
     source = files.source(split) if split in ("train", "dev", "test") else ""
     if not source:
         raise BertkitError(f"there is no {split} data; give the file, and --split train, dev, test")
-    return columns.read_labelled(source, counts, scoring=True, test=split == "test")
+    return list(columns.read(source, counts, purpose))
 
 
-def check_files(name: str, files: DataFiles, has_columns: bool, *, training: bool = True) -> None:
+def check_files(name: str, files: DataFiles, *, has_columns: bool, training: bool = True) -> None:
     """Reject flags that would have no effect, and missing ones."""
     own_files = any(files.source(split) for split in ("train", "dev", "test"))
     if name in OFFICIAL:
@@ -207,10 +189,6 @@ def check_files(name: str, files: DataFiles, has_columns: bool, *, training: boo
         )
     elif training and not files.source("train"):
         raise BertkitError(f"{name} takes your own data: give --train FILE (and --dev, --test)")
-    if files.dev_share != DataFiles.dev_share and (files.source("dev") or name in OFFICIAL):
-        raise BertkitError(
-            "--dev-share has no effect, because the data has a dev split of its own; leave it out"
-        )
 
 
 def hold_out(
@@ -240,23 +218,11 @@ def hold_out(
     for number, group in enumerate(groups.values()):
         sides[number in held_out].extend(group)
     if not (sides[0] and sides[1]):
-        what = (
-            f"{len(inputs)} inputs in {len(groups)} groups"
-            if kind.group_by
-            else (f"{len(inputs)} inputs with {len(known)} labels")
-        )
         raise BertkitError(
-            f"{what} are too few to hold some out for dev; check the columns, or give --dev"
+            f"{len(inputs)} inputs in {len(groups)} groups with {len(known)} labels are too few to "
+            "hold some out for dev; check the columns, or give --dev"
         )
     return sides
-
-
-def note_lone_sentences(splits: Sequence[Split], task: Task, counts: TextCounts) -> None:
-    """Count sentences read without context although the task's context is the document."""
-    if isinstance(task, TokenClassification) and task.context == "document":
-        for _, inputs in splits:
-            for example in inputs if lacks_documents(inputs) else ():
-                counts.note("sentence alone in its document, kept", example.location)
 
 
 def check_labelled(split: str, inputs: Sequence[Any]) -> None:
@@ -308,3 +274,38 @@ def labelled_part(
     lost = len(inputs) - len(known)
     note = f"{lost:,} of {len(inputs):,} inputs have no label and are not scored" if lost else ""
     return [inputs[i] for i in known], [results[i] for i in known], note
+
+
+# What a model keeps of its data -------------------------------------------------------------------
+
+
+def tuned_details(data: TaskData, task: Task) -> dict[str, Any]:
+    """Return what `bertkit.json` says of a model that was fine-tuned on a data set."""
+    return {
+        "task": task.task_type,
+        "labels": list(task.labels),
+        "settings": task.settings(),
+        "data": data.name,
+        "columns": dict(data.columns),
+        "pairs": data.has_pairs,
+        "made_by": "bertkit finetune",
+    }
+
+
+def label_order(data: TaskData, start: PretrainedWeights) -> tuple[Task, bool]:
+    """Return the task of a data set for a start, and whether the start's head is for the same task.
+
+    If the start was fine-tuned for the same labels, they get its order. Only those of the user's
+    data do, since the metrics of an official set depend on the order.
+    """
+    task, details = data.task, dict(start.details)
+    if "task" not in details:  # the task may be in the config.json of transformers
+        with suppress(BertkitError):
+            details = task_details(model_folder(start.path))
+    if details.get("task") != task.task_type:
+        return task, False
+    labels = tuple(details.get("labels") or ())
+    if task.has_labels and data.name in TASKS and sorted(labels) == sorted(task.labels):
+        task = replace(task, labels=labels)  # type: ignore[type-var]
+    same = not task.has_labels or labels == task.labels
+    return task, same and task.fits_head(start.tensors)

@@ -1,27 +1,26 @@
-"""Entity tags (paper section 5.3): schemes, entities and their scores, and files of tagged words.
+"""Words and their tags (paper section 5.3): entities, their scores, files, and words of raw text.
 
 Entities are extracted as in the `conlleval` script of CoNLL-2003, whatever the tagging scheme: IOB1
 (the original files), IOB2, IOBES or BILOU.
-
-CoNLL-U (Universal Dependencies) is read like other files with one word per line. It also has lines
-that are not words (https://universaldependencies.org/format.html): comments before a sentence,
-ranges such as `1-2` for a written token that counts as several words, and empty nodes such as
-`8.1`. In other formats the same lines are words, so a file is recognized as CoNLL-U only by its
-first lines.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import NamedTuple
 
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
+from bertkit.tasks.columns import Purpose
 from bertkit.text.documents import TextCounts, plain_lines
-from bertkit.text.sources import Source, one_source
+from bertkit.text.sources import one_source
+from bertkit.tokenizer.normalize import IDEOGRAPHS
 
 TAG = re.compile(r"(?![BIESLU]-$)\S+")
 ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
@@ -31,13 +30,8 @@ NO_TAGS = {"[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "<PAD>", "PAD", "X"}
 
 DOCUMENT = "-DOCSTART-"
 SPACES = re.compile(" +")
-COMMENT = re.compile(r"# *(?:(?:newdoc|newpar)\b|id +\S|(?:sent_id|text) *=|[^\s=]+ += )")
-"""Comments of CoNLL-U and similar formats, such as `# sent_id = 1` and `# newpar`."""
-NEW_DOCUMENT = re.compile(r"# *newdoc\b")
-NO_WORD = re.compile(r"\d+([-.])\d+")
-REASONS = {"-": "range of words (CoNLL-U), its words kept", ".": "empty node (CoNLL-U)"}
-CONLLU = (True, 10)
-"""The line shape of CoNLL-U: ten columns separated by tabs."""
+NO_WORD = re.compile(r"\d+[-.]\d+")
+"""The first of the ten columns of CoNLL-U in a line for a range of words or an empty node."""
 
 
 class WordsExample(NamedTuple):
@@ -112,9 +106,8 @@ def entity_scores(
 ) -> dict[str, float]:
     """Compute precision, recall and F1 of entities, which must match in boundaries and type.
 
-    Returns:
-        "precision", "recall" and "f1" over all entities, and "f1/PER" and so on for each gold or
-        predicted type, as fractions of 1; a score without any entity to divide by is 0.
+    They are "precision", "recall" and "f1" over all entities, and "f1/PER" and so on for each type,
+    as fractions of 1; a score without any entity to divide by is 0.
     """
     if [len(tags) for tags in gold] != [len(tags) for tags in predicted]:
         raise BertkitError("gold and predicted tags differ in number; score the same sentences")
@@ -145,163 +138,72 @@ def precision_recall_f1(right: int, tagged: int, wanted: int, suffix: str) -> di
 def conll_sentences(
     path: str | Path,
     counts: TextCounts,
+    purpose: Purpose = "train",
     *,
     word_column: int = 0,
-    tag_column: int | None = -1,
-    untagged_ok: bool = False,
+    tag_column: int = -1,
 ) -> Iterator[WordsExample]:
     """Yield the sentences of a file with one word per line and a blank line after each sentence.
 
     Columns are separated by tabs if a line has one, else by spaces, and by nothing else: a word of
-    other whitespace or of zero-width characters is kept. A `-DOCSTART-` line (CoNLL-U: `# newdoc`)
-    starts a document; in a file without any, each sentence is a document. The ID of a sentence is
-    its number, from 0. Tags stay in the file's scheme; see `to_iob2`.
-
-    Args:
-        path: a local file or URL, compressed or not.
-        counts: collects, at the end, invalid UTF-8 and lines left out.
-        word_column: the column of the words, from 0, or -1 for the last.
-        tag_column: the column of the tags, counted likewise; None to read no tags.
-        untagged_ok: whether a file with only one column may be read, as words without tags.
-
-    Raises:
-        BertkitError: the file is missing or holds no sentence, a line has a different number of
-            columns than the first, or a tag is not valid; the message names the line.
+    other whitespace is kept. A `-DOCSTART-` line starts a document; before the first one, each
+    sentence is a document. Comments (`# ...` before a sentence) and the lines of CoNLL-U that are
+    not words are left out. The ID of a sentence is its number, from 0. Tags stay in the file's
+    scheme; see `to_iob2`. Except for training, a file may have words only.
     """
     source, read = one_source(path), TextCounts(files=1)
-    lines = (text for _, text in conll_lines(source, TextCounts(), word_column))
-    marked = any(DOCUMENT in text and line_fields(text)[0] == DOCUMENT for text in lines)
-    used = document = 0
-    for line, rows in sentence_rows(source, read, word_column, tag_column, untagged_ok):
-        if not rows:
-            document += 1
-            continue
-        words = tuple(word for word, _ in rows)
-        tags = tuple(tag for _, tag in rows if tag is not None)
-        name = f"{source.path}#{document if marked else used}"
-        yield WordsExample(str(used), words, tags or None, name, f"{source.path}:{line}")
-        used += 1
+    tagged = purpose != "predict"
+    used = document = columns = start = 0
+    rows: list[tuple[str, str]] = []
+    for number, line in chain(plain_lines(source, read), [(0, "")]):
+        fields = line.split("\t") if "\t" in line else SPACES.split(line.strip(" "))
+        location, count = f"{source.path}:{number}", len(fields)
+        if fields[0] == DOCUMENT or not line.strip(" \t"):
+            if rows:
+                words, tags = zip(*rows, strict=True)
+                name = f"{source.path}#{document}" if document else f"{source.path}:{start}"
+                known = tags if tagged else None
+                yield WordsExample(str(used), words, known, name, f"{source.path}:{start}")
+                used += 1
+                rows = []
+            document += fields[0] == DOCUMENT
+        elif not rows and line.startswith("# ") and "\t" not in line and count != (columns or 2):
+            read.note("comment", location)
+        elif count == 10 and NO_WORD.fullmatch(fields[0]):
+            read.note("range of words or empty node (CoNLL-U)", location)
+        else:
+            columns, start = columns or count, start if rows else number
+            tagged = tagged and (purpose == "train" or columns > 1)
+            if count != columns:
+                raise BertkitError(
+                    f"{location}: {columns} columns in the first line, and {count} here; correct "
+                    "the line, since leaving it out would shift the tags (or give --format text "
+                    "for running text)"
+                )
+            rows.append(word_and_tag(fields, word_column, tag_column if tagged else None, location))
     if not used:
         raise BertkitError(f"{path} holds no sentence; write one word a line with its tag")
     counts += read
 
 
-def sentence_rows(
-    source: Source, counts: TextCounts, word_column: int, tag_column: int | None, untagged_ok: bool
-) -> Iterator[tuple[int, list[tuple[str, str | None]]]]:
-    """Yield the first line and the (word, tag) rows of sentences; no rows start a document."""
-    rows: list[tuple[str, str | None]] = []
-    start = columns = 0
-    for number, line in conll_lines(source, counts, word_column):
-        fields = line_fields(line)
-        starts_document = fields[0] == DOCUMENT
-        if starts_document or not line.strip(" \t"):
-            if rows:
-                yield start, rows
-                rows = []
-            if starts_document:
-                yield number, []
-            continue
-        location = f"{source.path}:{number}"
-        columns = columns or len(fields)
-        if len(fields) != columns:
-            raise BertkitError(
-                f"{location}: {columns} columns in the first line, and {len(fields)} here; correct "
-                "the line, since leaving it out would shift the tags (or give --format text for "
-                "running text)"
-            )
-        if columns == 1 and untagged_ok:
-            tag_column = None
-        start = start if rows else number
-        rows.append(word_row(fields, word_column, tag_column, location))
-        if not fields[word_column]:
-            counts.note("line without a word, kept", location)
-    if rows:
-        yield start, rows
-
-
-def word_row(
+def word_and_tag(
     fields: Sequence[str], word_column: int, tag_column: int | None, location: str
-) -> tuple[str, str | None]:
-    """Return the word and the tag of a line."""
+) -> tuple[str, str]:
+    """Return the word and the tag of a line; the tag is "" without a column for it."""
     count = len(fields)
     wanted = [word_column] if tag_column is None else [word_column, tag_column]
-    chosen = {column % count for column in wanted if -count <= column < count}
-    if len(chosen) < len(wanted):
-        tag = "" if tag_column is None else f" and another, {tag_column}, for the tag"
+    if len({column % count for column in wanted if -count <= column < count}) < len(wanted):
         raise BertkitError(
-            f"{location}: {count} column{'s' * (count > 1)}, but the options name column "
-            f"{word_column} for the word{tag}; correct the line or name other columns"
+            f"{location}: {count} columns, but the word is in column {word_column} and the tag in "
+            f"{tag_column}; correct the line, or name other columns: --word-column, --tag-column"
         )
-    if tag_column is None:
-        return fields[word_column], None
-    tag = fields[tag_column].strip(" ")
-    if not TAG.fullmatch(tag):
+    tag = "" if tag_column is None else fields[tag_column].strip(" ")
+    if tag_column is not None and not TAG.fullmatch(tag):
         raise BertkitError(
             f"{location}: '{tag[:40]}' in column {tag_column} is not a tag such as O, B-PER or "
-            "NOUN; correct it or name the column of the tags"
+            "NOUN; correct it or name the column of the tags: --tag-column"
         )
     return fields[word_column], tag
-
-
-def conll_lines(source: Source, counts: TextCounts, word_column: int) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) for each line; for CoNLL-U only words and ends of sentences.
-
-    Comments precede the first word of a sentence, begin with # and have other columns than word
-    lines, so that the word # is kept. `# newdoc` becomes `-DOCSTART-`. Ranges and empty nodes are
-    recognized by the first of ten columns.
-    """
-    shape, commented, numbered = conllu_shape(source)
-    if shape is None:
-        yield from plain_lines(source, counts)
-        return
-    if (shape == CONLLU or numbered) and word_column == 0:
-        raise BertkitError(
-            f"{source.path} is CoNLL-U, whose first column has numbers; give --word-column 1 and "
-            "the column of the tags, such as --tag-column 3"
-        )
-    inside = False
-    for number, line in plain_lines(source, counts):
-        may_comment = commented and not inside and line.startswith("#")
-        if may_comment and (COMMENT.match(line) or line_shape(line) != shape):
-            if NEW_DOCUMENT.match(line):
-                yield number, DOCUMENT
-            else:
-                counts.note("comment (CoNLL-U)", f"{source.path}:{number}")
-            continue
-        no_word = NO_WORD.fullmatch(line_fields(line)[0]) if shape == CONLLU else None
-        if no_word:
-            counts.note(REASONS[no_word[1]], f"{source.path}:{number}")
-            continue
-        inside = bool(line.strip(" \t"))
-        yield number, line
-
-
-def conllu_shape(source: Source) -> tuple[tuple[bool, int] | None, bool, bool]:
-    """Return the shape of the word lines, or None if not CoNLL-U, and two facts about the file.
-
-    They are whether it has comments, and whether its first column numbers the words. A file is
-    CoNLL-U if its first line is a comment, or has ten columns and the number 1 or 1-2.
-    """
-    lines = (line for _, line in plain_lines(source, TextCounts()) if line.strip(" \t"))
-    first = next(lines, "")
-    if COMMENT.match(first):
-        words = (line for line in lines if line[0] != "#")
-        first, second = next(words, ""), next(words, "")
-        numbers = line_fields(first)[0], line_fields(second)[0]
-        return line_shape(first), True, numbers in {("1", "2"), ("1", "1"), ("1-2", "1")}
-    numbered = line_shape(first) == CONLLU and line_fields(first)[0] in ("1", "1-2")
-    return (CONLLU if numbered else None), False, numbered
-
-
-def line_fields(line: str) -> list[str]:
-    """Split a line into its columns, at tabs if it has any, else at spaces."""
-    return line.split("\t") if "\t" in line else SPACES.split(line.strip(" "))
-
-
-def line_shape(line: str) -> tuple[bool, int]:
-    """Return whether a line is split at tabs, and its number of columns."""
-    return "\t" in line, len(line_fields(line))
 
 
 def write_conll(
@@ -323,3 +225,48 @@ def write_conll(
         lines += (" ".join(row) for row in zip(words, gold, shown, strict=True))
         lines.append("")
     write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+# Words of raw text --------------------------------------------------------------------------------
+
+
+@cache
+def word_pattern() -> re.Pattern[str]:
+    """Return the pattern of a word: "U.N.", "3.5", "AT&T" and "part-time" are one word each.
+
+    A combining mark stays with its letter, and an ideograph is a word, as in BERT's tokenizer. The
+    pattern is compiled on first use, because only taggers need it and Unicode has many marks.
+    """
+    kinds = [(sign, unicodedata.category(sign)) for sign in map(chr, range(0x20000))]
+    mark = "".join(sign for sign, kind in kinds if kind.startswith("M"))
+    joiners = "\u200c\u200d"  # they occur within words of Persian and of Indian languages
+    unseen = "".join(sign for sign, kind in kinds if kind == "Cf" and sign not in joiners)
+    letters = rf"(?:[^\W{IDEOGRAPHS}]|[{mark}{joiners}])+"
+    symbol = rf"[^\w\s{unseen}]"
+    return re.compile(
+        rf"(?:[^\W\d_{IDEOGRAPHS}]\.){{2,}}|[{IDEOGRAPHS}][{mark}]*"
+        rf"|{letters}(?:[.,'’&/-]{letters})*"
+        rf"|{symbol}(?:[{mark}\U0001f3fb-\U0001f3ff]|\u200d{symbol})*"
+    )
+
+
+def words_example(
+    id: str,  # noqa: A002
+    text_or_words: str | Sequence[str],
+    document: str,
+    location: str,
+) -> WordsExample:
+    """Return the untagged example of a text that is split here, or of words joined by spaces."""
+    if isinstance(text_or_words, str):
+        text, spans = text_or_words, [m.span() for m in word_pattern().finditer(text_or_words)]
+    else:
+        text, spans = joined(text_or_words)
+    words = tuple(text[start:end] for start, end in spans)
+    return WordsExample(id, words, None, document, location, text, tuple(spans))
+
+
+def joined(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """Join words by spaces; return the text and the half-open character span of each word."""
+    ends = list(accumulate(len(word) + 1 for word in words))
+    spans = [(end - len(word) - 1, end - 1) for word, end in zip(words, ends, strict=True)]
+    return " ".join(words), spans

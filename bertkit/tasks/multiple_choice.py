@@ -7,7 +7,6 @@ context is too long, window i of each choice makes one comparison.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,7 @@ from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.columns import Columns, from_json, require_texts, row_texts
-from bertkit.tasks.rows import Fields
+from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts, row_texts
 from bertkit.tasks.task import (
     NOTHING_READ,
     Item,
@@ -34,8 +32,9 @@ from bertkit.tasks.task import (
     Task,
     TaskBatch,
     TrainingData,
+    count_examples,
+    softmax,
 )
-from bertkit.tasks.texts import count_examples, softmax
 from bertkit.tasks.windows import WindowLengths, aligned, text_windows
 from bertkit.text.documents import TextCounts, value_name
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -80,68 +79,45 @@ class ChoiceColumns(Columns):
     wanted = "(text, choices) tuples"
 
     def __post_init__(self) -> None:
-        """Check that each choice is named once, and that keys count from 0 or 1."""
-        super().__post_init__()
+        """Check that each choice is named once; a single name may be a text."""
+        if isinstance(self.choices, str):
+            object.__setattr__(self, "choices", (self.choices,))
         if len(set(self.choices)) != len(self.choices) or not self.choices:
             raise BertkitError(
                 f"choices need two columns or more, each once, or one of lists, not "
                 f"{', '.join(self.choices) or 'none'}; name them: --choices A B ..."
             )
-        if self.first_choice not in (0, 1):
-            raise BertkitError(f"keys of choices count from 0 or 1, not from {self.first_choice}")
 
     def example(
-        self, row: Fields, location: str, counts: TextCounts, *, labelled: bool, scoring: bool
+        self, row: Fields, location: str, counts: TextCounts, purpose: Purpose
     ) -> ChoiceExample | None:
         """A row is left out if a text is empty or its key is out of range."""
-        fields = self.choices_in(row, location)
+        fields = {name: row[name] for name in self.choices}
+        if len(self.choices) == 1:
+            listed = choice_list(row[self.choices[0]], location)
+            fields = {f"choice {number}": choice for number, choice in enumerate(listed, 1)}
+        while len(fields) > 2 and not value_name(list(fields.values())[-1]):
+            fields.popitem()
         if len(fields) < 2:
-            counts.note(f"fewer than two '{self.choices[0]}'", location)
+            counts.note("fewer than two choices", location)
             return None
         texts = row_texts({**row, **fields}, (self.text, *fields), location, counts)
         if texts is None:
             return None
         context, *choices = texts
-        key = value_name(row.get(self.label)) if labelled else ""
+        key = "" if purpose == "predict" else value_name(row.get(self.label))
         label = self.choice_index(key, choices) if key else None
         if label is not None and not 0 <= label < len(choices):
             counts.note("label out of range", location)
             return None
         return ChoiceExample("", context, tuple(choices), label, location)
 
-    def choices_in(self, row: Fields, location: str) -> dict[str, Any]:
-        """Return name -> text of the choices in a row, without empty ones at the end.
-
-        A list may be the field "text" of an object, as in ARC and CommonsenseQA on the hub.
-        """
-        fields = {name: row[name] for name in self.choices}
-        if len(self.choices) == 1:
-            [column] = self.choices
-            listed = from_json(row[column])
-            if isinstance(listed, Mapping) and "text" in listed:
-                listed = listed["text"]
-            if not isinstance(listed, list | tuple):
-                raise BertkitError(
-                    f"{location}: '{column}' is {listed!r:.40}, not a list of choices; name a "
-                    "column for each: --choices A B ..."
-                )
-            fields = {f"{column} {number}": choice for number, choice in enumerate(listed, 1)}
-        names = list(fields)
-        while len(names) > 2 and not value_name(fields[names[-1]]):
-            del fields[names.pop()]
-        return fields
-
     def choice_index(self, key: str, choices: Sequence[str]) -> int:
-        """Return the index of the choice that a key names, possibly out of range.
-
-        A key is the name of a column, a number, the text of a choice, or a letter. "0.0", as pandas
-        writes 0 beside nulls, is 0.
-        """
+        """Return the index of the choice that a key names, possibly out of range."""
         if self.header and len(self.choices) > 1 and key in self.choices:
             return self.choices.index(key)
-        number = re.sub(r"^(\d+)\.0$", r"\1", key)
-        if number.isdecimal() and key not in choices:
-            return int(number[:9]) - self.first_choice  # any nine-digit number is out of range
+        if key.isdecimal() and key not in choices:
+            return int(key) - self.first_choice
         texts = [choice.strip() for choice in choices]
         if texts.count(key) == 1:
             return texts.index(key)
@@ -151,20 +127,26 @@ class ChoiceColumns(Columns):
         """The choices are one list, or the values after the text."""
         text, *choices = values
         if len(choices) == 1:
-            listed = from_json(choices[0])
-            listed = listed.get("text") if isinstance(listed, Mapping) else listed
-            if not isinstance(listed, list | tuple):
-                raise InputTypeError(
-                    f"{location}: choices must be a list of texts, not {short_repr(listed)}; give "
-                    f"{self.wanted}"
-                )
-            choices = list(listed)
+            choices = list(choice_list(choices[0], location))
         while len(choices) > 2 and choices[-1] in ("", None):
             choices.pop()
         require_texts(location, [text, *choices])
         if not choices:
             raise BertkitError(f"{location} has no choice to choose from")
         return ChoiceExample(id, text, tuple(choices), None, location)
+
+
+def choice_list(value: Any, location: str) -> Sequence[Any]:
+    """Return a list of choices, which may be written as JSON or, as in ARC, be a field "text"."""
+    listed = from_json(value)
+    if isinstance(listed, Mapping):
+        listed = listed.get("text")
+    if not isinstance(listed, list | tuple):
+        raise InputTypeError(
+            f"{location}: choices must be a list of texts, not {short_repr(value)}; in a table, "
+            "name a column for each: --choices A B ..."
+        )
+    return listed
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -226,7 +208,7 @@ class MultipleChoice(Task):
     def targets(
         self, parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """See `Task`; "table" (parts, max choices) has packed indices, -1 for absent choices."""
+        """The tensor "table" (parts, max choices) has packed indices, -1 for absent choices."""
         sizes = [len(part.sequences) for part in parts]
         table = np.full((len(parts), max(sizes)), -1, dtype=np.int64)
         table[np.arange(max(sizes)) < np.array(sizes)[:, None]] = packed_index

@@ -22,24 +22,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertkit.errors import BertkitError, InputTypeError, nearest, short_repr
+from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import SpanModel
 from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.columns import Columns, from_json, require_texts, row_texts
-from bertkit.tasks.rows import Fields
+from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts, row_texts
 from bertkit.tasks.squad import (
     GoldAnswer,
     QuestionExample,
     best_threshold,
-    has_json_lines,
     make_question,
     read_questions,
     squad_scores,
 )
-from bertkit.tasks.task import Encoded, Item, ItemPart, Items, Result, Task, TaskBatch, TrainingData
-from bertkit.tasks.texts import in_packed_order, softmax
+from bertkit.tasks.task import (
+    Encoded,
+    Item,
+    ItemPart,
+    Items,
+    Result,
+    Task,
+    TaskBatch,
+    TrainingData,
+    in_packed_order,
+    softmax,
+)
 from bertkit.tasks.windows import WindowLengths, plan_windows
 from bertkit.text.documents import TextCounts
 from bertkit.text.sources import extension
@@ -77,28 +85,25 @@ class QuestionColumns(Columns):
 
     def in_rows(self, path: str | Path) -> bool:
         """A file without rows is the JSON of SQuAD or TriviaQA."""
-        if self.format != "auto":
-            return True
-        ending = extension(str(path))
-        return has_json_lines(str(path)) if ending == ".json" else bool(ending)
+        return self.format != "auto" or extension(str(path)) not in {"", ".json"}
 
     def read_own_format(
-        self, path: str | Path, counts: TextCounts, *, labelled: bool, scoring: bool
+        self, path: str | Path, counts: TextCounts, purpose: Purpose
     ) -> Iterator[QuestionExample]:
         """A file's JSON is one value, so the whole file is held in memory."""
-        return iter(read_questions(path, counts, scoring=scoring))
+        return iter(read_questions(path, counts, purpose))
 
     def example(
-        self, row: Fields, location: str, counts: TextCounts, *, labelled: bool, scoring: bool
+        self, row: Fields, location: str, counts: TextCounts, purpose: Purpose
     ) -> QuestionExample | None:
         """Answers are corrected or left out as in `read_questions`."""
         texts = row_texts(row, (self.question, self.passage), location, counts)
         if texts is None:
             return None
         golds = None
-        if labelled and self.answers in row:
+        if purpose != "predict" and self.answers in row:
             golds = self.answers_in(from_json(row[self.answers]), location)
-        return make_question("", texts[0], texts[1], golds, location, counts, scoring=scoring)
+        return make_question("", texts[0], texts[1], golds, location, counts, purpose)
 
     def answers_in(self, value: Any, location: str) -> list[tuple[str, int | None]]:
         """Return (text, start) of the answers in a field, without those of empty text."""
@@ -106,27 +111,15 @@ class QuestionColumns(Columns):
             return [answer for item in value for answer in self.answers_in(item, location)]
         if value is None or isinstance(value, str):
             value = {"text": value or ""}
-        if not isinstance(value, dict) or "text" not in value:
-            hint = nearest("text", value) if isinstance(value, dict) else ""
+        texts = value.get("text") if isinstance(value, dict) else None
+        if isinstance(texts, str):
+            texts, value = [texts], {"answer_start": [value.get("answer_start")]}
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise BertkitError(
                 f"{location}: '{self.answers}' is {value!r:.40}, neither text nor a list nor an "
-                f"object with 'text' and 'answer_start'{hint}"
+                "object with 'text' and 'answer_start'"
             )
-        texts = value["text"] if isinstance(value["text"], list | tuple) else [value["text"]]
-        starts = value.get("answer_start")
-        starts = starts if isinstance(starts, list | tuple) else [starts] * len(texts)
-        if len(starts) != len(texts):
-            raise BertkitError(
-                f"{location}: '{self.answers}' has {len(texts)} texts and {len(starts)} starts; "
-                "give one for each"
-            )
-        for text, start in zip(texts, starts, strict=True):
-            # integer columns with missing values are read as floats
-            if not isinstance(text, str) or not (start is None or start == int(start)):
-                raise BertkitError(
-                    f"{location}: '{self.answers}' holds the text {text!r:.40} with the start "
-                    f"{start!r:.40}; they must be text and a whole number"
-                )
+        starts = value.get("answer_start") or [None] * len(texts)
         pairs = zip(texts, starts, strict=True)
         return [
             (text, None if start is None else int(start)) for text, start in pairs if text.strip()
@@ -159,12 +152,8 @@ class QuestionWindows(WindowLengths):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_question_length < 0:
-            raise BertkitError(
-                f"--max-question-length must be 0 or more, got {self.max_question_length}"
-            )
-        if self.max_answer_length < 1:
-            raise BertkitError(f"--max-answer-length must be above 0, got {self.max_answer_length}")
+        if self.max_question_length < 0 or self.max_answer_length < 1:
+            raise BertkitError("--max-question-length and --max-answer-length must be above 0")
 
 
 # Windows ------------------------------------------------------------------------------------------
@@ -202,9 +191,7 @@ def usual_stride(room: int) -> int:
 def align(answer: GoldAnswer, window: SpanWindow) -> tuple[int, int] | None:
     """Return the first and last token that cover an answer, counted from [CLS].
 
-    Returns None if a token of the answer is outside the window, or if the answer has no token (the
-    tokenizer drops all its characters). The target of such a window is [CLS], (0, 0), in SQuAD 1.1
-    too.
+    It is None if a token of the answer is outside the window, or if the answer has no token.
     """
     start, end = answer.start, answer.start + len(answer.text)
     if start < window.reach[0] or end > window.reach[1]:
@@ -389,7 +376,7 @@ class QuestionAnswering(Task):
     def targets(
         self, parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """See `Task`; "spans" (sequences, 2) has start and end in each window, [CLS] being 0."""
+        """The tensor "spans" (sequences, 2) has start and end in each window, [CLS] being 0."""
         spans = in_packed_order([part.target[:2] for part in parts], packed_index, np.int64)
         return {"spans": spans}, {"windows": len(parts)}
 
@@ -453,18 +440,13 @@ class QuestionAnswering(Task):
         """Above the threshold there is no answer."""
         decided = []
         for scores in results:
-            best, none = scores.best, self.null and scores.null_odds > self.threshold
-            if none or not best.text:
+            best = scores.best
+            if (self.null and scores.null_odds > self.threshold) or not best.text:
                 chance = scores.no_answer_probability if self.null else best.probability
                 answer = replace(scores, answer="", start=None, end=None, probability=chance)
             else:
-                answer = replace(
-                    scores,
-                    answer=best.text,
-                    start=best.start,
-                    end=best.end,
-                    probability=best.probability,
-                )
+                span: dict[str, Any] = {"answer": best.text, "start": best.start, "end": best.end}
+                answer = replace(scores, **span, probability=best.probability)
             decided.append(answer)
         return decided
 

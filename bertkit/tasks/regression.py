@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -22,9 +21,8 @@ from torch import Tensor
 
 from bertkit.errors import BertkitError
 from bertkit.model.task_heads import ScaledLinear
-from bertkit.tasks.metrics import correlations
+from bertkit.tasks.classification import TextColumns, TextExample, TextTask
 from bertkit.tasks.task import Result, TrainingData
-from bertkit.tasks.texts import TextColumns, TextExample, TextTask
 
 LARGEST_NUMBER = 1e15
 """The largest label; the squares of larger ones overflow the 32-bit sums of training."""
@@ -135,8 +133,17 @@ class Regression(TextTask):
     def score(
         self, inputs: Sequence[TextExample], results: Sequence[NumberResult]
     ) -> dict[str, float]:
-        gold = [self.target_of(example) for example in inputs]
-        return correlations(gold, [result.value for result in results])
+        """Pearson, Spearman (GLUE's for STS-B; both 0 if a side is constant), squared error."""
+        from scipy.stats import pearsonr, spearmanr
+
+        gold = np.array([self.target_of(example) for example in inputs], dtype=float)
+        predicted = np.array([result.value for result in results])
+        constant = len(gold) < 2 or np.ptp(gold) == 0 or np.ptp(predicted) == 0
+        return {
+            "pearson": 0.0 if constant else float(pearsonr(gold, predicted)[0]),
+            "spearman": 0.0 if constant else float(spearmanr(gold, predicted)[0]),
+            "mean_squared_error": float(np.mean((gold - predicted) ** 2)),
+        }
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
         """Always the mean of the labels."""
@@ -156,12 +163,3 @@ class Regression(TextTask):
         if spread >= 0.02 * wanted:
             return ""
         return f"answers nearly one number to each input (spread {spread:.1g} of {wanted:.1g})"
-
-    def official_files(
-        self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
-    ) -> list[Path]:
-        """For GLUE this is a file of its server."""
-        from bertkit.tasks.official import write_glue
-
-        ids, values = [example.id for example in inputs], [result.value for result in results]
-        return write_glue(name, split, folder, ids, values)

@@ -19,32 +19,20 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import groupby, islice
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from bertkit.errors import BertkitError, nearest
-from bertkit.tasks.rows import first_left_out
+from bertkit.errors import BertkitError
+from bertkit.tasks.columns import Purpose, first_left_out
 from bertkit.text.documents import TextCounts, valid_text
 from bertkit.text.sources import DAMAGE, one_line, one_source, open_binary
 
-MAX_JSON_LINE = 1 << 20
-"""The number of bytes of a first line that are read."""
 NOT_IN_CONTEXT = -1
 """The start of a gold answer that is kept only for the metric."""
 CONTEXT_WORDS = 400
 EVIDENCE_FOLDERS = {"EntityPages": "wikipedia", "SearchResults": "web"}
 """Field with the documents of a question of TriviaQA -> their folder in `evidence/`."""
-JSON_TYPES = {
-    str: "text",
-    int: "a whole number",
-    list: "a list",
-    dict: "an object",
-    bool: "a truth value",
-}
-
-Kind = TypeVar("Kind")
 
 
 class GoldAnswer(NamedTuple):
@@ -76,110 +64,87 @@ class QuestionExample(NamedTuple):
 
 
 def read_questions(
-    path: str | Path, counts: TextCounts, *, scoring: bool = False, version: str = ""
+    path: str | Path, counts: TextCounts, purpose: Purpose = "train", version: str = ""
 ) -> list[QuestionExample]:
     """Read a JSON file of questions, of SQuAD or TriviaQA, into memory.
 
-    Args:
-        path: a local file or URL, compressed or not. A file of TriviaQA stands in a folder beside
-            `evidence/`, as in the published archive.
-        counts: collects each question, answer and document that was left out or corrected.
-        scoring: whether the answers are for the metric. Training needs their position in the
-            context, so an answer that is not found there is left out, and so is a question without
-            any other. The metric compares texts, so both are kept (with `start` -1), as in the
-            official metric, and so are empty questions and contexts.
-        version: "1.1" or "2.0", the rules for scoring. If it is not given, a file is 2.0 if its
-            field `version` says so or one of its questions has `is_impossible`.
-
-    Raises:
-        BertkitError: the file is missing or not such JSON, a field is missing or of the wrong type,
-            a question has no id or that of another, or there is no usable question.
+    Training needs the position of an answer in the context, so an answer that is not there is left
+    out, and so is a question without any other. The metric compares texts, so it needs both (with
+    `start` -1), and empty questions and contexts. `version` is "1.1" or "2.0", the rules for
+    scoring; without it, a file is 2.0 if its field `version` says so or a question has
+    `is_impossible`. A file of TriviaQA stands in a folder beside `evidence/`, as in its archive.
     """
     path, read = one_source(path).path, TextCounts(files=1)
     content = parse_json(path)
-    if isinstance(content, dict) and "Data" in content:
-        inputs = list(triviaqa_questions(content, path, read, scoring=scoring))
-    else:
-        inputs = list(squad_questions(content, path, read, scoring=scoring))
-        said = version or str(content.get("version")).lower().removeprefix("v")
-        questions = (qa for _, paragraph in paragraphs(content, path) for qa in paragraph["qas"])
-        marked = not version and any("is_impossible" in qa for qa in questions)
-        version2 = marked or said.startswith("2")
-        inputs = [question._replace(version2=version2) for question in inputs]
+    try:
+        if isinstance(content, dict) and "Data" in content:
+            inputs = list(triviaqa_questions(content, path, read, purpose))
+        else:
+            inputs = list(squad_questions(content, path, read, purpose))
+            said = version or str(content.get("version")).lower().removeprefix("v")
+            texts = (
+                paragraph for article in content["data"] for paragraph in article["paragraphs"]
+            )
+            marked = not version and any("is_impossible" in qa for p in texts for qa in p["qas"])
+            inputs = [q._replace(version2=marked or said.startswith("2")) for q in inputs]
+    except (KeyError, TypeError, AttributeError) as error:
+        what = f"no field {error}" if isinstance(error, KeyError) else str(error)
+        raise BertkitError(
+            f"{path} is not as SQuAD's JSON ({what}); rows of questions are read from .jsonl"
+        ) from error
     if not inputs:
-        why = first_left_out(read) or "; is it the right file?"
-        raise BertkitError(f"{path} holds no usable question{why}")
+        raise BertkitError(f"{path} holds no usable question{first_left_out(read)}")
     counts += read
     return inputs
 
 
+def parse_json(path: str) -> Any:
+    """Parse the JSON of a local file or URL, compressed or not."""
+    try:
+        with open_binary(path) as stream:
+            return json.load(stream)
+    except DAMAGE as error:
+        raise BertkitError(f"{path} cannot be read ({one_line(error)}); restore it") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, too long, too deep
+        raise BertkitError(
+            f"{path} is not valid JSON ({error}); restore it, or give --format jsonl if it has an "
+            "object on each line"
+        ) from None
+
+
 def squad_questions(
-    content: Any, path: str, counts: TextCounts, *, scoring: bool
+    content: Any, path: str, counts: TextCounts, purpose: Purpose
 ) -> Iterator[QuestionExample]:
     """Yield the questions of SQuAD-JSON."""
-    seen: dict[str, str] = {}
-    for location, paragraph in paragraphs(content, path):
-        context = require_field(paragraph, "context", str, location)
-        for number, qa in enumerate(require_field(paragraph, "qas", list, location), 1):
-            name = read_id(qa, f"{location}, question {number}", counts)
-            if name in seen:
-                raise BertkitError(
-                    f"{location}: question id {name} occurs twice, first at {seen[name]}; rename "
-                    "one"
-                )
-            seen[name] = location
-            of_question = f"{path}, question {name}"
-            question = require_field(qa, "question", str, of_question)
-            answers = read_answers(qa, of_question, counts)
-            example = make_question(
-                name, question, context, answers, of_question, counts, scoring=scoring
-            )
-            if example is not None:
-                yield example
+    seen: set[str] = set()
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for qa in paragraph["qas"]:
+                name = valid_text(str(qa["id"]), path, counts)
+                location = f"{path}, question {name}"
+                if name in seen:
+                    raise BertkitError(f"{location} occurs twice; give each an id of its own")
+                seen.add(name)
+                question, context = qa["question"], paragraph["context"]
+                golds = squad_answers(qa, location, counts)
+                example = make_question(name, question, context, golds, location, counts, purpose)
+                if example is not None:
+                    yield example
 
 
-def paragraphs(content: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield (location, paragraph) for the content of a file; locations count from 1."""
-    for number, article in enumerate(require_field(content, "data", list, path), 1):
-        location = f"{path}, article {number}"
-        for index, paragraph in enumerate(require_field(article, "paragraphs", list, location), 1):
-            yield f"{location}, paragraph {index}", paragraph
-
-
-def read_id(qa: Any, location: str, counts: TextCounts) -> str:
-    """Return the id of a question as valid text; some SQuAD-JSON files have integer ids."""
-    if isinstance(qa, dict) and type(qa.get("id")) is int:
-        return str(qa["id"])
-    name = require_field(qa, "id", str, location)
-    if not name or name.isspace():
-        raise BertkitError(f"{location}: field 'id' is empty; give the question one of its own")
-    return valid_text(name, location, counts)
-
-
-def read_answers(
+def squad_answers(
     qa: Mapping[str, Any], location: str, counts: TextCounts
 ) -> Sequence[tuple[str, int]] | None:
     """Return (text, start) of the answers of a question; None if it has no label."""
-    impossible = "is_impossible" in qa and require_field(qa, "is_impossible", bool, location)
-    if qa.get("answers") is None:
-        return () if impossible else None
-    answers = [
-        (
-            require_field(answer, "text", str, location),
-            require_field(answer, "answer_start", int, location),
-        )
-        for answer in require_field(qa, "answers", list, location)
-    ]
+    answers = [(answer["text"], answer["answer_start"]) for answer in qa.get("answers") or ()]
     answers = [answer for answer in answers if answer[0].strip()]
-    if answers and impossible:
-        counts.note("answers of a question marked is_impossible", location)
+    if qa.get("is_impossible"):
+        if answers:
+            counts.note("answers of a question marked is_impossible", location)
         return ()
-    if not answers and qa.get("is_impossible") is False:
-        counts.note("no answer and not is_impossible, so no label, kept", location)
+    if not answers and qa.get("is_impossible") is False:  # not yet annotated
         return None
-    if not answers and "is_impossible" not in qa:
-        counts.note("empty answers taken as no answer, kept", location)
-    return answers
+    return answers if qa.get("answers") is not None else None
 
 
 def make_question(
@@ -189,18 +154,18 @@ def make_question(
     answers: Sequence[tuple[str, int | None]] | None,
     location: str,
     counts: TextCounts,
-    *,
-    scoring: bool = False,
+    purpose: Purpose = "train",
 ) -> QuestionExample | None:
     """Make a checked question, or return None (and count it) if it must be left out.
 
     The answers are (text, index of the first character) of each; an index of None means the first
     occurrence. They are () for an unanswerable question, and None if the file has no answers.
     """
+    training = purpose == "train"
     for name, text in (("question", question), ("context", context)):
         if not text or text.isspace():
-            counts.note(f"empty {name}, kept" if scoring else f"empty {name}", location)
-            if not scoring:
+            counts.note(f"empty {name}" if training else f"empty {name}, kept", location)
+            if training:
                 return None
     question, context = (valid_text(text, location, counts) for text in (question, context))
     if not answers:
@@ -210,11 +175,11 @@ def make_question(
         answer = locate(text, start, context, location, counts)
         if answer is not None:
             golds.append(answer)
-        elif scoring:
+        elif training:
+            counts.note("answer not in its context", location)
+        else:
             counts.note("answer not in its context, for scoring kept", location)
             golds.append(GoldAnswer(text, NOT_IN_CONTEXT))
-        else:
-            counts.note("answer not in its context", location)
     if not golds:
         counts.note("question left without an answer", location)
         return None
@@ -251,60 +216,17 @@ def locate(
 
 
 def inside_word(match: re.Match[str], context: str) -> bool:
-    """Return whether a match has a letter, a digit or a mark, as a vowel sign, right beside it."""
+    """Return whether a letter, a digit or a mark (such as a vowel sign) stands beside a match."""
     first, end = match.span()
     beside = context[max(0, first - 1) : first] + context[end : end + 1]
     return any(char.isalnum() or unicodedata.category(char)[0] == "M" for char in beside)
-
-
-def has_json_lines(path: str) -> bool:
-    """Return whether the first line with text is one JSON object and not a whole file's JSON."""
-    try:
-        with open_binary(path) as stream:
-            line = b"\n"
-            while line and not line.strip():
-                line = stream.readline(MAX_JSON_LINE)
-            row = json.loads(line)
-    except (BertkitError, *DAMAGE, ValueError, RecursionError):  # reading the file will report it
-        return False
-    return isinstance(row, dict) and row.keys().isdisjoint({"data", "Data"})
-
-
-def parse_json(path: str) -> Any:
-    """Parse the JSON of a local file or URL, compressed or not."""
-    try:
-        with open_binary(path) as stream:
-            return json.load(stream)
-    except DAMAGE as error:
-        raise BertkitError(f"{path} cannot be read ({one_line(error)}); restore it") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, too long, too deep
-        raise BertkitError(
-            f"{path} is not valid JSON ({error}); restore it, or give --format jsonl if it has an "
-            "object on each line"
-        ) from None
-
-
-def require_field(record: Any, name: str, kind: type[Kind], location: str) -> Kind:
-    """Return a field of a JSON object; raise if it is missing or has the wrong type."""
-    if not isinstance(record, dict):
-        raise BertkitError(
-            f"{location}: expected an object with field '{name}'; name a file of rows .jsonl"
-        )
-    if name not in record:
-        raise BertkitError(f"{location}: field '{name}' is missing{nearest(name, record)}")
-    value = record[name]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise BertkitError(
-            f"{location}: field '{name}' is {value!r:.40}; it must be {JSON_TYPES[kind]}"
-        )
-    return value
 
 
 # TriviaQA -----------------------------------------------------------------------------------------
 
 
 def triviaqa_questions(
-    content: Any, path: str, counts: TextCounts, *, scoring: bool
+    content: Any, path: str, counts: TextCounts, purpose: Purpose
 ) -> Iterator[QuestionExample]:
     """Yield an example for each question and document; one without an answer is left out.
 
@@ -317,58 +239,40 @@ def triviaqa_questions(
             f"{path}: TriviaQA's documents are missing; unpack its whole archive, so that "
             f"{evidence} holds them"
         )
-    for number, record in enumerate(require_field(content, "Data", list, path), 1):
-        name = require_field(record, "QuestionId", str, f"{path}, question {number}")
+    for record in content["Data"]:
+        name, answer = record["QuestionId"], record.get("Answer") or {}
         location = f"{path}, question {name}"
-        question = valid_text(require_field(record, "Question", str, location), location, counts)
-        names = answer_names(record, location)
-        for filename, text in documents_of(record, evidence, location, counts):
-            context, golds = text, None
-            if names is not None:
-                words = list(islice(re.finditer(r"\S+", text), CONTEXT_WORDS))
-                context = text[: words[-1].end()] if words else ""
-                if len(context) < len(text.rstrip()):
+        question = valid_text(record["Question"], location, counts)
+        names = [answer["Value"], *(answer.get("Aliases") or ())] if answer else []
+        names = [name for name in dict.fromkeys(names) if name.strip()]
+        files = [
+            Path(folder, document["Filename"])
+            for field, folder in EVIDENCE_FOLDERS.items()
+            for document in record.get(field) or ()
+        ]
+        for file in files:
+            if file.is_absolute() or ".." in file.parts or not (evidence / file).is_file():
+                counts.note("document missing", f"{location}, {file}")
+                continue
+            context, golds = (evidence / file).read_text("utf-8", errors="replace"), None
+            if "\ufffd" in context:
+                counts.note("invalid UTF-8 replaced, kept", f"{location}, {file}")
+            if names:
+                words = list(islice(re.finditer(r"\S+", context), CONTEXT_WORDS + 1))
+                if len(words) > CONTEXT_WORDS:
                     counts.note(f"document cut to its first {CONTEXT_WORDS} words", location)
-                golds = golds_in_context(context, names, scoring=scoring)
+                    context = context[: words[-2].end()]
+                golds = golds_in_context(context, names, purpose)
                 if not golds:
                     counts.note("document without an answer in the words that are read", location)
                     continue
-            yield QuestionExample(f"{name}--{filename}", question, context, golds, location)
+            document_id = file.relative_to(file.parts[0]).as_posix()
+            yield QuestionExample(f"{name}--{document_id}", question, context, golds, location)
 
 
-def answer_names(record: Any, location: str) -> list[str] | None:
-    """Return the answer and its aliases; None if the question has no label."""
-    if record.get("Answer") is None:
-        return None
-    answer = require_field(record, "Answer", dict, location)
-    names = [require_field(answer, "Value", str, location), *map(str, answer.get("Aliases") or ())]
-    return [name for name in dict.fromkeys(names) if name.strip()]
-
-
-def documents_of(
-    record: Any, evidence: Path, location: str, counts: TextCounts
-) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each document of a question."""
-    for field, folder in EVIDENCE_FOLDERS.items():
-        for document in require_field(record, field, list, location) if field in record else []:
-            name = require_field(document, "Filename", str, location)
-            parts = PurePosixPath(name)
-            if parts.is_absolute() or ".." in parts.parts:
-                raise BertkitError(f"{location}: Filename {name!r} is not in evidence/{folder}")
-            file = evidence / folder / name
-            with suppress(OSError):  # such as a name that is too long
-                if file.is_file():
-                    text = file.read_bytes().decode(errors="replace")
-                    if "\ufffd" in text:
-                        counts.note("invalid UTF-8 replaced, kept", f"{location}, {folder}/{name}")
-                    yield name, text
-                    continue
-            counts.note("document missing", f"{location}, {folder}/{name}")
-    if not any(record.get(field) for field in EVIDENCE_FOLDERS):
-        counts.note("question without documents", location)
-
-
-def golds_in_context(context: str, names: list[str], *, scoring: bool) -> tuple[GoldAnswer, ...]:
+def golds_in_context(
+    context: str, names: Sequence[str], purpose: Purpose
+) -> tuple[GoldAnswer, ...]:
     """Return the answer that occurs first in a context, in any case; () if there is none.
 
     For scoring, the other names follow it without a position.
@@ -383,7 +287,7 @@ def golds_in_context(context: str, names: list[str], *, scoring: bool) -> tuple[
         return ()
     first = GoldAnswer(match.group(), match.start())
     others = [GoldAnswer(name, NOT_IN_CONTEXT) for name in names if name != first.text]
-    return (first, *others) if scoring else (first,)
+    return (first, *others) if purpose != "train" else (first,)
 
 
 # Metrics ------------------------------------------------------------------------------------------
@@ -448,12 +352,9 @@ def squad_scores(
 ) -> dict[str, float]:
     """Compute exact match and F1 in percent, as the official programs do.
 
-    The questions, with gold answers, are read with `scoring=True`. The predictions are the text for
-    the id of each question, "" if there is no answer.
-
-    Returns:
-        `exact`, `f1` and `total`; for 2.0 also `HasAns_exact`, `HasAns_f1`, `HasAns_total`, and the
-        same with `NoAns_` for the unanswerable questions.
+    The predictions are the text for the id of each question, "" if there is no answer. The scores
+    are `exact`, `f1` and `total`; for 2.0 also `HasAns_exact`, `HasAns_f1`, `HasAns_total`, and the
+    same with `NoAns_` for the unanswerable questions.
     """
     scores = raw_scores(inputs, predictions)
     result = squad_averages(scores, inputs)
@@ -481,19 +382,13 @@ def best_threshold(
 ) -> dict[str, float]:
     """Find the thresholds for the null odds with the highest exact match and F1 (2.0).
 
-    A question whose odds are above the threshold counts as answered with "".
+    A question whose odds are above the threshold counts as answered with "". `predictions` has the
+    best text that is not empty, and `null_odds` the finite score of no answer relative to it. The
+    result has `best_exact`, `best_exact_threshold`, `best_f1`, `best_f1_threshold` (in percent).
 
     This differs from evaluate-v2.0.py in two cases where its threshold does not give the score that
     it reports: questions with equal odds are decided together, and if never answering is best and
     some odds are 0 or less, the threshold is below all odds and not 0.
-
-    Args:
-        inputs: see `squad_scores`.
-        predictions: id -> the best text that is not empty, whatever its odds.
-        null_odds: id -> the finite score of no answer relative to the answer.
-
-    Returns:
-        `best_exact`, `best_exact_threshold`, `best_f1`, `best_f1_threshold`; scores in percent.
     """
     scores = raw_scores(inputs, predictions)
     answerable = {question.id for question in inputs if question.answers}

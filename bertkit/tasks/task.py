@@ -8,13 +8,16 @@ the columns of its files, its examples, its results and a subclass of `Task`; `t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from bertkit.config import as_json
@@ -28,7 +31,8 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 NOTHING_READ = "inputs with a text without tokens"
 """The count of inputs with a text of, say, control characters only; they are predicted all the
 same."""
-SHOWN_ITEMS = 6
+SEEN_ONCE = "label seen once in training, kept"
+SHOWN_ITEMS, SHOWN_LABELS = 6, 20
 
 
 class Encoded(NamedTuple):
@@ -103,12 +107,11 @@ class Items:
 
     def plus(self, other: Items) -> Items:
         """Return the counts of both, without the sequences."""
-        cut = {name: self.cut.get(name, 0) + count for name, count in other.cut.items()}
         return Items(
             [],
             self.inputs + other.inputs,
             self.windowed + other.windowed,
-            {**self.cut, **cut},
+            dict(Counter(self.cut) + Counter(other.cut)),
             self.unknown_tokens + other.unknown_tokens,
             self.encoded_tokens + other.encoded_tokens,
         )
@@ -197,7 +200,6 @@ class Task(ABC):
     group_by: ClassVar[str] = ""
     """The field of examples whose equal values stay together when data is held out."""
     has_labels: ClassVar[bool] = False
-    """Whether it has label names."""
     labels: tuple[str, ...]
     """The names of the classes, in the order of the outputs; () if there are none."""
 
@@ -230,10 +232,8 @@ class Task(ABC):
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Return the tensors and counts for the loss of labelled parts.
 
-        Args:
-            parts: parts that all have a target.
-            packed_index: (sequences,) the packed index of each sequence of the parts.
-            starts: (sequences,) the index of its first token in the batch.
+        `packed_index` (sequences,) has the packed index of each sequence of the parts, and `starts`
+        (sequences,) the index of its first token in the batch.
         """
 
     @abstractmethod
@@ -254,9 +254,12 @@ class Task(ABC):
     def baseline(self, inputs: Sequence[Any]) -> dict[str, float]:
         """Return, for each metric, the best score of an answer that ignores the input."""
 
-    @abstractmethod
     def degenerate(self, inputs: Sequence[Any], results: Sequence[Any]) -> str:
         """Return why results on labelled inputs show a run that learned nothing, else ""."""
+        answers = {self.answer_value(result) for result in results}
+        if len(answers) > 1 or len({self.gold_value(example) for example in inputs}) < 2:
+            return ""
+        return f"answers {answers.pop()!r} to each input"
 
     def fits_head(self, tensors: Mapping[str, Tensor]) -> bool:
         """Return whether a checkpoint's head for this task type suits the data, too."""
@@ -301,17 +304,29 @@ class Task(ABC):
         return []
 
 
+# Batches ------------------------------------------------------------------------------------------
+
+
+def encode(task: Task, inputs: Sequence[Any], tokenizer: Tokenizer, config: ModelConfig) -> Items:
+    """Encode inputs as sequences, and count their unknown tokens."""
+    items = task.items(inputs, tokenizer)
+    unknown = 0
+    for sequence in items.sequences():
+        unknown += int(np.count_nonzero(sequence.ids == tokenizer.unk_id))
+        if config.type_vocab_size == 1 and sequence.first < len(sequence.ids):
+            raise BertkitError(ONE_SEGMENT)
+    return replace(items, unknown_tokens=unknown, encoded_tokens=items.tokens)
+
+
 def make_batch(
     parts: Sequence[ItemPart],
     targets: Callable[..., tuple[dict[str, Tensor], dict[str, int]]] | None = None,
     compact: np.ndarray | None = None,
 ) -> TaskBatch:
-    """Pack the sequences of parts, longest first.
+    """Pack the sequences of at least one part, longest first.
 
-    Args:
-        parts: the parts, at least one.
-        targets: the task's `targets`; None if only outputs are needed.
-        compact: maps ids to rows of a smaller embedding matrix (`finetuning.CompactEmbeddings`).
+    `targets` is the task's `targets`, or None if only outputs are needed; `compact` maps ids to
+    rows of a smaller embedding matrix (`finetuning.CompactEmbeddings`).
     """
     sequences = [sequence for part in parts for sequence in part.sequences]
     lengths = np.array([len(sequence.ids) for sequence in sequences])
@@ -345,12 +360,46 @@ def split_parts(
         yield group
 
 
-def encode(task: Task, inputs: Sequence[Any], tokenizer: Tokenizer, config: ModelConfig) -> Items:
-    """Encode inputs as sequences, and count their unknown tokens."""
-    items = task.items(inputs, tokenizer)
-    unknown = 0
-    for sequence in items.sequences():
-        unknown += int(np.count_nonzero(sequence.ids == tokenizer.unk_id))
-        if config.type_vocab_size == 1 and sequence.first < len(sequence.ids):
-            raise BertkitError(ONE_SEGMENT)
-    return replace(items, unknown_tokens=unknown, encoded_tokens=items.tokens)
+def in_packed_order(
+    values: Sequence[Any], packed_index: np.ndarray, dtype: type[np.number[Any]]
+) -> Tensor:
+    """Return values of parts in the order of their packed sequences."""
+    return torch.from_numpy(np.array(values, dtype=dtype)[np.argsort(packed_index)])
+
+
+def count_examples(parts: Sequence[ItemPart]) -> dict[str, int]:
+    """Count the items whose first part is among the parts; a mean loss is divided by it."""
+    return {"examples": sum(part.is_first for part in parts)}
+
+
+# Labels and probabilities -------------------------------------------------------------------------
+
+
+def label_counts(inputs: Iterable[Any]) -> Counter[str]:
+    """Count the occurrences of each label or tag."""
+    golds = (example.gold for example in inputs if example.gold is not None)
+    return Counter(chain.from_iterable(g if isinstance(g, tuple) else (str(g),) for g in golds))
+
+
+def unknown_label(label: str, location: str, labels: Sequence[str]) -> BertkitError:
+    """Return the error for a label that is not among the model's labels.
+
+    It suggests none: the most similar spelling may mean the opposite.
+    """
+    shown = ", ".join(sorted(labels)[:SHOWN_LABELS])
+    more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+    return BertkitError(
+        f"{location}: the label {label!r} is not one of the model's; known: {shown}{more}"
+    )
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Compute the softmax along the last axis in double precision."""
+    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def balanced(counts: np.ndarray) -> np.ndarray:
+    """Return weights (classes,) whose mean over the counted targets is 1, for counts (classes,)."""
+    share = counts.sum() / max(1, (counts > 0).sum())
+    return np.where(counts > 0, share / np.maximum(counts, 1), 1.0)

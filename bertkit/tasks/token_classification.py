@@ -24,7 +24,7 @@ from bertkit.errors import BertkitError, check_known
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.columns import Columns, from_json, require_texts
+from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts
 from bertkit.tasks.entities import (
     ENTITY_TAG,
     NO_TAGS,
@@ -36,14 +36,24 @@ from bertkit.tasks.entities import (
     conll_sentences,
     entity_scores,
     find_entities,
+    joined,
     to_iob2,
+    words_example,
     write_conll,
 )
-from bertkit.tasks.rows import Fields
-from bertkit.tasks.task import Item, ItemPart, Items, Result, Task, TaskBatch, TrainingData
-from bertkit.tasks.texts import SEEN_ONCE, balanced, softmax, unknown_label
+from bertkit.tasks.task import (
+    Item,
+    ItemPart,
+    Items,
+    Result,
+    Task,
+    TaskBatch,
+    TrainingData,
+    balanced,
+    softmax,
+    unknown_label,
+)
 from bertkit.tasks.windows import WindowLengths, plan_windows, surround
-from bertkit.tasks.words import joined, words_example
 from bertkit.text.documents import TextCounts, valid_text, value_name
 from bertkit.text.sources import extension
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -59,7 +69,7 @@ class WordColumns(Columns):
     """Columns of tagged sentences: one sentence per row, or one word per line as in CoNLL's files.
 
     In rows, words and tags are lists or are separated by spaces. Class numbers of a Hugging Face
-    data set become names; other numbers are kept as tags and counted.
+    data set become names; other numbers are kept as tags.
     """
 
     words: str = "tokens"
@@ -85,26 +95,21 @@ class WordColumns(Columns):
         return str(path).startswith("hf:") or any(extension(str(p)) in ROW_ENDINGS for p in paths)
 
     def read_own_format(
-        self, path: str | Path, counts: TextCounts, *, labelled: bool, scoring: bool
+        self, path: str | Path, counts: TextCounts, purpose: Purpose
     ) -> Iterator[WordsExample]:
-        """See `Columns` and `conll_sentences`."""
         return conll_sentences(
-            path,
-            counts,
-            word_column=self.word_column,
-            tag_column=self.tag_column if labelled else None,
-            untagged_ok=scoring,
+            path, counts, purpose, word_column=self.word_column, tag_column=self.tag_column
         )
 
     def example(
-        self, row: Fields, location: str, counts: TextCounts, *, labelled: bool, scoring: bool
+        self, row: Fields, location: str, counts: TextCounts, purpose: Purpose
     ) -> WordsExample | None:
         """Each word needs a tag, and a row without words is left out."""
         words = self.words_in(row[self.words], location)
         if not words:
             counts.note(f"empty '{self.words}'", location)
             return None
-        tags = self.tags_in(row.get(self.tags), location, counts) if labelled else None
+        tags = None if purpose == "predict" else self.tags_in(row.get(self.tags), location)
         if tags is not None and len(tags) != len(words):
             raise BertkitError(
                 f"{location}: {len(words)} words in '{self.words}' and {len(tags)} tags in "
@@ -120,52 +125,26 @@ class WordColumns(Columns):
 
     def words_in(self, value: Any, location: str) -> tuple[str, ...]:
         """Return the words in a field; () if it is empty."""
-        words = self.items_in(value, self.words, location)
-        for number, word in enumerate(words, 1):
-            if not isinstance(word, str):
-                raise BertkitError(
-                    f"{location}: word {number} in '{self.words}' is {word!r:.40}, not text"
-                )
-        return tuple(words)
+        return tuple(require_texts(location, listed(value, self.words, location)))
 
-    def tags_in(self, value: Any, location: str, counts: TextCounts) -> tuple[str, ...] | None:
+    def tags_in(self, value: Any, location: str) -> tuple[str, ...] | None:
         """Return the tags in a field, or None if it is empty or null."""
         if value is None or value == "":
             return None
-        tags = []
-        for number, item in enumerate(self.items_in(value, self.tags, location), 1):
-            tag = value_name(item)
-            # -100 marks a token without a tag in data for transformers
-            if not TAG.fullmatch(tag) or (isinstance(item, int) and item < 0):
+        tags = tuple(map(value_name, listed(value, self.tags, location)))
+        for tag in tags:
+            if not TAG.fullmatch(tag) or tag == "-100":  # no tag, in data for transformers
                 raise BertkitError(
-                    f"{location}: tag {number} in '{self.tags}' is {item!r:.40}, not a tag such as "
-                    "O, B-PER or NOUN; correct it or name the column of the tags"
+                    f"{location}: '{self.tags}' holds {tag[:40]!r}, not a tag such as O, B-PER or "
+                    "NOUN; correct it or name the column of the tags"
                 )
-            if not isinstance(item, str):
-                counts.note("tag that is a number, kept", location)
-            tags.append(tag)
-        return tuple(tags)
-
-    def items_in(self, value: Any, column: str, location: str) -> Sequence[Any]:
-        """Return the items of a list, of a list written as JSON, or of a text split at spaces."""
-        value = from_json(value)
-        if value is None or isinstance(value, str):
-            # split only at spaces, as in CoNLL's files: other white space may be a word
-            return [item for item in SPACES.split(value or "") if item]
-        if not isinstance(value, list | tuple):
-            raise BertkitError(
-                f"{location}: '{column}' is {value!r:.40}, neither a list nor text; name another "
-                "column"
-            )
-        return value
+        return tags
 
     def from_values(self, values: Sequence[Any], location: str, id: str) -> WordsExample:  # noqa: A002
         """A text is split into words, and a list of words is taken as it is."""
         text_or_words = values[0] if len(values) == 1 else values
-        if isinstance(text_or_words, tuple | list):
-            require_texts(location, text_or_words)
-        else:
-            require_texts(location, [text_or_words])
+        several = isinstance(text_or_words, tuple | list)
+        require_texts(location, text_or_words if several else [text_or_words])
         return words_example(id, text_or_words, location, location)
 
     def from_value(self, value: Any, location: str, id: str) -> WordsExample:  # noqa: A002
@@ -179,6 +158,19 @@ class WordColumns(Columns):
 
     def from_line(self, line: str, location: str, id: str, document: int) -> WordsExample:  # noqa: A002
         return words_example(id, line, f"{location.rpartition(':')[0]}#{document}", location)
+
+
+def listed(value: Any, column: str, location: str) -> Sequence[Any]:
+    """Return the items of a list, of a list written as JSON, or of a text split at spaces."""
+    value = from_json(value)
+    if value is None or isinstance(value, str):
+        # split only at spaces, as in CoNLL's files: other white space may be a word
+        return [item for item in SPACES.split(value or "") if item]
+    if not isinstance(value, list | tuple):
+        raise BertkitError(
+            f"{location}: '{column}' is {value!r:.40}, neither a list nor text; name another column"
+        )
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,12 +265,8 @@ class TokenClassification(Task):
     @classmethod
     def from_data(cls, data: TrainingData) -> Self:
         labels, entities = tag_labels(data.examples)
-        for name in seen_once(data.examples, entities):
-            data.counts.note(SEEN_ONCE, name)
-        if all(len(example.words) == 1 for example in data.examples):
-            reason = "sentence of one word, like all others (a word a line is .txt or .tsv), kept"
-            data.counts.note(reason, data.examples[0].location)
-        if data.windows.context == "document" and lacks_documents(data.examples):
+        alone = len({example.document for example in data.examples}) == len(data.examples)
+        if data.windows.context == "document" and alone:
             raise BertkitError(
                 "--context document, and in the training data each sentence is a document of its "
                 "own; start documents with -DOCSTART- lines, name the column of documents "
@@ -371,21 +359,10 @@ class TokenClassification(Task):
             if example.tags is None:
                 indices.append(np.full(len(example.words), NO_TAG))
                 continue
-            if len(example.tags) != len(example.words):
-                raise BertkitError(
-                    f"{example.location}: {len(example.tags)} tags for {len(example.words)} words; "
-                    "give each word one tag"
-                )
-            for position, tag in enumerate(example.tags, 1):
-                if self.entities and not ENTITY_TAG.fullmatch(tag):
-                    raise BertkitError(
-                        f"{example.location}, word {position}: {tag!r} is not an entity tag; these "
-                        "are O or have B-, I-, E-, S-, L- or U- before a type; correct it"
-                    )
             tags = self.in_scheme(example.tags)
-            for position, tag in enumerate(tags, 1):
-                if tag not in number:
-                    raise unknown_label(tag, f"{example.location}, word {position}", self.labels)
+            for position, (tag, given) in enumerate(zip(tags, example.tags, strict=True), 1):
+                if tag not in number or (self.entities and not ENTITY_TAG.fullmatch(given)):
+                    raise unknown_label(given, f"{example.location}, word {position}", self.labels)
             indices.append(np.array([number[tag] for tag in tags], dtype=np.int64))
         return indices
 
@@ -396,7 +373,7 @@ class TokenClassification(Task):
     def targets(
         self, parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """See `Task`; "rows" has the token indices in the batch of tagged words, "labels" tags."""
+        """The tensors are "rows", the token indices of tagged words in the batch, and "labels"."""
         pairs = zip(starts, parts, strict=True)
         rows = np.concatenate([start + part.target.rows for start, part in pairs])
         labels = np.concatenate([part.target.labels for part in parts])
@@ -492,12 +469,11 @@ class TokenClassification(Task):
     def degenerate(self, inputs: Sequence[WordsExample], results: Sequence[TagsResult]) -> str:
         """No entity found, or the same tag for each word, although gold has others."""
         wanted = {tag for example in inputs for tag in example.tags or ()}
-        if self.entities:
-            some = any(result.entities for result in results)
-            return "" if some or wanted <= {"O"} else "finds no entity"
         tags = {tag for result in results for tag in result.tags}
-        same = len(tags) == 1 and len(wanted) > 1
-        return f"gives each word the tag {tags.pop()!r}" if same else ""
+        if self.entities:
+            found = wanted <= {"O"} or any(result.entities for result in results)
+            return "" if found else "finds no entity"
+        return f"gives each word the tag {tags.pop()!r}" if len(tags) == 1 < len(wanted) else ""
 
     def official_files(
         self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
@@ -506,11 +482,6 @@ class TokenClassification(Task):
         path = folder / f"{split}.txt"
         write_conll(path, inputs, [result.tags for result in results])
         return [path]
-
-
-def lacks_documents(inputs: Sequence[WordsExample]) -> bool:
-    """Return whether each document has only one sentence, as when documents are not marked."""
-    return len({example.document for example in inputs}) == len(inputs)
 
 
 def tag_labels(inputs: Sequence[WordsExample]) -> tuple[tuple[str, ...], bool]:
@@ -539,15 +510,3 @@ def tag_labels(inputs: Sequence[WordsExample]) -> tuple[tuple[str, ...], bool]:
         kinds = {tag[1:] for tag in seen - {"O"}}  # "-PER", or "" without types
         seen = {"O"} | {f"{prefix}{kind}" for prefix in "BI" for kind in kinds}
     return tuple(sorted(seen, key=lambda tag: (tag != "O", tag))), are_entities
-
-
-def seen_once(inputs: Sequence[WordsExample], are_entities: bool) -> list[str]:
-    """Return descriptions of the entity types, or other tags, that occur only once."""
-    seen: Counter[str] = Counter()
-    for example in inputs:
-        tags = example.tags or ()
-        seen.update(
-            [kind for kind, _, _ in find_entities(conll_scheme(tags))] if are_entities else tags
-        )
-    what = "entity" if are_entities else "tag"
-    return [f"{what} {name!r}" for name, count in seen.items() if count == 1]

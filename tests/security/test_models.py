@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from bertkit.checkpoints.pretrained import load_config, load_pretraining_model, read_pretrained
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
-from bertkit.tasks.saved import load_task_model
+from bertkit.tasks.types import load_task_model
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import Bomb, load_encoder
 

@@ -33,7 +33,7 @@ def test_official_files_of_glue(data: Path, name: str) -> None:
 
 def test_cola_without_a_header(data: Path) -> None:
     path = str(data / "glue" / "CoLA" / "train.tsv")
-    first = read_glue("cola", path, "train", TextCounts())[0]
+    first = read_glue("cola", path, TextCounts(), "train")[0]
     assert first.id == "0"
     assert first.label in GLUE["cola"].labels
 
@@ -71,7 +71,7 @@ def test_files_for_the_glue_server(tmp_path: Path) -> None:
 
 def test_swag(data: Path, tmp_path: Path) -> None:
     counts = TextCounts()
-    examples = read_swag(str(data / "swag" / "sample.csv"), "dev", counts, scoring=True)
+    examples = read_swag(str(data / "swag" / "sample.csv"), counts, "dev")
     assert len(examples) == 11
     assert {len(example.choices) for example in examples} == {4}
     [path] = write_swag("swag", "test", tmp_path, examples, [0] * 11)
@@ -121,7 +121,7 @@ def test_keys_of_choices(label: object, index: int | None) -> None:
     columns = ChoiceColumns(choices=("a", "b", "c"))
     row = {"text": "x", "a": "nothing", "b": "some", "c": "all", "label": label}
     counts: TextCounts = TextCounts()
-    example = columns.example(row, "f:1", counts, labelled=True, scoring=False)
+    example = columns.example(row, "f:1", counts, "train")
     assert (example.label if example else None) == index
     assert bool(counts.skipped) == (index is None)
 
@@ -129,11 +129,11 @@ def test_keys_of_choices(label: object, index: int | None) -> None:
 def test_lists_of_choices_and_fewer_of_them() -> None:
     columns, counts = ChoiceColumns(first_choice=1), TextCounts()
     hub = {"text": "x", "choices": {"text": ["p", "q", ""], "label": ["A", "B", "C"]}, "label": "2"}
-    example = columns.example(hub, "f:1", counts, labelled=True, scoring=False)
+    example = columns.example(hub, "f:1", counts, "train")
     assert example is not None
     assert (example.choices, example.label) == (("p", "q"), 1)
     written = {**hub, "choices": json.dumps(["p", "q"]), "label": "A"}
-    example = columns.example(written, "f:1", counts, labelled=True, scoring=False)
+    example = columns.example(written, "f:1", counts, "train")
     assert example is not None
     assert example.label == 0
     assert not Counter(counts.skipped)

@@ -447,12 +447,11 @@ def oracle_answer(question: QuestionExample, tokenizer: Tokenizer) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", ["bert-base-uncased", "bert-base-cased"])
-@pytest.mark.parametrize("compat", ["google", "hf"])
-def test_the_ceiling_on_real_questions(data: Path, vocabulary: str, compat: str) -> None:
+def test_the_ceiling_on_real_questions(data: Path, vocabulary: str) -> None:
     """What stands between it and 100: answers inside a word, and of more than 30 tokens."""
     questions = read_squad(data / "squad" / "dev-v1.1.json", TextCounts())[::10]
     path = data / "vocab" / f"{vocabulary}-vocab.txt"
-    tokenizer = Tokenizer.load(path, compat=compat)
+    tokenizer = Tokenizer.load(path)
     scores = squad_scores(
         questions, {question.id: oracle_answer(question, tokenizer) for question in questions}
     )

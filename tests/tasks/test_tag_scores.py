@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bertkit.tasks.entities import WordsExample, to_iob2
+from bertkit.tasks.entities import WordsExample, to_iob2, words_example
 from bertkit.tasks.token_classification import TagsResult, TokenClassification, tag_labels
-from bertkit.tasks.words import words_example
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 

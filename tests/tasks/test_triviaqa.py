@@ -64,7 +64,7 @@ def test_contexts_are_beginnings_of_documents_with_an_answer(tmp_path: Path) -> 
 
 
 def test_every_name_of_an_answer_counts_in_the_score(tmp_path: Path) -> None:
-    [rhine, _], _ = read(archive(tmp_path, RECORD), scoring=True)
+    [rhine, _], _ = read(archive(tmp_path, RECORD), purpose="dev")
     assert rhine.answers is not None
     assert [(one.text, one.start) for one in rhine.answers] == [
         ("The Rhine", 0),
@@ -78,14 +78,14 @@ def test_every_name_of_an_answer_counts_in_the_score(tmp_path: Path) -> None:
 
 def test_a_name_that_begins_a_longer_word_is_no_answer() -> None:
     text = "भारतीय टीम जीती। भारत में खुशी है।"  # a vowel sign follows the name in the first word
-    assert golds_in_context(text, ["भारत"], scoring=False) == (GoldAnswer("भारत", 17),)
-    assert golds_in_context(text[:16], ["भारत"], scoring=False) == ()
-    assert golds_in_context(text, [], scoring=True) == ()
+    assert golds_in_context(text, ["भारत"], purpose="train") == (GoldAnswer("भारत", 17),)
+    assert golds_in_context(text[:16], ["भारत"], purpose="train") == ()
+    assert golds_in_context(text, [], purpose="dev") == ()
 
 
 def test_documents_without_labels_are_whole(tmp_path: Path) -> None:
     unlabelled = {name: value for name, value in RECORD.items() if name != "Answer"}
-    found, _ = read(archive(tmp_path, unlabelled), labelled=False)
+    found, _ = read(archive(tmp_path, unlabelled), purpose="predict")
     assert [(one.answers, len(one.context)) for one in found[:2]] == [
         (None, len(FIRST)),
         (None, len(LATE)),
@@ -94,14 +94,13 @@ def test_documents_without_labels_are_whole(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_a_missing_document(tmp_path: Path) -> None:
-    names = ["none\0.txt", "\ud800.txt", "", "pipe", 300 * "long", "Rhine.txt"]
+    names = ["none\0.txt", "../../secret", "/etc/passwd", "pipe", "none.txt", "Rhine.txt"]
     record = RECORD | {"EntityPages": [{"Filename": name} for name in names]}
     path = archive(tmp_path, record, {"QuestionId": "q_2", "Question": "Where?"})
     os.mkfifo(tmp_path / "evidence/wikipedia/pipe")
     [rhine], counts = read(path)
     assert rhine.id == "q_1--Rhine.txt"
     assert counts.skipped["document missing"] == 6
-    assert counts.skipped["question without documents"] == 1
 
 
 def test_invalid_bytes_of_a_document_are_counted(tmp_path: Path) -> None:
@@ -115,15 +114,9 @@ def test_invalid_bytes_of_a_document_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"EntityPages": [{"Filename": "../../secret"}]}, r"secret' is not in"),
-        ({"EntityPages": [{"Filename": "/etc/passwd"}]}, "is not in evidence/wikipedia"),
-        ({"EntityPages": [{}]}, "field 'Filename' is missing"),
-        ({"Answer": {"Aliases": []}}, "field 'Value' is missing"),
-        (
-            {"Answer": {"Value": "Po"}},
-            "no usable question; the first: document without",
-        ),
-        ({"Question": 3}, "field 'Question' is 3; it must be text"),
+        ({"EntityPages": [{}]}, "no field 'Filename'"),
+        ({"Answer": {"Aliases": []}}, "no field 'Value'"),
+        ({"Answer": {"Value": "Po"}}, "no usable question; the first: document without"),
     ],
 )
 def test_what_cannot_be_read_is_refused(

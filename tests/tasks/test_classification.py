@@ -1,19 +1,43 @@
-"""The values of the metrics, computed by hand."""
+"""The metrics of labels, label sets and numbers, computed by hand."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bertkit.tasks.metrics import CLASSIFICATION, correlations, multi_label
+from bertkit.errors import BertkitError
+from bertkit.tasks.classification import (
+    LabelSetColumns,
+    LabelSetResult,
+    MultiLabelClassification,
+    TextExample,
+    label_score,
+)
+from bertkit.tasks.regression import NumberResult, Regression
 
 
 def score(name: str, gold: str, predicted: str) -> float:
     """Of labels of one letter each, in a row; "p" is the positive one."""
-    return CLASSIFICATION[name](list(gold), list(predicted), "p")
+    return label_score(name, list(gold), list(predicted), "p")
+
+
+def example(label: Any) -> TextExample:
+    return TextExample("", "x", None, label, "f:1")
+
+
+def correlations(gold: Sequence[float], predicted: Sequence[float]) -> dict[str, float]:
+    results = [NumberResult(float(value)) for value in predicted]
+    return Regression().score([example(float(value)) for value in gold], results)
+
+
+def multi_label(gold: Any, predicted: Any, labels: tuple[str, ...]) -> dict[str, float]:
+    results = [LabelSetResult(row, {}) for row in predicted]
+    return MultiLabelClassification(labels).score([example(row) for row in gold], results)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +79,7 @@ def test_matthews_correlation_is_that_of_its_formula() -> None:
     assert score("matthews", gold, gold) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("name", CLASSIFICATION)
+@pytest.mark.parametrize("name", ["accuracy", "f1", "macro_f1", "matthews"])
 @pytest.mark.parametrize(("gold", "predicted"), [("pnp", "ppp"), ("ppp", "pnp"), ("ppp", "ppp")])
 def test_constant_labels_are_scored_without_a_warning(name: str, gold: str, predicted: str) -> None:
     with warnings.catch_warnings():
@@ -112,3 +136,23 @@ def test_one_column_is_scored_by_its_label_alone() -> None:
 def test_empty_sets_are_equal_and_have_nothing_right() -> None:
     found = multi_label([(), ()], [(), ()], ("a", "b"))
     assert found == {"micro_f1": 0, "macro_f1": 0, "exact_match": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ("a|b | a", ("a", "b")),
+        ('["a|b", 2]', ("a|b", "2")),
+        (["b", "a"], ("b", "a")),
+        ("", ()),
+        (None, None),
+        (7, ("7",)),
+    ],
+)
+def test_labels_in_a_field(value: Any, names: tuple[str, ...] | None) -> None:
+    assert LabelSetColumns().label_in(value, "f:1") == names
+
+
+def test_a_vector_of_labels_is_refused() -> None:
+    with pytest.raises(BertkitError, match="0 or 1 for each label"):
+        LabelSetColumns().label_in([0, 1, 0], "f:1")
