@@ -29,7 +29,7 @@ from bertkit.checkpoints.save import save_model
 from bertkit.export.onnx import silence as silence  # noqa: PLC0414 - others take it from here
 from bertkit.files import write_atomic
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.task_heads import ClassificationModel, SpanModel
+from bertkit.model.outputs import ClassificationModel, SpanModel
 
 GRAPHS = ("plain", "fused")
 CLASSES = 32

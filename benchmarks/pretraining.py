@@ -37,10 +37,13 @@ from bertkit.corpus.store import TokenStore
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
-from bertkit.pretraining_data.loader import BatchBuilder, PretrainingBatch, stream_steps
-from bertkit.pretraining_data.masking import MaskingOptions
-from bertkit.pretraining_data.pairs import PairOptions
-from bertkit.pretraining_data.sampler import ExampleSampler
+from bertkit.pretraining_data.examples import MaskingOptions, PairOptions
+from bertkit.pretraining_data.loader import (
+    BatchBuilder,
+    ExampleSampler,
+    PretrainingBatch,
+    stream_steps,
+)
 from bertkit.processes import resident_bytes
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast, matmul_peak, training_flops

@@ -142,7 +142,7 @@ def made(precision: str) -> str:
 
 def precisions() -> list[str]:
     """Return the precisions to measure on this CPU: fp32, and bf16 if it has instructions."""
-    from bertkit.model.native.library import has_bf16
+    from bertkit.model.native.compiled import has_bf16
 
     return ["fp32", "bf16"] if has_bf16() else ["fp32"]
 

@@ -25,7 +25,7 @@ from benchmarks.exports import has_integer_products
 from benchmarks.record import summary
 from benchmarks.tokenization import read_sentences
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.native.library import has_bf16
+from bertkit.model.native.compiled import has_bf16
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.task import Encoded, Items

@@ -33,7 +33,7 @@ from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.finetuning.train import TaskTraining
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.pretrained import Predictor
-from bertkit.pretraining_data.rng import DATA_SPLIT, keyed_rng
+from bertkit.pretraining_data.examples import DATA_SPLIT, keyed_rng
 from bertkit.report.pretraining import write_report
 from bertkit.tasks.inference import run_task
 from bertkit.tasks.multiple_choice import ChoiceExample, MultipleChoice

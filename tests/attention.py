@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from bertkit.model.native.attention import KERNELS
-from bertkit.pretraining_data.batch import Packed
-from bertkit.shapes import Heads
+from bertkit.pretraining_data.batch import Heads, Packed
 
 
 def reference(projected: Tensor, packed: Packed, causal: bool, dropout: float) -> Heads:

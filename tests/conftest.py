@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-os.environ["BERTKIT_CHECK_SHAPES"] = "1"  # before bertkit.shapes is imported
+os.environ["BERTKIT_CHECK_SHAPES"] = "1"  # before bertkit.pretraining_data.batch is imported
 # Without bytecode every worker of the tests, and every command that they start, compiles it all.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -10,7 +10,7 @@ from bertkit import demo
 from bertkit.config import read_recipe
 from bertkit.console import Console
 from bertkit.errors import BertkitError
-from bertkit.pretraining_data.rng import keyed_rng
+from bertkit.pretraining_data.examples import keyed_rng
 from bertkit.training.journal import read_journal
 from bertkit.training.recipe import Logging, PretrainRecipe, Training
 

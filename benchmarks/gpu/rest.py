@@ -37,11 +37,9 @@ from bertkit.corpus.store import TokenStore
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.task_heads import ClassificationModel
-from bertkit.pretraining_data.loader import BatchBuilder, StreamStep, stream_steps
-from bertkit.pretraining_data.masking import MaskingOptions
-from bertkit.pretraining_data.pairs import PairOptions
-from bertkit.pretraining_data.sampler import ExampleSampler
+from bertkit.model.outputs import ClassificationModel
+from bertkit.pretraining_data.examples import MaskingOptions, PairOptions
+from bertkit.pretraining_data.loader import BatchBuilder, ExampleSampler, StreamStep, stream_steps
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.task import Encoded, Item, ItemPart, Items, make_batch
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer

@@ -39,7 +39,7 @@ class TextPooling:
     """Settings for turning texts into vectors."""
 
     pooling: str = "mean"
-    """One of `bertkit.model.pooling.POOLINGS`."""
+    """One of `bertkit.model.outputs.POOLINGS`."""
     normalize: bool = True
     """Whether to divide vectors by their L2 norm, so that dot products are cosines."""
     max_length: int = 0

@@ -39,7 +39,7 @@ from bertkit.files import (
     sha256_file,
     write_json,
 )
-from bertkit.model.pooling import OVER_TOKENS, summary_vectors, weighted_vectors
+from bertkit.model.outputs import OVER_TOKENS, summary_vectors, weighted_vectors
 from bertkit.pretraining_data.batch import Packed, pack
 
 Arrays = dict[str, np.ndarray]

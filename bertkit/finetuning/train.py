@@ -24,7 +24,7 @@ from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.errors import BertkitError, nearest
 from bertkit.finetuning.settings import BALANCED, RunSettings, TrainingSettings
 from bertkit.model.encoder import Encoder
-from bertkit.pretraining_data.rng import FINE_TUNING, keyed_rng
+from bertkit.pretraining_data.examples import FINE_TUNING, keyed_rng
 from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
 from bertkit.training.checkpoint import load_latest, restore_training, save_training
 from bertkit.training.device import own_random_numbers

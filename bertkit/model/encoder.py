@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.model.native import Dropout, add_norm, attention
-from bertkit.pretraining_data.batch import Packed
-from bertkit.shapes import Hidden, Pooled, Rows, TargetIndices, TokenIndices
+from bertkit.pretraining_data.batch import Hidden, Packed, Pooled, Rows, TargetIndices, TokenIndices
 
 ACTIVATIONS = ("gelu", "gelu_tanh")
 DIRECTIONS = ("bidirectional", "left_to_right")

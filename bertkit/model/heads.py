@@ -25,8 +25,15 @@ from bertkit.model.encoder import (
     layer_sequence,
     run_layers,
 )
-from bertkit.pretraining_data.batch import Packed
-from bertkit.shapes import Hidden, NextLogits, Pooled, Rows, TargetIndices, VocabularyLogits
+from bertkit.pretraining_data.batch import (
+    Hidden,
+    NextLogits,
+    Packed,
+    Pooled,
+    Rows,
+    TargetIndices,
+    VocabularyLogits,
+)
 
 
 class LanguageHead(nn.Module):

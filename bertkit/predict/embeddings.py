@@ -30,7 +30,7 @@ from bertkit.checkpoints.pretrained import LoadResult, load_model, model_folder,
 from bertkit.checkpoints.sentence_transformers import TextPooling, read_pooling
 from bertkit.errors import BertkitError, checked_texts
 from bertkit.model.encoder import Encoder, check_vocabulary
-from bertkit.model.pooling import OVER_TOKENS, check_pooling, summary_vectors, weighted_vectors
+from bertkit.model.outputs import OVER_TOKENS, check_pooling, summary_vectors, weighted_vectors
 from bertkit.tasks.inference import choose_mode, prepare_network, run_model
 from bertkit.tasks.task import ItemPart, TaskBatch
 from bertkit.tasks.windows import plan_windows, surround
@@ -199,7 +199,7 @@ def load_embedder(
         device: "auto", "cpu", "cuda", ...
         precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 if the device supports it
             natively, else fp32.
-        pooling: one of `bertkit.model.pooling.POOLINGS`, or "auto": the pooling that the directory
+        pooling: one of `bertkit.model.outputs.POOLINGS`, or "auto": the pooling that the directory
             configures, or else the mean.
         normalize: whether to scale vectors to length 1; None uses the setting of a directory that
             configures its pooling, and normalises for other models.

@@ -25,7 +25,7 @@ from bertkit.console import Console
 from bertkit.errors import BertkitError, check_known
 from bertkit.files import check_output, disk_errors, new_file
 from bertkit.model.encoder import Encoder
-from bertkit.model.pooling import check_layers, encoder_features
+from bertkit.model.outputs import check_layers, encoder_features
 from bertkit.predict.embeddings import load_embedder, text_chunks
 from bertkit.tasks.columns import read_rows, require_all
 from bertkit.tasks.inference import run_model

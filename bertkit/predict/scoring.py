@@ -36,8 +36,7 @@ from torch import Tensor
 from bertkit.errors import NOT_FINITE, BertkitError, check_known
 from bertkit.model.encoder import Layer, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel
-from bertkit.pretraining_data.batch import Packed, from_arrays
-from bertkit.shapes import Rows, VocabularyLogits
+from bertkit.pretraining_data.batch import Packed, Rows, VocabularyLogits, from_arrays
 from bertkit.tasks.inference import CPU_TOKENS, GPU_TOKENS, batch_map, prepare_network, shares
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast, in_halves

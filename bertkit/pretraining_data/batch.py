@@ -3,21 +3,63 @@
 A batch of sequences of lengths 5, 3 and 2 is ten tokens and `cu_seqlens` = [0, 5, 8, 10]. Every
 position-wise layer of the network processes exactly those ten tokens; only attention uses the
 boundaries.
+
+The names of tensor shapes (`Hidden`, `Rows`, ...) are checked by beartype under pytest only;
+elsewhere jaxtyping is not imported, and each is plain `torch.Tensor`. In them, tokens = all tokens
+of a packed batch; sequences = its sequences; width = hidden size; targets = masked positions that
+have a loss; vocabulary = vocabulary size.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bertkit.shapes import Boundaries, TokenIndices
+if TYPE_CHECKING or os.environ.get("BERTKIT_CHECK_SHAPES") != "1":
+    TokenIndices: TypeAlias = Tensor
+    """(tokens,) integers."""
+    Boundaries: TypeAlias = Tensor
+    """(sequences + 1,) int32."""
+    Hidden: TypeAlias = Tensor
+    """(tokens, width)."""
+    Rows: TypeAlias = Tensor
+    """(rows, width): hidden states of all tokens or of selected ones."""
+    Heads: TypeAlias = Tensor
+    """(tokens, heads, head width)."""
+    Pooled: TypeAlias = Tensor
+    """(sequences, width)."""
+    TargetIndices: TypeAlias = Tensor
+    """(targets,) integers."""
+    VocabularyLogits: TypeAlias = Tensor
+    """(targets, vocabulary)."""
+    NextLogits: TypeAlias = Tensor
+    """(sequences, 2)."""
+    ClassLogits: TypeAlias = Tensor
+    """(sequences or tokens, classes)."""
+    SequenceLabels: TypeAlias = Tensor
+    """(sequences,) integers."""
+else:
+    from jaxtyping import Float, Int, Int32
+
+    TokenIndices = Int[Tensor, "tokens"]
+    Boundaries = Int32[Tensor, "boundaries"]
+    Hidden = Float[Tensor, "tokens width"]
+    Rows = Float[Tensor, "rows width"]
+    Heads = Float[Tensor, "tokens heads head_width"]
+    Pooled = Float[Tensor, "sequences width"]
+    TargetIndices = Int[Tensor, "targets"]
+    VocabularyLogits = Float[Tensor, "targets vocabulary"]
+    NextLogits = Float[Tensor, "sequences 2"]
+    ClassLogits = Float[Tensor, "rows classes"]
+    SequenceLabels = Int[Tensor, "sequences"]
 
 
 class EqualLengths(NamedTuple):

@@ -23,7 +23,7 @@ from torch import Tensor
 from bertkit.errors import NOT_FINITE, BertkitError
 from bertkit.model.encoder import Encoder
 from bertkit.model.native import PreparedLayers, check_mode, prepare_encoder
-from bertkit.model.task_heads import ClassificationModel
+from bertkit.model.outputs import ClassificationModel
 from bertkit.tasks.task import ItemPart, Items, TaskBatch, make_batch, split_parts
 from bertkit.training.device import autocast, choose_precision, in_halves
 

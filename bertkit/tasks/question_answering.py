@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.task_heads import SpanModel
+from bertkit.model.outputs import SpanModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts, row_texts
 from bertkit.tasks.squad import (

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bertkit.errors import BertkitError
-from bertkit.model.task_heads import ScaledLinear
+from bertkit.model.outputs import ScaledLinear
 from bertkit.tasks.classification import TextColumns, TextExample, TextTask
 from bertkit.tasks.task import Result, TrainingData
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, check_known
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.task_heads import TokenClassificationModel
+from bertkit.model.outputs import TokenClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts
 from bertkit.tasks.entities import (

@@ -24,7 +24,7 @@ from bertkit.config import matches_type
 from bertkit.errors import BertkitError, flag, nearest
 from bertkit.files import read_object, read_optional
 from bertkit.model.encoder import check_vocabulary
-from bertkit.model.task_heads import ClassificationModel
+from bertkit.model.outputs import ClassificationModel
 from bertkit.tasks.classification import Classification, MultiLabelClassification
 from bertkit.tasks.columns import Columns
 from bertkit.tasks.multiple_choice import MultipleChoice

@@ -10,10 +10,20 @@ import numpy as np
 
 from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
-from bertkit.pretraining_data.loader import BatchBuilder, PretrainingBatch, StreamStep, stream_steps
-from bertkit.pretraining_data.masking import MaskingOptions
-from bertkit.pretraining_data.pairs import PairOptions, PairStatistics, measure_pairs
-from bertkit.pretraining_data.sampler import DataPosition, ExampleSampler
+from bertkit.pretraining_data.examples import (
+    MaskingOptions,
+    PairOptions,
+    PairStatistics,
+    measure_pairs,
+)
+from bertkit.pretraining_data.loader import (
+    BatchBuilder,
+    DataPosition,
+    ExampleSampler,
+    PretrainingBatch,
+    StreamStep,
+    stream_steps,
+)
 from bertkit.training.distributed import ALONE, Ranks
 from bertkit.training.recipe import PretrainRecipe
 

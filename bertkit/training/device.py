@@ -21,7 +21,7 @@ import bertkit
 from bertkit.errors import BertkitError, check_known, nearest
 from bertkit.model.encoder import residual_dtype
 from bertkit.model.native.attention import choose_kernel
-from bertkit.model.native.library import has_bf16, library, step_types
+from bertkit.model.native.compiled import has_bf16, library, step_types
 from bertkit.processes import memory_bytes, usable_cores
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
-from bertkit.model.native.library import has_bf16
+from bertkit.model.native.compiled import has_bf16
 
 BETAS = (0.9, 0.999)
 """The decay rates of the two running averages."""

@@ -21,9 +21,8 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.model.heads import count_parameters
 from bertkit.pretraining_data.batch import from_arrays
-from bertkit.pretraining_data.loader import PretrainingBatch
-from bertkit.pretraining_data.masking import count_targets
-from bertkit.pretraining_data.sampler import START
+from bertkit.pretraining_data.examples import count_targets
+from bertkit.pretraining_data.loader import START, PretrainingBatch
 from bertkit.processes import resident_bytes
 from bertkit.training.data import TrainingData
 from bertkit.training.device import (

@@ -39,8 +39,7 @@ from bertkit.files import (
     write_json,
 )
 from bertkit.model.encoder import ModelConfig
-from bertkit.pretraining_data.loader import check_batch_sizes
-from bertkit.pretraining_data.sampler import START, DataPosition
+from bertkit.pretraining_data.loader import START, DataPosition, check_batch_sizes
 from bertkit.processes import busy_note, check_process_count, usable_cores
 from bertkit.training.checkpoint import (
     load_checkpoint,

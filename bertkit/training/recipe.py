@@ -12,8 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bertkit.errors import BertkitError, check_known, nearest
-from bertkit.pretraining_data.masking import MaskingOptions
-from bertkit.pretraining_data.pairs import PAIR_OBJECTIVES, TOKEN_OBJECTIVES, PairOptions
+from bertkit.pretraining_data.examples import (
+    PAIR_OBJECTIVES,
+    TOKEN_OBJECTIVES,
+    MaskingOptions,
+    PairOptions,
+)
 
 if TYPE_CHECKING:
     from torch import nn

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
+from bertkit.model.outputs import ClassificationModel, SpanModel, TokenClassificationModel
 from bertkit.pretraining_data.batch import Packed
 
 LAYERS = (

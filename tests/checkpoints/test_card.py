@@ -12,7 +12,7 @@ from bertkit.checkpoints.card import CARD, card_text, model_index
 from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import Encoder
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.task_heads import ClassificationModel, SpanModel
+from bertkit.model.outputs import ClassificationModel, SpanModel
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import tiny_config
 

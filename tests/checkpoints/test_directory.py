@@ -21,7 +21,7 @@ from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
 from bertkit.model.encoder import Encoder, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.task_heads import ClassificationModel
+from bertkit.model.outputs import ClassificationModel
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from tests.conftest import Bomb, load_encoder
 

@@ -15,7 +15,7 @@ from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.task_heads import ClassificationModel
+from bertkit.model.outputs import ClassificationModel
 from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from tests.networks import write_pooling

@@ -23,7 +23,7 @@ from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel, ReplacedTokenModel
-from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
+from bertkit.model.outputs import ClassificationModel, SpanModel, TokenClassificationModel
 from bertkit.pretraining_data.batch import Packed
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import load_encoder

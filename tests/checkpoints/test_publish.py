@@ -18,7 +18,7 @@ from bertkit.checkpoints.card import CARD
 from bertkit.checkpoints.hub import published_files, published_folder
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
-from bertkit.model.task_heads import ClassificationModel
+from bertkit.model.outputs import ClassificationModel
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import tiny_config
 from tests.hub_server import LARGE, Hub, Repository, running_hub

@@ -10,8 +10,8 @@ import torch
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.native import prepare_encoder
-from bertkit.model.native.library import MODES
-from bertkit.model.pooling import LAYERS, check_layers, combine, encoder_features
+from bertkit.model.native.compiled import MODES
+from bertkit.model.outputs import LAYERS, check_layers, combine, encoder_features
 from bertkit.pretraining_data.batch import pack
 from tests.conftest import need_precision
 

@@ -10,7 +10,7 @@ import torch
 
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters
-from bertkit.model.task_heads import (
+from bertkit.model.outputs import (
     ClassificationModel,
     SpanModel,
     TaskModel,

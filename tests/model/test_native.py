@@ -13,9 +13,8 @@ import torch
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import DIRECTIONS, Encoder, Layer, ModelConfig
 from bertkit.model.native import library, prepare_encoder
+from bertkit.model.native.compiled import AddNorm, CompiledAttention, step_types, uses_tiles
 from bertkit.model.native.layers import MOST_INPUTS, NativeLayer, element_type, is_supported
-from bertkit.model.native.library import step_types, uses_tiles
-from bertkit.model.native.training import AddNorm, CompiledAttention
 from bertkit.pretraining_data.batch import Packed, from_arrays
 from tests.attention import reference
 from tests.conftest import tiny_config

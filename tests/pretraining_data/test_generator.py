@@ -15,11 +15,8 @@ import numpy as np
 import pytest
 
 from bertkit.corpus.prepare import prepare
-from bertkit.pretraining_data.loader import BatchBuilder, stream_steps
-from bertkit.pretraining_data.masking import MaskingOptions
-from bertkit.pretraining_data.pairs import PairOptions
-from bertkit.pretraining_data.rng import MASKS, keyed_rng
-from bertkit.pretraining_data.sampler import ExampleSampler
+from bertkit.pretraining_data.examples import MASKS, MaskingOptions, PairOptions, keyed_rng
+from bertkit.pretraining_data.loader import BatchBuilder, ExampleSampler, stream_steps
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import WORDS
 

@@ -6,14 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.pretraining_data.masking import (
+from bertkit.pretraining_data.examples import (
+    MASKS,
+    PAIRS,
     MaskingOptions,
     choose_tokens,
     choose_whole_words,
     corrupt,
     count_targets,
+    keyed_rng,
 )
-from bertkit.pretraining_data.rng import MASKS, PAIRS, keyed_rng
 
 
 @pytest.mark.parametrize(

@@ -12,22 +12,23 @@ from hypothesis import strategies as st
 from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.pretraining_data.loader import BatchBuilder
-from bertkit.pretraining_data.masking import MaskingOptions
-from bertkit.pretraining_data.pairs import (
+from bertkit.pretraining_data.examples import (
     PAIR_OBJECTIVES,
+    PAIRS,
     SPECIALS,
+    MaskingOptions,
     PairOptions,
     Spans,
     Window,
     example_lengths,
     example_rows,
+    keyed_rng,
     measure_pairs,
     open_window,
     plan_window,
     truncation,
 )
-from bertkit.pretraining_data.rng import PAIRS, keyed_rng
+from bertkit.pretraining_data.loader import BatchBuilder
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import make_document
 from tests.pretraining_data.reference_pairs import pairs_of_document, truncate

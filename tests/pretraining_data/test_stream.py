@@ -9,10 +9,16 @@ import torch
 from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.pretraining_data.batch import Packed, pack
-from bertkit.pretraining_data.loader import BatchBuilder, PretrainingBatch, StreamStep, stream_steps
-from bertkit.pretraining_data.masking import MaskingOptions
-from bertkit.pretraining_data.pairs import PairOptions
-from bertkit.pretraining_data.sampler import START, DataPosition, ExampleSampler
+from bertkit.pretraining_data.examples import MaskingOptions, PairOptions
+from bertkit.pretraining_data.loader import (
+    START,
+    BatchBuilder,
+    DataPosition,
+    ExampleSampler,
+    PretrainingBatch,
+    StreamStep,
+    stream_steps,
+)
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 LENGTH = 48

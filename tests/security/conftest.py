@@ -13,7 +13,7 @@ import torch
 from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.task_heads import ClassificationModel
+from bertkit.model.outputs import ClassificationModel
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import tiny_config
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bertkit.corpus.store import TokenStore
-from bertkit.pretraining_data.masking import MaskingOptions
-from bertkit.pretraining_data.sampler import START
+from bertkit.pretraining_data.examples import MaskingOptions
+from bertkit.pretraining_data.loader import START
 from bertkit.training.data import HeldOut, TrainingData, start_record
 from bertkit.training.recipe import ModelSize, Objectives, Phases, PretrainRecipe, Training
 

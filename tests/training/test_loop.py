@@ -11,10 +11,8 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import LossSum, pretraining_objective, total_loss
-from bertkit.pretraining_data.loader import BatchBuilder, stream_steps
-from bertkit.pretraining_data.masking import MaskingOptions
-from bertkit.pretraining_data.pairs import PairOptions
-from bertkit.pretraining_data.sampler import START, ExampleSampler
+from bertkit.pretraining_data.examples import MaskingOptions, PairOptions
+from bertkit.pretraining_data.loader import START, BatchBuilder, ExampleSampler, stream_steps
 from bertkit.training.data import baselines
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.step import (

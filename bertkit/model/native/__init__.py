@@ -1,7 +1,7 @@
 """Fast kernels behind one door: attention, residual sums, dropout, and layers for inference.
 
 `encoder.py` calls these functions and does not know which kernel computes them: compiled code
-(`library`, `training`, `layers`), Triton (`triton_kernels`) or torch's operators (`attention`).
+(`compiled`, `layers`), Triton (`triton_kernels`) or torch's operators (`attention`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,15 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, check_known
 from bertkit.model.native.attention import HAS_TRITON, attention
+from bertkit.model.native.compiled import (
+    MODES,
+    AddNorm,
+    has_bf16,
+    has_compiled_steps,
+    keep_mask,
+    keep_scale,
+)
 from bertkit.model.native.layers import NativeLayer, element_type, is_supported
-from bertkit.model.native.library import MODES, has_bf16
-from bertkit.model.native.training import AddNorm, has_compiled_steps, keep_mask, keep_scale
 
 if HAS_TRITON:
     from bertkit.model.native.triton_kernels import dropout_mask

@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bertkit.model.native.training import CompiledAttention, has_compiled_attention
-from bertkit.pretraining_data.batch import Packed
-from bertkit.shapes import Heads
+from bertkit.model.native.compiled import CompiledAttention, has_compiled_attention
+from bertkit.pretraining_data.batch import Heads, Packed
 
 
 def has_triton() -> bool:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertkit.model.native.library import (
+from bertkit.model.native.compiled import (
     MODES,
     call_compiled,
     compiled,
@@ -24,8 +24,7 @@ from bertkit.model.native.library import (
     threads_for,
     uses_tiles,
 )
-from bertkit.pretraining_data.batch import Packed
-from bertkit.shapes import Hidden, Rows, TargetIndices
+from bertkit.pretraining_data.batch import Hidden, Packed, Rows, TargetIndices
 
 if TYPE_CHECKING:
     from bertkit.model.encoder import Layer, ModelConfig
