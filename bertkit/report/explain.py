@@ -26,17 +26,9 @@ from bertkit.errors import BertkitError
 from bertkit.model.encoder import ONE_SEGMENT, Encoder, Layer, ModelConfig, activation
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.load import load_predictor
-<<<<<<< HEAD
-from bertkit.pretraining_data.batch import Packed, pack
-from bertkit.pretraining_data.examples import MaskingOptions, draw_masks
-from bertkit.pretraining_data.examples import MASKS, keyed_rng
-from bertkit.pretraining_data.batch import Hidden
-from bertkit.tasks.types import is_tuned
-=======
 from bertkit.pretraining_data.batch import Hidden, Packed, pack
 from bertkit.pretraining_data.examples import MASKS, MaskingOptions, draw_masks, keyed_rng
-from bertkit.tasks.saved import is_tuned
->>>>>>> 41420f3 (Examples, loader and batch: three modules of pre-training data; outputs and compiled code in a module each)
+from bertkit.tasks.types import is_tuned
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 SHOWN_TOKENS, SHOWN_CANDIDATES = 3, 5

@@ -13,14 +13,9 @@ from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder
 from bertkit.config import as_json
 from bertkit.errors import BertkitError
 from bertkit.files import from_home, write_json_lines
-<<<<<<< HEAD
 from bertkit.pretraining_data.examples import DATA_SPLIT, keyed_rng
 from bertkit.tasks.classification import TextExample
 from bertkit.tasks.columns import Columns, MemoryRows, Purpose, as_source
-=======
-from bertkit.pretraining_data.examples import DATA_SPLIT, keyed_rng
-from bertkit.tasks.columns import Columns
->>>>>>> 41420f3 (Examples, loader and batch: three modules of pre-training data; outputs and compiled code in a module each)
 from bertkit.tasks.official import OFFICIAL, official_file
 from bertkit.tasks.task import Task, TrainingData, label_counts
 from bertkit.tasks.types import TASKS, task_class, task_details
