@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -126,7 +127,7 @@ class TextFlags:
 AUTO, USUAL_READING, NO_TEXT = Compute(), Reading(), TextFlags()
 
 
-def task_flags(name: str, title: str) -> Any:
+def task_flags(name: str, title: str, *, without: Collection[str] = ()) -> Any:
     """Return a dataclass with the options of all task types' `name`, which are None by default.
 
     Each task type has different options. A command takes the flags of all task types, and those
@@ -147,6 +148,8 @@ def task_flags(name: str, title: str) -> Any:
             for param in parse_from_object(kind).params
         }
         for option in fields(options):
+            if option.name in without:
+                continue
             types[option.name] = hints[option.name]
             by_text = texts.setdefault(option.name, {})
             by_text.setdefault(described.get(option.name, ""), []).append(task.task_type)

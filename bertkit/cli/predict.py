@@ -37,7 +37,7 @@ from bertkit.text.documents import TextCounts, describe_skipped
 if TYPE_CHECKING:
     ColumnFlags = Any
 else:
-    ColumnFlags = task_flags("columns", "ColumnFlags")
+    ColumnFlags = task_flags("columns", "ColumnFlags", without=("text",))
 NO_COLUMNS = ColumnFlags()
 
 
@@ -65,21 +65,24 @@ def predict_texts(
     file
         A file (.csv, .tsv, .jsonl, .parquet, .txt, hf:NAME, CoNLL columns or SQuAD's JSON).
     text
-        Instead of a file, the texts of one input: a text, two texts of a pair, a question and its
-        context, or a text and its choices.
+        With a file, the column of the text. Without, the texts of one input: a text, two texts of a
+        pair, a question and its context, or a text and its choices.
     ensemble
         More models of the same task; the outputs of all are averaged.
     out
         The file for the predictions, by its ending JSON lines, CSV, TSV or Parquet, with all
         columns of the input; it is created once all are made. By default they are printed.
     """
-    if bool(file) == bool(text):
-        raise BertkitError("give a file, or the texts of one input with --text")
+    if not file and not text:
+        raise BertkitError("there is no input; give a file, or the texts of one input with --text")
+    if file and len(text) > 1:
+        raise BertkitError("--text names the column of a file's text; give one, or leave out FILE")
     if out is not None:
         check_ending(out)
     predictor = load_predictor([model, *ensemble], null_threshold=null_threshold, **vars(compute))
     if file:
-        predict_file(predictor, file, columns=set_flags(columns), out=out)
+        named = {"text": text[0]} if text else {}
+        predict_file(predictor, file, columns=named | set_flags(columns), out=out)
         return
     result = predictor(*text) if len(text) < 3 else predictor(text[0], list(text[1:]))
     with new_rows(out) as write:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +61,7 @@ class Embedder:
     """A model that computes text embeddings; it can no longer be trained.
 
     The encoder, in fp32, is changed and moved to the device; the mode is a result of `choose_mode`.
+    `source` loads the model again, by which it pickles.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Embedder:
         device: torch.device,
         mode: str,
         *,
-        source: tuple[Any, ...] = (),
+        source: Callable[[], Embedder] | None = None,
     ) -> None:
         config = encoder.config
         check_vocabulary(config, tokenizer.size)
@@ -88,7 +90,7 @@ class Embedder:
         self.threads = prepare_network(device, self.encoder, mode)
 
     def __reduce__(self) -> Any:
-        return load_again, self.source
+        return self.source, ()
 
     @property
     def width(self) -> int:
@@ -211,17 +213,9 @@ def load_embedder(
     loaded, tokenizer, settings = read_embedder(Path(path), pooling=pooling, normalize=normalize)
     where = choose_device(device)
     mode = choose_mode(precision, where)
-    source = (path, device, precision, pooling, normalize)
+    options: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
+    source = partial(load_embedder, path, device=device, precision=precision, **options)
     return Embedder(loaded.model, tokenizer, settings, where, mode, source=source)
-
-
-def load_again(
-    path: Path | str, device: str, precision: str, pooling: str, normalize: bool | None
-) -> Embedder:
-    """Load an embedder that was pickled."""
-    return load_embedder(
-        path, device=device, precision=precision, pooling=pooling, normalize=normalize
-    )
 
 
 def read_embedder(
@@ -248,15 +242,9 @@ def nearest_texts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the most similar vectors for each query, most similar first.
 
-    Cosines that differ by rounding count as equal; vectors with equal cosines keep their order.
-
-    Args:
-        vectors: (texts, width), of any length.
-        queries: (queries, width), of any length.
-        top: the number of vectors for each query.
-
-    Returns:
-        The cosines and the indices, both (queries, top).
+    Cosines that differ by rounding count as equal; vectors with equal cosines keep their order. The
+    vectors, (texts, width), and the queries, (queries, width), may have any length; the cosines and
+    the indices are (queries, top).
     """
     if top < 1:
         raise BertkitError(f"top must be above 0, got {top}")

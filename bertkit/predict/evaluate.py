@@ -10,8 +10,7 @@ from typing import Any
 from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
-from bertkit.predict.load import load_predictor
-from bertkit.predict.predictor import TaskPredictor, text_columns_of
+from bertkit.predict.load import TaskPredictor, load_predictor, text_columns_of
 from bertkit.tasks.classification import Classification, TextColumns
 from bertkit.tasks.columns import as_source, column_names
 from bertkit.tasks.data import (

@@ -50,7 +50,7 @@ GROUP_TOKENS = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class Extraction(WindowLengths):
-    """Settings that determine the features of each text."""
+    """The layers, the pooling and the window lengths of features."""
 
     layers: str = "last"
     """embeddings, second-to-last, last, sum, sum-last-four, or concat-last-four."""
@@ -87,7 +87,6 @@ class WindowedText(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens in all windows."""
         return sum(part.tokens for part in self.parts)
 
 
@@ -103,20 +102,7 @@ def extract(
     device: torch.device | str = "cpu",
     precision: str = "fp32",
 ) -> Iterator[TextFeatures]:
-    """Return the features of each text, in order; memory depends on a batch and the longest text.
-
-    Args:
-        encoder: the encoder, on the device; it is put into evaluation mode.
-        tokenizer: the encoder's tokenizer.
-        texts: the texts, which may have any length or be empty.
-        extraction: the layers, the pooling and the window lengths.
-        device: the device to compute on.
-        precision: "fp32" or "bf16".
-
-    Raises:
-        BertkitError: the layers are unknown or the model lacks them, or the pooling or windows do
-            not fit the model.
-    """
+    """Yield the features of each text; the encoder is on the device, in fp32 or bf16."""
     device = torch.device(device)
     check_layers(extraction.layers, encoder.config)
     if extraction.pooling == "cls" and encoder.config.direction == "left_to_right":
@@ -129,15 +115,14 @@ def extract(
     encoder.eval()
     windowed = (split_text(text, tokenizer, max_length, extraction.stride) for text in texts)
     for group in split_parts(windowed, GROUP_TOKENS):
-        states = iter(
-            run_model(
-                lambda batch: encoder_features(encoder, batch.packed, extraction.layers),
-                [part for text in group for part in text.parts],
-                device,
-                per_token=True,
-                precision=precision,
-            )
+        rows = run_model(
+            lambda batch: encoder_features(encoder, batch.packed, extraction.layers),
+            [part for text in group for part in text.parts],
+            device,
+            per_token=True,
+            precision=precision,
         )
+        states = iter(rows)
         for text in group:
             vectors = join_windows(text, [next(states) for _ in text.parts])
             if extraction.pooling == "tokens":
@@ -186,20 +171,7 @@ def extract_file(
     precision: str = "fp32",
     device: str = "auto",
 ) -> None:
-    """Write a model's hidden states for the texts of a file, in order.
-
-    Args:
-        model: a model directory, a run directory, a model of the hub or a Google checkpoint.
-        file: the texts; see `read_lines`.
-        out: the file to write, .npy or .parquet.
-        extraction: the layers to read and how to pool them.
-        column: the column of the text, in formats that have columns.
-        precision: "fp32", "bf16" or "auto".
-        device: "auto", "cpu", "cuda", ...
-
-    Raises:
-        BertkitError: the model, the file or a setting cannot be used; the message says why.
-    """
+    """Write a model's hidden states for the texts of a file (`read_lines`), in order."""
     out = check_out(out, file, pooled=extraction.pooling != "tokens")
     start, where = read_pretrained(Path(model)), choose_device(device)
     encoder = start.build(Encoder, keep_head=False).model.to(where)
@@ -344,8 +316,7 @@ def write_parquet(path: Path, features: Iterable[TextFeatures]) -> None:
 def read_lines(file: Path | str, column: str, counts: TextCounts) -> Iterator[str]:
     """Yield each text of a file: lines of plain text, or one column of any tabular format.
 
-    The source is a file, folder, glob, URL or `hf:NAME`. Empty texts are yielded too, so that there
-    is one vector per row; `counts` collects them and files of unknown type.
+    Empty texts are yielded too, so that there is one vector per row, and counted.
     """
     for source in find_sources([file]):
         if source.format == "wikiextractor":

@@ -17,10 +17,10 @@ from typing import Any
 from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
 from bertkit.files import check_output, disk_errors, from_home, jsonable, new_file
-from bertkit.predict.predictor import TaskPredictor, is_swag, text_columns_of
+from bertkit.predict.load import TaskPredictor, text_columns_of
 from bertkit.tasks.classification import TextColumns
 from bertkit.tasks.columns import Fields, column_names, is_plain
-from bertkit.tasks.official import read_swag
+from bertkit.tasks.official import SWAG_COLUMNS, read_swag
 from bertkit.tasks.task import Items
 from bertkit.text.documents import TextCounts, describe_skipped, optional_library
 
@@ -94,7 +94,7 @@ def file_examples(
         return columns.read_lines(file, counts)
     if columns.in_rows(file):
         names = column_names(file, columns.format, header=columns.header)
-        if is_swag(predictor, names):
+        if predictor.details.get("data") == "swag" and {*SWAG_COLUMNS} <= {*names}:
             return iter(read_swag(file, counts, "predict"))
         if isinstance(columns, TextColumns) and not options.keys() & {"text", "pair"}:
             usual = text_columns_of(columns, names, predictor.pairs)

@@ -1,8 +1,28 @@
-"""Pre-trained models: masked tokens, next sentences, scores of sentences, hidden states."""
+"""Pre-trained models: masked tokens, next sentences, hidden states, and likelihoods of sentences.
+
+A masked language model has no likelihood of a sentence; its pseudo-log-likelihood (Salazar et al.
+2020, "Masked Language Model Scoring", section 2.2) is the sum over tokens of the log-probability of
+the token if it is masked, for which a sentence of n tokens makes n masked copies. A model that
+reads in one direction (the ablation in section 5.1 of the BERT paper) has a likelihood, which takes
+one pass. [CLS] and [SEP] are read but not scored.
+
+| method           | a token is predicted from                                                |
+|------------------|--------------------------------------------------------------------------|
+| within-word-l2r  | all tokens but itself and the later tokens of its word                   |
+| pll              | all tokens but itself                                                    |
+| causal           | the tokens that the model has read before it                             |
+
+In `pll` the later tokens of a word betray the earlier ones ("##uve ##nir" leaves few words but
+"so ##uve ##nir"), so rare words that are split into several tokens score too high.
+`within-word-l2r` (Kauf and Ivanova 2023, "A Better Way to Do Masked Language Model Scoring") hides
+those tokens too, and is the default.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,18 +36,28 @@ from bertkit.checkpoints.pretrained import (
     pair_objective,
     read_details,
 )
-from bertkit.errors import BertkitError, InputTypeError, checked_texts, is_ordered, short_repr
-from bertkit.model.encoder import ONE_SEGMENT
+from bertkit.errors import (
+    BertkitError,
+    InputTypeError,
+    check_known,
+    checked_texts,
+    is_ordered,
+    short_repr,
+)
+from bertkit.model.encoder import ONE_SEGMENT, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.embeddings import text_chunks
-from bertkit.predict.predictor import warn_caller
-from bertkit.predict.scoring import SentenceScore, SentenceScorer, choose_method
-from bertkit.tasks.inference import choose_mode, run_model
-from bertkit.tasks.task import Encoded, ItemPart, TaskBatch
+from bertkit.tasks.inference import choose_mode, prepare_network, run_model
+from bertkit.tasks.task import Encoded, ItemPart, TaskBatch, split_parts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
 
 MASK = "[MASK]"
+METHODS = ("within-word-l2r", "pll", "causal")
+SCORED_TOKENS = 1 << 20
+"""The number of tokens in the masked copies that are in memory at a time."""
+HEAD_ROWS = 256
+"""The number of positions whose logits over the vocabulary are in memory at a time in a thread."""
 
 
 class MaskCandidate(NamedTuple):
@@ -54,6 +84,18 @@ class PairSequence(NamedTuple):
     """Whether only the tokens next to the boundary are there."""
 
 
+class SentenceScore(NamedTuple):
+    """The log-probability of each token of a sentence, in nats."""
+
+    tokens: list[str]
+    log_probabilities: list[float]
+
+    @property
+    def score(self) -> float:
+        """The sum over all tokens: the sentence's (pseudo-)log-likelihood."""
+        return sum(self.log_probabilities)
+
+
 class Predictor:
     """A pre-trained model with its tokenizer; the model can no longer be trained.
 
@@ -63,7 +105,7 @@ class Predictor:
         device: the device to compute on.
         precision: "fp32", "bf16", "int8" or "auto".
         order: whether the sentence-pair head was trained for sentence-order prediction.
-        source: the arguments of `load_pretrained`, by which it pickles.
+        source: loads the model again, by which it pickles.
     """
 
     def __init__(
@@ -74,15 +116,18 @@ class Predictor:
         precision: str = "auto",
         *,
         order: bool = False,
-        source: tuple[Any, ...] = (),
+        source: Callable[[], Predictor] | None = None,
     ) -> None:
+        check_vocabulary(model.config, tokenizer.size)
         self.precision = choose_mode(precision, device)
-        self.scorer = SentenceScorer(model, tokenizer, device, self.precision)
-        self.model, self.tokenizer, self.device = self.scorer.model, tokenizer, device
+        self.model, self.tokenizer, self.device = model.to(device).eval(), tokenizer, device
         self.order, self.source = order and model.nsp is not None, source
+        if device.type != "cpu" and self.precision == "bf16":
+            self.model.to(torch.bfloat16)  # the heads, too, whose decoder is the embeddings
+        self.threads = prepare_network(device, self.model.encoder, self.precision)
 
     def __reduce__(self) -> Any:
-        return load_again, self.source
+        return self.source, ()
 
     @property
     def max_length(self) -> int:
@@ -152,14 +197,8 @@ class Predictor:
             best = logits.softmax(-1)[:, : len(vocabulary)].topk(top)
             return torch.stack([best.indices.float(), best.values], dim=1)
 
-        def mask_rows(
-            parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
-        ) -> tuple[dict[str, Tensor], dict[str, int]]:
-            rows = starts + [part.target for part in parts]
-            return {"rows": torch.from_numpy(rows[np.argsort(packed_index)])}, {}
-
         windows = [window for text in texts for window in text.windows]
-        outputs = iter(self.run(forward, windows, mask_rows))
+        outputs = iter(self.run(forward, windows, read_rows))
         return [
             [
                 [
@@ -208,7 +247,8 @@ class Predictor:
                 raise BertkitError("next-sentence needs two texts, but one of them has no tokens")
             sequences.append(self.pair_sequence(first, second))
         if lost := sum(pair.cut for pair in sequences):
-            warn_caller(f"pairs cut to the tokens around their boundary: {lost:,}")
+            what = "pairs cut to the tokens around their boundary"
+            warnings.warn(f"{what}: {lost:,}", stacklevel=2)
         return self.next_probabilities(sequences)
 
     def pair_sequence(self, first: Sequence[int], second: Sequence[int]) -> PairSequence:
@@ -254,7 +294,7 @@ class Predictor:
 
         Args:
             texts: a list of sentences.
-            method: "within-word-l2r", "pll" or "causal" (see `bertkit.predict.scoring`); "auto" is
+            method: "within-word-l2r", "pll" or "causal" (see the module); "auto" is
                 within-word-l2r for a masked language model, else causal.
 
         Returns:
@@ -266,19 +306,72 @@ class Predictor:
                 `max_length`.
         """
         method = choose_method(method, self.model.config)
-        ids = self.scorer.encode(list(checked_texts(texts)))
+        ids = self.tokenizer.encode_batch(list(checked_texts(texts)))
+        most = self.max_length - 2
         for number, sentence in enumerate(ids):
-            if len(sentence) > self.scorer.max_tokens:
+            if len(sentence) > most:
                 raise BertkitError(
                     f"sentence {number} has {len(sentence):,} tokens, and the model reads at most "
-                    f"{self.scorer.max_tokens:,}; split it",
+                    f"{most:,}; split it",
                     code="too-long",
                 )
         vocabulary = self.tokenizer.vocabulary
+        scores = self.log_probabilities(list({tuple(sentence): None for sentence in ids}), method)
         return [
-            SentenceScore([vocabulary[i] for i in sentence], numbers.tolist())
-            for sentence, numbers in zip(ids, self.scorer.score(ids, method), strict=True)
+            SentenceScore([vocabulary[i] for i in sentence], scores[tuple(sentence)])
+            for sentence in ids
         ]
+
+    def log_probabilities(
+        self, sentences: Sequence[tuple[int, ...]], method: str
+    ) -> dict[tuple[int, ...], list[float]]:
+        """Return the log-probability of each token of different sentences."""
+        causal = method == "causal"
+
+        def cost(ids: tuple[int, ...]) -> int:
+            return (1 if causal else len(ids)) * (len(ids) + 2)
+
+        def forward(batch: TaskBatch) -> Tensor:
+            rows, wanted = (None if causal else batch.tensors["rows"]), batch.tensors["wanted"]
+            states = self.model.encoder(batch.packed, rows)
+            words, scores = self.model.encoder.word_embeddings, []
+            for part, ids in zip(
+                *(torch.split(tensor, HEAD_ROWS) for tensor in (states, wanted)), strict=True
+            ):
+                logits = self.model.mlm(part, words).float()
+                scores.append(logits.log_softmax(-1).gather(1, ids[:, None]))
+            return torch.cat(scores)
+
+        scores: dict[tuple[int, ...], list[float]] = {}
+        for group in split_parts(sentences, SCORED_TOKENS, cost):
+            if causal:
+                parts = [ItemPart((self.sequence(ids),)) for ids in group]
+            else:
+                parts = [part for ids in group for part in self.masked_copies(ids, method)]
+            targets = following_ids if causal else masked_ids
+            rows = iter(self.run(forward, parts, targets, per_token=causal))
+            for ids in group:
+                if causal:
+                    scores[ids] = next(rows)[: len(ids), 0].tolist()
+                else:
+                    scores[ids] = [float(next(rows)[0, 0]) for _ in ids]
+        return scores
+
+    def masked_copies(self, ids: Sequence[int], method: str) -> list[ItemPart]:
+        """Return a copy of a sentence for each token, which is masked; see the module's table.
+
+        The target of a copy is the position of the token, and its id.
+        """
+        whole = self.sequence(ids).ids
+        continues = [*self.tokenizer.continuation[whole].tolist(), False]
+        copies = []
+        for position in range(1, len(ids) + 1):
+            copy, end = whole.copy(), position + 1
+            while method == "within-word-l2r" and continues[end]:
+                end += 1
+            copy[position:end] = self.tokenizer.mask_id
+            copies.append(ItemPart((Encoded(copy, len(copy)),), (position, int(whole[position]))))
+        return copies
 
     def sequence(self, first: Sequence[int], second: Sequence[int] | None = None) -> Encoded:
         """Return token ids with special tokens as a sequence."""
@@ -288,29 +381,61 @@ class Predictor:
 
     def run(
         self,
-        forward: Any,
+        forward: Callable[[TaskBatch], Tensor],
         parts: Sequence[ItemPart],
         targets: Any = None,
         *,
         per_token: bool = False,
     ) -> list[np.ndarray]:
         """Return the outputs of `run_model` for sequences."""
-        threads = self.scorer.threads
+        threads = self.threads
         return run_model(
             forward, parts, self.device, per_token=per_token, threads=threads, targets=targets
         )
 
 
+Tensors = tuple[dict[str, Tensor], dict[str, int]]
+
+
+def read_rows(parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray) -> Tensors:
+    """Return the packed row of the token that is read in each sequence; see `make_batch`."""
+    rows = starts + [part.target for part in parts]
+    return {"rows": torch.from_numpy(rows[np.argsort(packed_index)])}, {}
+
+
+def masked_ids(parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray) -> Tensors:
+    """Return the packed row of the scored token of each masked copy, and its id."""
+    positions, ids = np.array([part.target for part in parts]).T
+    order = np.argsort(packed_index)
+    rows = torch.from_numpy((starts + positions)[order])
+    return {"rows": rows, "wanted": torch.from_numpy(ids[order])}, {}
+
+
+def following_ids(
+    parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
+) -> Tensors:
+    """Return the id that follows each packed token in its sequence; for the last, any."""
+    ids = [parts[i].sequences[0].ids for i in np.argsort(packed_index)]
+    following = np.concatenate([np.roll(row, -1) for row in ids]).astype(np.int64)
+    return {"wanted": torch.from_numpy(following)}, {}
+
+
+def choose_method(name: str, config: ModelConfig) -> str:
+    """Check a method, and resolve "auto" to the model's own: within-word-l2r or causal."""
+    masked = config.direction == "bidirectional"
+    if name == "auto":
+        return METHODS[0] if masked else "causal"
+    check_known("method", name, (*METHODS, "auto"), code="method")
+    if masked == (name == "causal"):
+        kind = "is a masked language model" if masked else "predicts adjacent tokens, not masks"
+        raise BertkitError(f"the model {kind}; leave out the method {name}", code="method")
+    return name
+
+
 def load_pretrained(
     directory: Path | str, *, device: str = "auto", precision: str = "auto"
 ) -> Predictor:
-    """Load a pre-trained model for prediction.
-
-    Args:
-        directory: the model or run directory, or a model of the hub.
-        device: the device to compute on: "auto", "cpu", "cuda", ...
-        precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 if the device computes it
-            fast, else fp32.
+    """Load a pre-trained model for prediction; the arguments are those of `load`.
 
     Raises:
         BertkitError: the directory has no BERT with a masked-language head, or it is damaged.
@@ -318,11 +443,7 @@ def load_pretrained(
     folder = model_folder(Path(directory))
     model = load_pretraining_model(folder)
     order = pair_objective(read_details(folder), model.config) == "sop"
-    where, source = choose_device(device), (directory, device, precision)
+    where = choose_device(device)
+    source = partial(load_pretrained, directory, device=device, precision=precision)
     tokenizer = Tokenizer.load(folder)
     return Predictor(model, tokenizer, where, precision, order=order, source=source)
-
-
-def load_again(directory: Path | str, device: str, precision: str) -> Predictor:
-    """Load a predictor that was pickled."""
-    return load_pretrained(directory, device=device, precision=precision)

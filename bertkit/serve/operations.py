@@ -23,7 +23,7 @@ from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ONE_SEGMENT, Encoder, Layer
 from bertkit.predict.embeddings import Embedder, EncodedText
-from bertkit.predict.predictor import TaskPredictor
+from bertkit.predict.load import TaskPredictor
 from bertkit.predict.pretrained import MASK, MaskedText, PairSequence, Predictor
 from bertkit.pretraining_data.batch import pack
 from bertkit.serve.batching import PreparedRequest

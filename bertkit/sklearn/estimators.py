@@ -33,8 +33,7 @@ from bertkit.files import from_home, new_folder
 from bertkit.finetuning.settings import Grid, RunSettings, TrainingSettings
 from bertkit.finetuning.train import TaskTraining
 from bertkit.predict.embeddings import load_embedder
-from bertkit.predict.load import load_predictor
-from bertkit.predict.predictor import TaskPredictor
+from bertkit.predict.load import TaskPredictor, load_predictor
 from bertkit.sklearn.inputs import (
     UNLABELLED,
     InputValueError,

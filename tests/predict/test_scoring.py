@@ -14,19 +14,16 @@ import torch
 from transformers import BertForMaskedLM, BertLMHeadModel
 
 from bertkit import load
-from bertkit.checkpoints.pretrained import load_pretraining_model
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError, InputTypeError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.predict import scoring as likelihood
-from bertkit.predict.pretrained import Predictor
-from bertkit.predict.scoring import SentenceScorer, choose_method, masked_copies
+from bertkit.predict import pretrained as module
+from bertkit.predict.pretrained import Predictor, choose_method
 from bertkit.tasks.inference import compute_with
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import WORDS, tiny_config
 
-CPU = torch.device("cpu")
 SENTENCES = [
     "River stone bridge.",
     "The kettle mirror walking, singing!",  # words of several tokens, and letters
@@ -154,45 +151,23 @@ def test_scores_do_not_depend_on_batches_order_or_threads(
     assert [one.score for one in bert.score(texts[::-1])][::-1] == pytest.approx(wanted, abs=1e-5)
     alone = [bert.score([text])[0].score for text in texts[:20]]
     assert alone == pytest.approx(wanted[:20], abs=1e-5)
-    monkeypatch.setattr(likelihood, "PIECE_TOKENS", 500)
-    monkeypatch.setattr(likelihood, "HEAD_ROWS", 3)
+    monkeypatch.setattr(module, "SCORED_TOKENS", 500)
+    monkeypatch.setattr(module, "HEAD_ROWS", 3)
     assert [one.score for one in bert.score(texts)] == pytest.approx(wanted, abs=1e-5)
     with ThreadPoolExecutor(1, initializer=compute_with, initargs=(2,)) as pool:
         [found] = pool.map(bert.score, [texts])
     assert [one.score for one in found] == pytest.approx(wanted, abs=1e-5)
 
 
-def test_shared_copies_are_read_once(tokenizer: Tokenizer) -> None:
-    """Two sentences that differ in one token share the copy in which it is masked."""
-    ids = np.array([tokenizer.encode(t).ids for t in ("river stone .", "river bridge .")])
-    found = masked_copies(ids, tokenizer, "pll")
-    assert len(found.ids) == 5
-    assert found.rows[1] == found.rows[4]
-    assert found.targets.tolist() == ids.reshape(-1).tolist()
-
-
-def test_progress_reaches_the_total(masked: Path, tokenizer: Tokenizer) -> None:
-    scorer = SentenceScorer(load_pretraining_model(masked), tokenizer, CPU, "fp32")
-    seen: list[tuple[int, int]] = []
-    scorer.score(scorer.encode(random_sentences(30)), "pll", lambda *numbers: seen.append(numbers))
-    assert seen[0][0] == 0
-    assert seen[-1][0] == seen[-1][1] > 0
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert scorer.score([], "pll") == []
-
-
 @pytest.mark.parametrize("mode", ["bf16", "int8"])
-def test_other_precisions_are_near(
-    masked: Path, bert: Predictor, tokenizer: Tokenizer, mode: str
-) -> None:
+def test_other_precisions_are_near(masked: Path, bert: Predictor, mode: str) -> None:
     try:
-        scorer = SentenceScorer(load_pretraining_model(masked), tokenizer, CPU, mode)
+        near = load(masked, device="cpu", precision=mode)
     except BertkitError as error:
         pytest.skip(str(error))
     texts = random_sentences(20)
-    found = scorer.score(scorer.encode(texts), "within-word-l2r")
     wanted = np.array([one.score for one in bert.score(texts)])
-    scores = np.array([one.sum() for one in found])
+    scores = np.array([one.score for one in near.score(texts)])
     assert np.abs(scores - wanted).max() < 0.1 * np.abs(wanted).mean()
 
 
