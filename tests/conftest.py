@@ -77,7 +77,7 @@ def known_speed() -> Iterator[None]:
     The tests of reports draw them.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertkit.training.pretrain.matmul_peak", lambda *_, **__: 1e12)
+        patch.setattr("bertkit.training.start.matmul_peak", lambda *_, **__: 1e12)
         patch.setattr("bertkit.report.page.render_svg", lambda *_, **__: "<svg></svg>")
         yield
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,9 @@ METRIC_IDS = {
 }
 """bertkit's name of a score -> the hub's, where they differ."""
 MAX_LABELS = 30
+GROUPS = ("recipe", "settings", "run", "training", "format", "head", "check")
+"""The fields of `bertkit.json` and `export.json` that a card shows."""
+EMPTY: tuple[Any, ...] = (None, "", [], ())
 
 
 def card_text(folder: Path, name: str, license: str = "") -> str:  # noqa: A002 - as in the metadata
@@ -65,38 +68,38 @@ def new_card(folder: Path, name: str) -> str:
     from huggingface_hub.repocard_data import ModelCardData
 
     config, details = read_object(folder / "config.json"), read_details(folder)
-    export = read_optional(folder / "export.json")
-    task = model_task(folder, config, {**details, **export})
-    scores = details.get("scores") or {}
-    library = "onnx" if export else "bertkit"
-    if not export and config.get("model_type") != "bertkit":
+    details |= read_optional(folder / "export.json")
+    task, is_export = model_task(folder, config, details), "check" in details
+    library = "onnx" if is_export else "bertkit"
+    if not is_export and config.get("model_type") != "bertkit":
         library = "sentence-transformers" if task == "embedding" else "transformers"
-    metadata: dict[str, Any] = {"library_name": library, "tags": ["bertkit"]}
-    if task in PIPELINES:
-        metadata["pipeline_tag"] = PIPELINES[task]
-    base = str(details.get("start") or export.get("model") or "").partition("@")
-    if base[1]:  # a model of the hub, not a path
-        metadata["base_model"] = base[0]
-    if index := model_index(name, PIPELINES.get(task, ""), str(details.get("data", "")), scores):
-        metadata["model-index"] = index
-    front = ModelCardData(**metadata, ignore_metadata_errors=True).to_yaml()
-    parts = [f"---\n{front}\n---", f"# {name.rpartition('/')[2]}", summary(task, details, base)]
-    if not export:
-        code = f'from bertkit import load\n\nmodel = load("{name}")\nprint({CALLS.get(task, CALL)})'
-        parts.append(f"## How to use it\n\n```python\n{code}\n```")
-    if library in ("transformers", "sentence-transformers"):
-        parts.append(f"{library} loads it, too.")
-    rows = [(split, n, f"{v:.4g}") for split, s in scores.items() for n, v in s.items()]
-    parts += section("Scores", ("data", "score", "value"), rows)
-    outputs = (export.get("check") or {}).get("outputs") or {}
-    checks = [(n, f"{o['max_error']:.2g}", f"{o['largest']:.3g}") for n, o in outputs.items()]
-    header = ("output", "largest difference from bertkit in fp32", "largest value")
-    parts += section("Export", header, checks)
-    groups: dict[str, Any] = {
-        n: details[n] for n in ("recipe", "settings", "run", "training") if n in details
+    base, _, commit = str(details.get("start") or "").partition("@")
+    metadata: dict[str, Any] = {
+        "library_name": library,
+        "tags": ["bertkit"],
+        "pipeline_tag": PIPELINES.get(task),
+        "base_model": base or None,
+        "model-index": model_index(name, task, details),
     }
-    settings = [(n, v) for n, v in dotted_values(groups) if v not in (None, "", [], ())]
-    parts += section("Settings", ("setting", "value"), settings)
+    known = {name: value for name, value in metadata.items() if value}
+    front = ModelCardData(**known, ignore_metadata_errors=True).to_yaml()
+    made = "This is a pre-trained BERT, to be fine-tuned for most uses."
+    made = (
+        made if details.get("task") == "pretraining" else f"This is a BERT for {task or 'texts'}."
+    )
+    if base:
+        made += f" It was made from [{base}](https://huggingface.co/{base}), commit {commit}."
+    if labels := details.get("labels"):
+        made += f" Its labels are {', '.join(map(plain, labels[:MAX_LABELS]))}."
+    parts = [f"---\n{front}\n---", f"# {name.rpartition('/')[2]}", made]
+    if not is_export:
+        code = f'from bertkit import load\n\nmodel = load("{name}")\nprint({CALLS.get(task, CALL)})'
+        parts.append(f"## How to use it\n\n```python\n{code}\n```\n\n{library} loads it, too.")
+    groups = {n: details[n] for n in GROUPS if n in details}
+    for title, values in (("Scores", details.get("scores", {})), ("Settings", groups)):
+        rows = [f"| {plain(n)} | {plain(v)} |" for n, v in dotted_values(values) if v not in EMPTY]
+        if rows:
+            parts.append(f"## {title}\n\n| name | value |\n| --- | --- |\n" + "\n".join(rows))
     parts.append(f"*Made with bertkit {bertkit.__version__}.*")
     return escaped("\n\n".join(parts)) + "\n"
 
@@ -111,57 +114,23 @@ def model_task(folder: Path, config: Mapping[str, Any], details: Mapping[str, An
     return task if task in PIPELINES else "pretraining" if masked else ""
 
 
-def summary(task: str, details: Mapping[str, Any], base: tuple[str, str, str]) -> str:
-    """Return sentences about what a model is and what it was made from."""
-    made = f"This is a BERT for {task}." if task else "This is a BERT encoder."
-    if details.get("task") == "pretraining":
-        made = (
-            "This is a pre-trained BERT. It has to be fine-tuned for most uses, such as the "
-            "classification of texts."
-        )
-    if base[1]:
-        made += (
-            f" It was made from [{base[0]}](https://huggingface.co/{base[0]}), commit {base[2]}."
-        )
-    labels = details.get("labels") or []
-    if labels:
-        more = f" and {len(labels) - MAX_LABELS:,} more" if len(labels) > MAX_LABELS else ""
-        made += f" Its labels are {', '.join(map(plain, labels[:MAX_LABELS]))}{more}."
-    if extended := details.get("extended"):
-        words = sum(len(one["words"]) for one in extended)
-        made += f" {words:,} words were added to its vocabulary."
-    return made
-
-
-def model_index(
-    name: str, pipeline: str, dataset: str, scores: Mapping[str, Mapping[str, float]]
-) -> list[dict[str, Any]] | None:
+def model_index(name: str, task: str, details: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Return the hub's `model-index`; None without scores. Those of entity types are left out."""
+    data = str(details.get("data") or "")
     results = [
         {
-            "task": {"type": pipeline},
-            "dataset": {
-                "name": dataset or "own data",
-                "type": dataset or "private",
-                "split": split,
-            },
+            "task": {"type": PIPELINES.get(task, "")},
+            "dataset": {"name": data or "own data", "type": data or "private", "split": split},
             "metrics": [
                 {"type": METRIC_IDS.get(metric, metric), "value": value, "name": metric}
                 for metric, value in values.items()
                 if "/" not in metric and not metric.endswith("threshold")
             ],
         }
-        for split, values in scores.items()
+        for split, values in details.get("scores", {}).items()
         if values
     ]
     return [{"name": name, "results": results}] if results else None
-
-
-def section(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Return a heading and a Markdown table; [] without rows."""
-    lines = [header, ["---"] * len(header), *rows]
-    table = "\n".join(f"| {' | '.join(plain(cell) for cell in line)} |" for line in lines)
-    return [f"## {title}\n\n{table}"] if rows else []
 
 
 def plain(value: object) -> str:

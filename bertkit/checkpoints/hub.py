@@ -26,15 +26,12 @@ CONFIGS = (
     *("special_tokens_map.json", "added_tokens.json", "modules.json", "export.json"),
     *("sentence_bert_config.json", "config_sentence_transformers.json"),
 )
-DOWNLOADED = (
-    *(*CONFIGS, "*.safetensors", "*.safetensors.index.json", "*/*.json", "*/vocab.txt"),
-    "README.md",
-)
-"""Patterns of the files that are downloaded."""
+DOWNLOADED = (*CONFIGS, "*.safetensors", "*/*.json", "*/vocab.txt")
+"""Patterns of the files that are downloaded, beside the card."""
 NOT_DOWNLOADED = ("onnx/*", "openvino/*")
 PUBLISHED = (
-    *(*CONFIGS, "model.onnx", "model.safetensors", "model.safetensors.index.json"),
-    *("model-*-of-*.safetensors", "[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
+    *(*CONFIGS, "model.onnx", "model.safetensors"),
+    *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
 )
 """Patterns of a model's files, which are uploaded; those of an earlier model are removed."""
 CARD, LICENSES = "README.md", ("LICENSE", "LICENSE.*")
@@ -71,21 +68,15 @@ def download_model(name: HubName) -> Path:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     def download(patterns: list[str], *, offline: bool) -> Path:
-        return Path(
-            snapshot_download(
-                name.repo,
-                revision=name.revision,
-                allow_patterns=patterns,
-                ignore_patterns=list(NOT_DOWNLOADED),
-                local_files_only=offline,
-            )
-        )
+        only: Any = {"allow_patterns": patterns, "ignore_patterns": list(NOT_DOWNLOADED)}
+        repo, revision = name
+        return Path(snapshot_download(repo, revision=revision, local_files_only=offline, **only))
 
     try:
-        folder = download(list(DOWNLOADED), offline=False)
+        folder = download([*DOWNLOADED, CARD], offline=False)
     except LocalEntryNotFoundError as error:
         try:  # what another program has put into the cache may be enough without a card
-            folder = download([name for name in DOWNLOADED if name != CARD], offline=True)
+            folder = download([*DOWNLOADED], offline=True)
         except LocalEntryNotFoundError:
             raise hub_error(error, name) from None
         if not any(folder.rglob("*.safetensors")):  # its download was interrupted
@@ -106,32 +97,30 @@ def hub_error(error: Exception, name: HubName) -> BertkitError:
     from huggingface_hub import errors
 
     response: Any = getattr(error, "response", None)
-    status = response.status_code if response is not None else 0
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    text, code = f"the hub failed for {name} ({type(error).__name__}: {reason}); run it again", ""
     if isinstance(error, errors.GatedRepoError):
-        text = f"{name} is gated: accept its conditions on its page, then {LOGIN}"
-        code = "-gated"
+        text = f"-gated: {name} is gated: accept its conditions on its page, then {LOGIN}"
     elif isinstance(error, errors.RevisionNotFoundError):
-        text, code = f"{name.repo} has no revision '{name.revision}'", "-revision"
+        text = f"-revision: {name.repo} has no revision '{name.revision}'"
     elif isinstance(error, errors.RepositoryNotFoundError):
-        text = f"{name} is neither a folder here nor a model of the hub; check the name, or {LOGIN}"
-        code = "-not-found"
-    elif status in (401, 403):
-        text = f"the hub refused your access to {name} ({reason}): {LOGIN}, with a token that may"
-        code = "-forbidden"
+        text = (
+            f"-not-found: {name} is neither a folder nor a model of the hub; check it, or {LOGIN}"
+        )
+    elif response is not None and response.status_code in (401, 403):
+        text = f"-forbidden: the hub refused your access to {name} ({reason}): {LOGIN}"
     elif isinstance(error, errors.LocalEntryNotFoundError):
-        revision = f" --revision {name.revision}" if name.revision else ""
         cause = type(error.__cause__).__name__ if error.__cause__ else reason
         text = (
-            f"{name} is neither a folder here nor a model in the hub's cache, and the hub cannot "
-            f"be reached ({cause}); where it can, run `hf download {name.repo}{revision} "
-            f"--local-dir {name.repo.rpartition('/')[2]}`, and give that folder"
+            f"-offline: {name} is neither a folder nor in the hub's cache, and the hub cannot be "
+            f"reached ({cause}); where it can, run `hf download {name.repo} --local-dir "
+            f"{name.repo.rpartition('/')[2]}`, and give that folder"
         )
-        code = "-offline"
     elif isinstance(error, OSError) and error.filename is not None:
-        text, code = f"cannot store {name} in the cache ({error}); set HF_HOME", "-cache"
-    return BertkitError(text, code=f"hub{code}")
+        text = f"-cache: cannot store {name} in the cache ({error}); set HF_HOME"
+    else:
+        text = f": the hub failed for {name} ({type(error).__name__}: {reason}); run it again"
+    code, _, message = text.partition(": ")
+    return BertkitError(message, code=f"hub{code}")
 
 
 class Published(NamedTuple):
@@ -183,12 +172,13 @@ def push(
     files, left_out = published_files(folder)
     sent: dict[str, str | bytes] = {file: str((folder / file).resolve()) for file in files}
     sent[CARD] = card_text(folder, name, license).encode()
+    target = HubName(name, revision)
     try:
-        commit = upload(name, sent, private=private, revision=revision, message=message)
+        commit = upload(target, sent, private=private, message=message)
     except BertkitError:
         raise
     except Exception as error:
-        raise hub_error(error, HubName(name, revision)) from error
+        raise hub_error(error, target) from error
     from huggingface_hub import constants
 
     return Published(f"{constants.ENDPOINT}/{name}", commit, sorted(sent), left_out)
@@ -197,9 +187,8 @@ def push(
 def published_folder(path: Path) -> Path:
     """Return the folder of a model: a path itself, or `model/` in a run directory."""
     for folder in (path, path / "model"):
-        if (folder / "config.json").is_file() and any(
-            file for pattern in ("*.safetensors", "model.onnx") for file in folder.glob(pattern)
-        ):
+        weights = [*folder.glob("*.safetensors"), *folder.glob("model.onnx")]
+        if weights and (folder / "config.json").is_file():
             return folder
     raise BertkitError(
         f"{path} holds no model to publish: no config.json with weights, here or in model/; name a "
@@ -216,16 +205,13 @@ def published_files(folder: Path) -> tuple[list[str], list[str]]:
     published: list[str] = []
     others: list[str] = []
     home = folder.resolve()
-    in_cache = "/snapshots/" in home.as_posix()
-    is_sharded = (folder / "model.safetensors.index.json").is_file()
     for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        if not path.is_file() or any(part.startswith(".") for part in relative.parts):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_file() or re.search(r"(^|/)\.", name):
             continue
-        inside = in_cache or path.resolve().is_relative_to(home)
-        known = inside and matches_any(relative.as_posix(), (*PUBLISHED, CARD, *LICENSES))
-        known = known and (is_sharded or not fnmatch(path.name, "model-*-of-*.safetensors"))
-        (published if known else others).append(relative.as_posix())
+        inside = "/snapshots/" in home.as_posix() or path.resolve().is_relative_to(home)
+        known = inside and matches_any(name, (*PUBLISHED, CARD, *LICENSES))
+        (published if known else others).append(name)
     return published, others
 
 
@@ -236,18 +222,12 @@ def matches_any(file: str, patterns: Sequence[str]) -> bool:
     )
 
 
-def upload(
-    name: str,
-    files: dict[str, str | bytes],
-    *,
-    private: bool,
-    revision: str | None,
-    message: str,
-) -> str:
+def upload(target: HubName, files: dict[str, str | bytes], *, private: bool, message: str) -> str:
     """Upload files (paths or contents) in one commit, without an earlier model's; return its hash.
 
     A commit of somebody else in between is an error.
     """
+    name, revision = target
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 
     if get_token() is None:

@@ -7,7 +7,7 @@
 | the tokenizer's files | `vocab.txt`, `tokenizer.json`, `tokenizer_config.json` |
 | `bertkit.json`        | task, label names, how the model was made              |
 
-Sharded weights, a legacy `pytorch_model.bin`, 16-bit weights and older names are read, too.
+A legacy `pytorch_model.bin`, 16-bit weights and older names are read, too.
 """
 
 from __future__ import annotations
@@ -85,9 +85,14 @@ class PretrainedWeights:
         return digest.hexdigest()
 
     @property
+    def hub(self) -> str:
+        """`ORG/NAME@COMMIT` of a model of the hub; "" for others."""
+        return hub_commit(self.path)
+
+    @property
     def origin(self) -> str:
         """Where the weights are from: `ORG/NAME@COMMIT` on the hub, else the path."""
-        return hub_commit(self.path) or str(self.path)
+        return self.hub or str(self.path)
 
     @property
     def pair(self) -> str:
@@ -134,27 +139,16 @@ def load_pretraining_model(directory: Path) -> PretrainingModel:
     """Load an encoder with its pre-training heads; `pairs=False` if that for pairs is missing."""
     config, tensors = load_parts(directory)
     if not any(name.startswith("mlm.") for name in tensors):
-        raise BertkitError(no_language_head(tensors, directory), code="no-language-head")
+        heads = [name for name in tensors if not name.startswith("encoder.")]
+        raise BertkitError(
+            f"{directory} lacks the head that predicts tokens, and has {shown_names(heads)}; "
+            "choose a pre-trained masked language model",
+            code="no-language-head",
+        )
     pairs = "nsp.dense.weight" in tensors
     build = partial(PretrainingModel, pairs=pairs)
     loaded = load_into(config, tensors, build, directory, trainable=False)
     return require_all_weights(loaded, directory, pooler=pairs)
-
-
-def no_language_head(tensors: Iterable[str], source: Path) -> str:
-    """Return the message for a model without a masked-language head: what it is instead."""
-    names = list(tensors)
-    what = "is an encoder alone"
-    if any(name.startswith("rtd.") for name in names):
-        what = "is an ELECTRA discriminator, which tells replaced tokens from original ones"
-    elif tuned := tuned_tensors(names):
-        what = f"holds the head of a fine-tuned model ({shown_names(tuned)})"
-    elif "nsp.dense.weight" in names:
-        what = "has only the one that predicts next sentences"
-    return (
-        f"{source} lacks the head that predicts tokens, and {what}; choose a pre-trained masked "
-        "language model"
-    )
 
 
 def load_model(

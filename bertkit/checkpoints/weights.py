@@ -1,4 +1,4 @@
-"""Files of weights: safetensors, sharded or not, and the legacy `pytorch_model.bin`.
+"""Files of weights: safetensors, and the legacy `pytorch_model.bin`.
 
 The latter is a pickle, which torch's restricted loader turns into tensors without running code.
 Tensors are copied out of the files: overwriting a mapped file would change the predictions of a
@@ -20,16 +20,9 @@ from torch import Tensor
 
 from bertkit.checkpoints.names import Family, own_tensors
 from bertkit.errors import BertkitError
-from bertkit.files import read_object
 
-WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 """The files that may hold a model's weights, in order of preference."""
-MAX_INDEX_BYTES = 1 << 26
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
@@ -46,13 +39,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) ->
 
 def read_weights(directory: Path, family: Family) -> dict[str, Tensor]:
     """Read all weights of a directory as finite fp32, by bertkit's names."""
-    content: dict[str, Tensor] = {}
-    for path, names in weight_files(directory).items():
-        shard = read_tensors(path)
-        if missing := [name for name in names if name not in shard]:
-            raise BertkitError(f"{path} lacks {shown_names(missing)}, which the index lists")
-        # older files store the positions 0, 1, 2, ...
-        content |= {n: t for n, t in shard.items() if not n.endswith("embeddings.position_ids")}
+    path = next((p for name in WEIGHT_FILES if (p := directory / name).is_file()), None)
+    if path is None:
+        raise BertkitError(f"{directory} holds neither {' nor '.join(WEIGHT_FILES)}")
+    # older files store the positions 0, 1, 2, ...
+    skipped = "embeddings.position_ids"
+    content = {n: t for n, t in read_tensors(path).items() if not n.endswith(skipped)}
     for name, tensor in content.items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise BertkitError(f"{directory}: {name} is not a floating-point tensor; remake it")
@@ -69,24 +61,6 @@ def finite_weights(tensor: Tensor, name: str, source: object) -> Tensor:
             "damaged, so take another checkpoint or copy it again"
         )
     return weights
-
-
-def weight_files(directory: Path) -> dict[Path, list[str]]:
-    """Return the files that hold the weights, each with the tensor names that an index lists."""
-    path = next((p for name in WEIGHT_FILES if (p := directory / name).is_file()), None)
-    if path is None:
-        raise BertkitError(f"{directory} holds no weights: none of {', '.join(WEIGHT_FILES)}")
-    if path.suffix != ".json":
-        return {path: []}
-    weight_map = read_object(path, MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise BertkitError(f"{path} has no weight_map; copy it again")
-    files: dict[Path, list[str]] = {}
-    for tensor, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file or file == "..":
-            raise BertkitError(f"{path}: {file!r} is not the name of a file in its folder")
-        files.setdefault(path.with_name(file), []).append(tensor)
-    return files
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -122,6 +96,6 @@ def copied_tensor(path: Path, name: str) -> Tensor:
 
 def shown_names(names: Iterable[str]) -> str:
     """Format the first names of a list, and how many more there are."""
-    first, *rest = names
+    first, *rest = [*names] or ["none"]
     shown = ", ".join([first, *rest[:2]])
     return f"{shown} and {len(rest) - 2} more" if len(rest) > 2 else shown

@@ -73,38 +73,19 @@ def learn_command(
     learn_tokenizer(text, out, size, options, processes=reading.processes)
 
 
-def extend_command(
-    model: AnyModel,
-    *,
-    out: Path,
-    words: str | None = None,
-    text: tuple[str, ...] = (),
-    count: int | None = None,
-    reading: Annotated[Reading, FLATTEN] = USUAL_READING,
-) -> None:
+def extend_command(model: AnyModel, words: Path, *, out: Path) -> None:
     """Add words to the vocabulary of an existing model, each as one token.
 
     Parameters
     ----------
+    words
+        A file with one word per line.
     out
         The folder to write the complete extended model to.
-    words
-        A file with one word per line (instead of --text); "##ing" is a token inside words.
-    text
-        Text of the domain: files, folders, globs, URLs, hf:NAME. The words that save the most
-        tokens by becoming one token are added.
-    count
-        The number of words to take from --text.
     """
     from bertkit.checkpoints.extend import extend_vocabulary
 
-    extend_vocabulary(
-        *(model, out),
-        words=words,
-        text=TextSource(text, reading.format, reading.column) if text else None,
-        count=count,
-        processes=reading.processes,
-    )
+    extend_vocabulary(model, words, out)
 
 
 def measure_command(

@@ -200,7 +200,7 @@ def read_start(
     """Read and check the model of --init-from; return it, and the corpus with its tokenizer."""
     from bertkit.checkpoints.pretrained import read_pretrained, tokenizer_folder
     from bertkit.tokenizer.wordpiece import Tokenizer
-    from bertkit.training.pretrain import check_initial_model
+    from bertkit.training.start import check_initial_model
 
     sizes = vars(read_recipe(PretrainRecipe, recipe).model)
     for name, value in vars(settings.model).items():

@@ -134,7 +134,7 @@ def write_companions(source: ExportSource, to: str, folder: Path) -> dict[str, A
     return {
         "format": to,
         "head": source.head,
-        "model": hub_commit(source.path),
+        "start": hub_commit(source.path),
         "versions": {
             "bertkit": bertkit.__version__,
             "python": platform.python_version(),

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from bertkit.checkpoints.pretrained import PretrainedWeights, hub_commit, read_pretrained
+from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.config import as_json
 from bertkit.console import Console, console_or_new
@@ -62,7 +62,7 @@ from bertkit.training.device import (
     device_notes,
     environment,
 )
-from bertkit.training.journal import JOURNAL, Journal, RunLog
+from bertkit.training.journal import JOURNAL, Journal
 from bertkit.training.step import MetricWindow
 
 LOG_EVERY = 20
@@ -371,14 +371,14 @@ def train_run(
         state |= loop.progress.get("evaluation", {})
         if not loop.step:
             (folder / JOURNAL).unlink(missing_ok=True)
-        journal = Journal(folder, resume_step=loop.step, track=setup.settings.track)
+        track = setup.settings.track
         predictions: dict[str, list[Any]] = {}
-        with RunLog(journal, setup.console) as log:
-            log.console.say(*loop.notes)
+        with Journal(folder, setup.console, resume_step=loop.step, track=track) as log:
+            setup.console.say(*loop.notes)
             log.write(
                 {"kind": "start", "step": loop.step, **asdict(run), "steps_total": loop.total}
             )
-            log.console.start(loop.total, loop.step, title=title)
+            setup.console.start(loop.total, loop.step, title=title)
             window, reason = MetricWindow(), "finished"
             every = training.eval_every or loop.updates_per_epoch
             try:
@@ -448,7 +448,7 @@ def evaluate_run(
         "training": as_json(setup.settings.training),
         "precision": setup.precision,
         "scores": scores,
-        "start": hub_commit(setup.start.path),  # no path: the model may be published
+        "start": setup.start.hub,  # no path: the model may be published
     }
     save_model(folder / "model", model, setup.start.tokenizer, details)
     return predictions

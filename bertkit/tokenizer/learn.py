@@ -10,7 +10,7 @@ vocabularies. The smoothing of languages is that of multilingual BERT.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from itertools import chain, islice, pairwise, repeat
@@ -29,7 +29,7 @@ from bertkit.processes import interruptible, open_executor
 from bertkit.text.documents import TextCounts, describe_skipped, read_documents
 from bertkit.text.sources import TextSource
 from bertkit.tokenizer.files import CONTINUATION, SPECIAL_TOKENS
-from bertkit.tokenizer.normalize import split_words, stands_alone
+from bertkit.tokenizer.normalize import stands_alone
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.tokenizer.words import count_words, smoothing_weights, weigh_counts
 
@@ -360,23 +360,3 @@ def measure_vocabulary(
         characters_per_token=characters / tokens if tokens else 0.0,
         unused_tokens=[token for token in tokenizer.vocabulary if token not in used],
     )
-
-
-def choose_domain_words(
-    tokenizer: Tokenizer, counts: Mapping[str, int], number: int
-) -> list[tuple[str, int]]:
-    """Return the words that would save most tokens as single tokens, with the number saved.
-
-    A word of p tokens that occurs n times saves n (p - 1). Ties are ordered by text. Words that are
-    one token already, and words that become [UNK], are left out.
-    """
-    if number < 1:
-        raise BertkitError(f"--count must be at least 1, got {number}")
-    rules = {"lowercase": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents}
-    words = list(counts)
-    broken = [
-        (word, counts[word] * (len(ids) - 1))
-        for word, ids in zip(words, tokenizer.encode_batch(words), strict=True)
-        if len(ids) > 1 and split_words(word, **rules) == [word]
-    ]
-    return sorted(broken, key=lambda item: (-item[1], item[0]))[:number]

@@ -58,14 +58,10 @@ def save_checkpoint(
     progress: Mapping[str, Any],
     keep: int = 2,
 ) -> Path:
-    """Write `folder`/step-NNNNNNNN, then remove the checkpoints that are no longer needed.
+    """Write `folder`/step-NNNNNNNN, then remove all but the newest `keep` checkpoints.
 
-    Three things are removed, and only after the new checkpoint is complete: checkpoints older than
-    the newest `keep`, checkpoints of a later step (training resumed before them because they were
-    damaged) and the remains of killed saves. So `keep` + 1 checkpoints are briefly on the disk.
-
-    The tensors are those of each file, by its stem. The progress is any JSON value: its tuples are
-    read back as lists, and its keys as strings.
+    Those of a later step, before which training resumed because they were damaged, are removed,
+    too. The tensors are those of each file, by its stem; the progress is any JSON value.
     """
     path = folder / f"step-{step:08d}"
     with new_folder(path) as temporary:
@@ -115,8 +111,7 @@ def remove_unfinished(folder: Path) -> None:
 def load_latest(folder: Path, warn: Callable[[str], None], keep: int = 2) -> Checkpoint | None:
     """Read the newest complete checkpoint, or return None if there is no checkpoint.
 
-    A damaged checkpoint is skipped, with a line passed to `warn`; if all are damaged, that is an
-    error. What a kill after a save has left is removed.
+    A damaged one is skipped, with a line passed to `warn`; if all are damaged, that is an error.
     """
     known = checkpoints(folder)
     remove_unfinished(folder)
@@ -222,10 +217,8 @@ def restore_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def optimizer_tensors(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
     """Return an optimizer's state as "exp_avg.NAME", "exp_avg_sq.NAME" and "step.NAME".
 
-    Muon's matrices have "momentum.NAME" instead. NAME is the name of the parameter in the model. A
-    parameter that never had a gradient has no state yet and is saved with its initial state, so
-    that a missing tensor is always an error. The hyperparameters are not saved: they come from the
-    recipe and the schedule.
+    Muon's matrices have "momentum.NAME" instead. A parameter that never had a gradient is saved
+    with its initial state, so that a missing tensor is always an error.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in trainable_parameters(model):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
 from bertkit.pretraining_data.examples import (
     MaskingOptions,
     PairOptions,
@@ -24,8 +28,10 @@ from bertkit.pretraining_data.loader import (
     StreamStep,
     stream_steps,
 )
+from bertkit.training.device import OUT_OF_MEMORY
 from bertkit.training.distributed import ALONE, Ranks
 from bertkit.training.recipe import PretrainRecipe
+from bertkit.training.step import LoopSettings, evaluate_batches, mean_losses
 
 Examples = tuple[ExampleSampler, BatchBuilder]
 """The examples in their order of use, and the builder that makes batches of them."""
@@ -56,11 +62,8 @@ class TrainingData:
         """Return the examples of a phase, and close those of the previous one."""
         if self._opened is None or self._opened[0] != phase:
             self.close()
-            recipe = self.recipe
-            examples = phase_examples(
-                recipe, self.store, phase, recipe.masking, recipe.training.seed
-            )
-            self._opened = (phase, examples)
+            masking, seed = self.recipe.masking, self.recipe.training.seed
+            self._opened = phase, phase_examples(self.recipe, self.store, phase, masking, seed)
         return self._opened[1]
 
     def stream(
@@ -120,24 +123,40 @@ class HeldOut:
         for start in range(0, len(share), self.batch_size):
             yield builder[share[start : start + self.batch_size]]
 
-    def majority(self, phase: int) -> float:
-        """Return the share of the more frequent pair label: the accuracy of a constant answer."""
-        share = measure_pairs(self.rows(phase)).random_share
-        return max(share, 1 - share)
+    def evaluate(self, model: nn.Module, phase: int, settings: LoopSettings) -> dict[str, Any]:
+        """Return the fields of an evaluation record; if memory is short, measure in parts."""
+        ranks = settings.ranks if len(self.rows(phase)) >= settings.ranks.world else ALONE
+        loss_fn = self.recipe.objectives.function()
+        while True:
+            torch.manual_seed(0)  # so that ELECTRA's generator, too, samples the same every time
+            try:
+                batches = self.batches(phase, ranks)
+                sums, counted = evaluate_batches(model, loss_fn, batches, settings)
+                break
+            except BertkitError as error:
+                if error.code != OUT_OF_MEMORY or self.batch_size == 1:
+                    raise
+            self.batch_size //= 2
+        counts = ranks.all_reduce_counts(counted)()
+        values = ranks.all_reduce_scalars({name: kept.value for name, kept in sums.items()})
+        means = mean_losses({n: s._replace(value=values[n]) for n, s in sums.items()}, counts)
+        token = "mlm" if "mlm_loss" in means else "lm"
+        perplexity = math.exp(min(means[f"{token}_loss"], 700.0))
+        record = {"phase": phase, **means, f"{token}_perplexity": perplexity, **counts}
+        if self.recipe.objectives.has_pairs:
+            share = measure_pairs(self.rows(phase)).random_share
+            record["nsp_majority"] = max(share, 1 - share)  # the accuracy of a constant answer
+        return record
 
 
 def baselines(
     store: TokenStore, random_share: float, specials: Sequence[float] = ()
 ) -> dict[str, float]:
-    """Compute input-independent baselines from a store's unigram counts.
+    """Return what is reached without looking at the input: from the frequencies of tokens.
 
-    `random_share` is the measured share of NSP examples with a random second sentence, and
-    `specials` are the shares of [CLS] and [SEP] among the targets, if they are targets.
-
-    Returns:
-        unigram_entropy in nats: the MLM loss of predicting the frequency of each token.
-        most_frequent_accuracy: the MLM accuracy of always predicting the most frequent token.
-        nsp_majority: the NSP accuracy of always predicting the more frequent label.
+    The entropy is in nats; it is the loss of predicting each token's frequency. `random_share` is
+    that of pairs with a random second sentence, and `specials` are the shares of [CLS] and [SEP]
+    among the targets, if they are targets.
     """
     shares = store.unigrams[store.unigrams > 0] / store.unigrams.sum()
     shares = np.concatenate([shares * (1 - sum(specials)), specials])
@@ -158,32 +177,25 @@ def special_shares(recipe: PretrainRecipe, pairs: PairStatistics) -> list[float]
 def start_record(
     recipe: PretrainRecipe, store: TokenStore, examples: ExampleSampler
 ) -> dict[str, Any]:
-    """Return the journal's first record, from the data alone: baselines and the label balance.
+    """Return the part of the journal's first record that follows from the data alone.
 
-    It lacks the fields that only the run knows. `examples` are those of the first phase.
+    `examples` are those of the first phase.
     """
     phases = recipe.phases
     pairs = measure_pairs(examples.first())
+    sizes = zip(phases.lengths, phases.steps, phases.batch_sizes, strict=True)
     return {
         "kind": "start",
         "baselines": baselines(store, pairs.random_share, special_shares(recipe, pairs)),
         "pairs": as_json(pairs),
         "tokens_total": store.tokens,
         "steps_total": phases.total_steps,
-        "phases": [
-            {"length": length, "steps": steps, "batch_size": size}
-            for length, steps, size in zip(
-                phases.lengths, phases.steps, phases.batch_sizes, strict=True
-            )
-        ],
+        "phases": [{"length": n, "steps": steps, "batch_size": size} for n, steps, size in sizes],
     }
 
 
 def opening_lines(start: dict[str, Any], recipe: PretrainRecipe, store: TokenStore) -> list[str]:
-    """Return the lines that a run prints before the first update.
-
-    `start` is the `start_record`, to which "parameters" and "precision" were added.
-    """
+    """Return the lines that a run prints before the first update, from its start record."""
     known, pairs, objectives = start["baselines"], start["pairs"], recipe.objectives
     label_1 = "A and B swapped" if objectives.pair == "sop" else "a random next sentence"
     share = f"{pairs['random_share']:.1%} with {label_1}, " if objectives.has_pairs else ""

@@ -26,15 +26,12 @@ from bertkit.processes import memory_bytes, usable_cores
 
 if TYPE_CHECKING:
     from bertkit.model.encoder import ModelConfig
-    from bertkit.pretraining_data.batch import Packed
 
 BatchOutput = TypeVar("BatchOutput")
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("fp32", "bf16", "bf16-residual")
 """The precisions of training; see `autocast`."""
-NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-"""Where Linux describes the driver, if there is one."""
 OUT_OF_MEMORY = "out-of-memory"
 """The code of the errors about a batch that did not fit into the device's memory."""
 FAILED_ALLOCATION = ("out of memory", "STATUS_ALLOC_FAILED")
@@ -44,9 +41,7 @@ RANDOM_NUMBERS = RLock()
 
 
 def choose_device(name: str | torch.device = "auto") -> torch.device:
-    """Return the device called auto, cpu, cuda, cuda:N or mps.
-
-    "auto" is CUDA or MPS if available, else the CPU.
+    """Return the device called auto (CUDA or MPS if there is one, else the CPU), cuda:N, ...
 
     Raises:
         BertkitError: the name is unknown (code "device"), or torch cannot use such a device here
@@ -63,19 +58,15 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
         if has_cuda():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    reason = ""
     if kind == "cuda" and not has_cuda():
-        raise BertkitError(f"device '{name}': {why_no_cuda()}; or choose cpu", code="no-device")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise BertkitError(
-            f"device '{name}': this machine has {count} CUDA device{'s' * (count != 1)}, counted "
-            f"from 0{visible_devices()}",
-            code="no-device",
-        )
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise BertkitError(
-            "device 'mps': this machine has no Apple GPU; choose cpu", code="no-device"
-        )
+        reason = why_no_cuda()
+    elif kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        reason = f"this machine has {torch.cuda.device_count()} CUDA devices, counted from 0"
+    elif kind == "mps" and not torch.backends.mps.is_available():
+        reason = "this machine has no Apple GPU"
+    if reason:
+        raise BertkitError(f"device '{name}': {reason}; or choose cpu", code="no-device")
     return torch.device(name)
 
 
@@ -90,29 +81,19 @@ def why_no_cuda() -> str:
     """Return why torch can use no CUDA device, and what to do about it."""
     if torch.version.cuda is None and torch.version.hip is None:
         return f"torch {torch.__version__} is built without CUDA; install a CUDA build of torch"
+    reason = "torch finds no CUDA device"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
-    else:
-        reason = "torch finds no CUDA device"
-    return f"{reason} (torch {torch.__version__}, CUDA {torch.version.cuda}{visible_devices()})"
-
-
-def visible_devices() -> str:
-    """Return ", CUDA_VISIBLE_DEVICES=..." for messages, or "" if the variable is not set."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return "" if given is None else f", CUDA_VISIBLE_DEVICES={given}"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+    return f"{reason} (torch {torch.__version__}, CUDA_VISIBLE_DEVICES {visible})"
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """Return the precision called `name`; "auto" is bf16 on devices with bf16 instructions.
-
-    Raises:
-        BertkitError: the precision is unknown, or the device does not support it.
-    """
-    known, on_cuda = (*PRECISIONS, "auto"), device.type == "cuda"
-    check_known("precision", name, known)
+    """Return the precision called `name`; "auto" is bf16 on devices with bf16 instructions."""
+    on_cuda = device.type == "cuda"
+    check_known("precision", name, (*PRECISIONS, "auto"))
     gpu_bf16 = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "auto":
         return "bf16" if gpu_bf16 or (device.type == "cpu" and has_bf16()) else "fp32"
@@ -120,15 +101,6 @@ def choose_precision(name: str, device: torch.device) -> str:
         card = torch.cuda.get_device_name(device)
         raise BertkitError(f"{card} does not support bf16; choose precision fp32", code="no-bf16")
     return name
-
-
-def slow_precision(precision: str, device: torch.device) -> str:
-    """Return a warning about bf16 on a CPU that has no instructions for it; else ""."""
-    if precision == "fp32" or device.type != "cpu" or has_bf16():
-        return ""
-    if torch.cpu.get_capabilities().get("bf16"):  # the key for Arm
-        return ""
-    return "this CPU has no instructions for bf16 and may be many times faster in fp32"
 
 
 @contextmanager
@@ -152,25 +124,21 @@ def autocast(device: torch.device, precision: str) -> Iterator[None]:
 
 def device_notes(device: torch.device, precision: str, config: ModelConfig) -> list[str]:
     """Return notes about what makes a run on this device slow, one line each."""
-    notes = [slow_precision(precision, device), slow_attention(device, precision, config)]
-    return [note for note in (*notes, missing_code(device), unused_gpu(device)) if note]
-
-
-def missing_code(device: torch.device) -> str:
-    """Return that compiled code is missing although the CPU could run it, or ""."""
-    able = torch.cpu.get_capabilities().get("avx2")
-    if device.type != "cpu" or library() or not able or "BERTKIT_NATIVE" in os.environ:
-        return ""
-    return (
-        "bertkit's compiled code is missing, and training is slower without it; install bertkit "
-        "again where there is a C compiler"
-    )
+    notes, able = [], torch.cpu.get_capabilities()
+    if device.type == "cuda":
+        return [note] if (note := slow_attention(device, precision, config)) else []
+    if device.type == "cpu" and precision != "fp32" and not (has_bf16() or able.get("bf16")):
+        notes.append("this CPU has no instructions for bf16 and may be many times faster in fp32")
+    if device.type == "cpu" and able.get("avx2") and not library():
+        notes += [
+            "bertkit's compiled code is missing, and training is slower without it; install "
+            "bertkit again where there is a C compiler"
+        ] * ("BERTKIT_NATIVE" not in os.environ)
+    return notes
 
 
 def slow_attention(device: torch.device, precision: str, config: ModelConfig) -> str:
     """Return why attention on a CUDA device pads its sequences, or "" if it need not."""
-    if device.type != "cuda":
-        return ""
     width = config.hidden_size // config.num_attention_heads
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     query = torch.empty(0, config.num_attention_heads, width, dtype=dtype, device=device)
@@ -184,15 +152,6 @@ def slow_attention(device: torch.device, precision: str, config: ModelConfig) ->
     return f"{why}: attention pads its sequences, which is slower"
 
 
-def unused_gpu(device: torch.device) -> str:
-    """Return why a run is on the CPU although the machine has an NVIDIA driver, or ""."""
-    if device.type != "cpu" or torch.version.cuda is None or not NVIDIA_DRIVER.exists():
-        return ""
-    if has_cuda() or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
-        return ""  # the CPU was chosen
-    return f"no GPU is used: {why_no_cuda()}"
-
-
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished its work; on a CPU this does nothing."""
     if device.type != "cpu":
@@ -202,9 +161,8 @@ def synchronize(device: torch.device) -> None:
 def matmul_peak(device: torch.device, precision: str, seconds: float = 1.0) -> float:
     """Measure the highest number of FLOP/s that a matrix product reaches on this device.
 
-    Square products of random values are timed, from small to large. Each size is repeated for its
-    share of the time, about `seconds` in total, and the best repetition counts. MFU is measured
-    against this peak, not against a data sheet. On the CPU it is for the current number of threads.
+    Square products of random values are timed for about `seconds`, and the best repetition counts.
+    MFU is measured against this peak, not against a data sheet, and for the current threads.
     """
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     # several products per synchronization, so that a GPU's launch time does not count
@@ -306,16 +264,6 @@ def lacks_memory(error: BaseException) -> bool:
     """Return whether an error says that a GPU has too little free memory."""
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in FAILED_ALLOCATION)
-    )
-
-
-def batch_too_large(packed: Packed, advice: Callable[[Sequence[int]], str]) -> BertkitError:
-    """Return the error that names a batch which does not fit, with advice for its lengths."""
-    sizes = packed.lengths
-    return BertkitError(
-        f"the device has too little free memory for a batch of {len(sizes):,} sequences with "
-        f"{sum(sizes):,} tokens, the longest of {max(sizes):,}; {advice(sizes)}",
-        code=OUT_OF_MEMORY,
     )
 
 

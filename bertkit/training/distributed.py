@@ -36,17 +36,12 @@ class Ranks:
     """The rank of this process and the number of processes in the run."""
 
     rank: int = 0
-    """The number of this process, counted from 0; rank 0 writes the run directory."""
     world: int = 1
-    """The number of processes."""
     timeout: float = 600.0
     """The number of seconds to wait for the other processes before giving up."""
 
     def micro_batches(self, wanted: int) -> int:
-        """Return the number of micro-batches that a global batch is cut into, over all ranks.
-
-        It is at least `wanted`, the recipe's `training.accumulate`.
-        """
+        """Return the number of micro-batches of a batch over all ranks, at least `wanted`."""
         count = max(wanted, self.world)
         if count % self.world:
             near = self.world * -(-count // self.world)
@@ -57,10 +52,7 @@ class Ranks:
         return count
 
     def all_reduce_counts(self, counts: Mapping[str, int]) -> Callable[[], dict[str, int]]:
-        """Start to sum counts over all ranks, and return a function that waits for the sums.
-
-        Every rank has to pass the same names. A rank may compute between the two calls.
-        """
+        """Start to sum counts over all ranks, and return a function that waits for the sums."""
         if self.world == 1:
             return lambda: dict(counts)
         numbers = torch.tensor(list(counts.values()), dtype=torch.int64)
@@ -224,15 +216,13 @@ def gradient_sync(model: nn.Module, *, wanted: bool) -> AbstractContextManager[N
 class GracefulStop:
     """A request by Ctrl-C or SIGTERM to save after the current update and stop.
 
-    Args:
-        patient: whether to ignore a second signal. torchrun forwards a signal that the terminal has
-            already sent to every process, and kills processes that take too long.
+    If it is `patient`, a second signal is ignored: torchrun forwards a signal that the terminal has
+    already sent to every process, and kills processes that take too long.
     """
 
     def __init__(self, *, patient: bool = False) -> None:
         self.patient = patient
         self.received: int | None = None
-        """The signal that this process has received."""
 
     @property
     def asked(self) -> bool:

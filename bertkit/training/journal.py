@@ -1,4 +1,4 @@
-"""The log of a run: `journal.jsonl`, and trackers that receive the same records.
+"""The log of a run: `journal.jsonl`, the console, and trackers that receive the same records.
 
 A journal is a text file with one JSON object per line. Each has a `kind`: "start", "step",
 "evaluation", "checkpoint", "note" or "end". It is standard JSON: NaN and infinity are written as
@@ -13,9 +13,8 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from time import time
@@ -35,10 +34,11 @@ OnRecord = Callable[[dict[str, Any]], object]
 
 
 class Journal:
-    """The journal of one run, open for writing.
+    """The journal of one run, open for writing; leaving its block closes it and the console's bar.
 
     Args:
-        folder: the run directory, which is created if it is missing.
+        folder: the run directory; None on ranks other than 0, which write nothing.
+        console: where notes and shown records appear, too.
         resume_step: the number of updates made so far. Records of later steps, which a killed run
             wrote after its last checkpoint, are dropped. None: there must be no journal yet.
         track: the names of trackers that receive every record: tensorboard (a note says so if it is
@@ -48,16 +48,19 @@ class Journal:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
+        console: Console | None = None,
         *,
         resume_step: int | None = None,
         track: Sequence[str] = (),
         on_record: OnRecord | None = None,
     ) -> None:
-        self.path, self.on_record = folder / JOURNAL, on_record
+        self.console, self.on_record = console, on_record
         self.trackers: list[Tracker] = []
-        self.since: float | None = None
-        """When the run was started, in Unix seconds; None if it starts now."""
+        self.path = folder and folder / JOURNAL
+        if folder is None or self.path is None:
+            return
+        since = None
         if self.path.exists():
             records = read_journal(self.path)
             if records and resume_step is None:
@@ -65,7 +68,7 @@ class Journal:
                     f"{self.path} is another run's journal; resume that run or choose a new folder"
                 )
             kept = [record for record in records if record.get("step", 0) <= (resume_step or 0)]
-            self.since = next((r.get("time") for r in kept if r.get("kind") == "start"), None)
+            since = next((r.get("time") for r in kept if r.get("kind") == "start"), None)
             write_text(self.path, "".join(json_line(record) for record in kept))
         with disk_errors(self.path):
             folder.mkdir(parents=True, exist_ok=True)
@@ -75,13 +78,17 @@ class Journal:
                 message = "no TensorBoard events: the package tensorboard is not installed"
                 self.write({"kind": "note", "step": resume_step or 0, "message": message})
             else:
-                self.trackers.append(Tracker(name, folder, resume_step, self.since))
+                self.trackers.append(Tracker(name, folder, resume_step, since))
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Append one record with its `time` in Unix seconds, flush the file, and pass it on.
+    def write(self, record: dict[str, Any], *, show: bool = False) -> None:
+        """Append a record with its `time` in Unix seconds, pass it on, and perhaps show it.
 
         A tracker that fails is left out from then on, and a note says so; training continues.
         """
+        if show and self.console is not None:
+            self.console.update(record)
+        if self.path is None:
+            return
         stamped = {**jsonable(record), "time": time()}
         with disk_errors(self.path):
             self.file.write(json_line(stamped))
@@ -100,19 +107,35 @@ class Journal:
         if self.on_record is not None:
             self.on_record(dict(stamped))
 
+    def note(self, step: int, message: str) -> None:
+        """Write a message to the journal and print it."""
+        self.write({"kind": "note", "step": step, "message": message})
+        if self.console is not None:
+            self.console.say(message)
+
     def sync(self) -> None:
         """Flush the file to disk, so that a power cut leaves no checkpoint without its records."""
-        with disk_errors(self.path):
-            os.fsync(self.file.fileno())
+        if self.path is not None:
+            with disk_errors(self.path):
+                os.fsync(self.file.fileno())
 
     def close(self) -> None:
         """Close the files; calling this again does nothing."""
-        with suppress(OSError):  # write() has already reported a full disk
-            self.file.close()
+        if self.path is not None:
+            with suppress(OSError):  # write() has already reported a full disk
+                self.file.close()
         for tracker in self.trackers:
             with suppress(Exception):
                 tracker.close()
         self.trackers = []
+        if self.console is not None:
+            self.console.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def json_line(record: dict[str, Any]) -> str:
@@ -129,53 +152,22 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise BertkitError(f"{path}: {error.strerror}; give the folder of a run") from None
     records = []
-    for number, record in numbered_records(content):
-        if record is not None:
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if line.strip() and (record := parsed(line)) is not None:
             records.append(record)
-        elif number <= content.count(b"\n"):
+        elif line.strip() and number <= content.count(b"\n"):
             raise BertkitError(f"{path} line {number} is not a JSON object; remove that line")
     return records
 
 
-def numbered_records(content: bytes) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield the number of every line that is not empty and its record, None if it is damaged."""
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line.decode())
-        except (ValueError, RecursionError):
-            record = None
-        step = record.get("step", 0) if isinstance(record, dict) else None
-        yield number, record if isinstance(step, int) and abs(step) < 1 << 63 else None
-
-
-@dataclass(frozen=True)
-class RunLog:
-    """The journal of a run, None except on rank 0, and the console; leaving a block closes both."""
-
-    journal: Journal | None
-    console: Console
-
-    def write(self, record: dict[str, Any], *, show: bool = False) -> None:
-        """Append a record to the journal and, if `show` is true, show it on the console."""
-        if self.journal is not None:
-            self.journal.write(record)
-        if show:
-            self.console.update(record)
-
-    def note(self, step: int, message: str) -> None:
-        """Write a message to the journal and print it."""
-        self.write({"kind": "note", "step": step, "message": message})
-        self.console.say(message)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.journal is not None:
-            self.journal.close()
-        self.console.close()
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """Return the record of a line; None if it is damaged."""
+    try:
+        record = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    step = record.get("step", 0) if isinstance(record, dict) else None
+    return record if isinstance(step, int) and abs(step) < 1 << 63 else None
 
 
 TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow"}
@@ -196,6 +188,8 @@ class Tracker:
         self, name: str, folder: Path, resume_step: int | None, since: float | None
     ) -> None:
         self.kind, self.name, self.folder, self.since = name, TRACKERS[name], folder, since
+        grid = folder.parent
+        self.title = f"{grid.parent.name}/{folder.name}" if grid.name == "runs" else folder.name
         self.run: Any = None
         if name == "tensorboard":
             writer = import_module("torch.utils.tensorboard").SummaryWriter
@@ -213,7 +207,8 @@ class Tracker:
                 self.run.add_scalar(name, value, record["step"], record["time"])
         elif record["kind"] == "start":
             settings = {k: v for k, v in dotted_values(record) if k not in NOT_LOGGED}
-            key = run_key(self.folder, self.since or record["time"])
+            since = self.since or record["time"]  # so that a resumed run has the same key
+            key = hashlib.sha256(f"{self.title} {since}".encode()).hexdigest()[:16]
             (self._start_wandb if self.kind == "wandb" else self._start_mlflow)(key, settings)
         elif record["kind"] == "end":
             self._end(NOT_FINISHED.get(record["reason"], "FINISHED"), record["reason"])
@@ -224,35 +219,22 @@ class Tracker:
             self.library.log_metrics(named, step=record["step"], run_id=self.run)
 
     def _start_wandb(self, key: str, settings: Mapping[str, Any]) -> None:
-        self.run = self.library.init(
-            id=key,
-            resume="allow",
-            name=run_title(self.folder),
-            dir=self.folder,
-            config=settings,
-            reinit="create_new",
-        )
+        named = {"id": key, "name": self.title, "dir": self.folder, "config": settings}
+        self.run = self.library.init(**named, resume="allow", reinit="create_new")
 
     def _start_mlflow(self, key: str, settings: Mapping[str, Any]) -> None:
         wanted = f"tags.bertkit = '{key}'"
         before = self.library.search_runs(filter_string=wanted, output_format="list")
-        started = self.library.start_run(
-            run_id=before[0].info.run_id if before else None,
-            run_name=None if before else run_title(self.folder),
-            nested=True,
-            tags={"bertkit": key},
-        )
-        self.run = started.info.run_id
+        again = {"run_id": before[0].info.run_id} if before else {"run_name": self.title}
+        self.run = self.library.start_run(**again, nested=True, tags={"bertkit": key}).info.run_id
         if not before:
             self.library.log_params({name: str(value) for name, value in settings.items()})
 
     def _end(self, status: str, reason: str) -> None:
-        if self.run is None:
-            return
-        if self.kind == "wandb":
+        if self.run is not None and self.kind == "wandb":
             self.run.summary["reason"] = reason
             self.run.finish(exit_code=int(status != "FINISHED"))
-        else:
+        elif self.run is not None:
             self.library.end_run(status)
         self.run = None
 
@@ -291,14 +273,3 @@ def check_trackers(names: Iterable[str]) -> None:
 def is_installed(name: str) -> bool:
     """Return whether the package of a tracker is installed."""
     return importlib.util.find_spec(name) is not None
-
-
-def run_key(folder: Path, since: float) -> str:
-    """Return the key of a run for a tracker, which stays the same when the run is resumed."""
-    return hashlib.sha256(f"{run_title(folder)} {since}".encode()).hexdigest()[:16]
-
-
-def run_title(folder: Path) -> str:
-    """Return the name of a run's folder, after that of the grid in fine-tuning: `mrpc/b32-...`."""
-    grid = folder.parent
-    return f"{grid.parent.name}/{folder.name}" if grid.name == "runs" else folder.name

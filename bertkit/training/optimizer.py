@@ -44,11 +44,6 @@ class AdamW:
 
     `torch.optim.AdamW` computes the same numbers by the same kernel, but the first one that a
     process makes imports torch's compiler, which takes seconds.
-
-    Args:
-        groups: dictionaries with `params`, the parameters, and their `weight_decay`.
-        learning_rate: the learning rate of the first update; see `set_learning_rate`.
-        bias_correction: whether to correct the averages.
     """
 
     def __init__(
@@ -116,8 +111,7 @@ class Muon(AdamW):
     factor s * sqrt(max(m, n)) makes the root mean square of an update s times the learning rate,
     whatever the shape, as Liu et al. (2025) propose: one learning rate serves both optimizers.
 
-    The query, key and value weights of a layer are one parameter here, but three matrices. The
-    arguments are those of `AdamW`, with the `names` of the parameters in each group.
+    The query, key and value weights of a layer are one parameter here, but three matrices.
     """
 
     def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
@@ -186,13 +180,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Divide the parameters into weights, which decay, and biases and LayerNorms, which do not.
-
-    A parameter does not decay if the last part of its name starts with `bias` or ends with `_bias`,
-    or if it belongs to an `nn.LayerNorm`. A tied parameter appears once, under its first name; a
-    frozen one (`requires_grad` false) is in neither group. Each group is a dictionary with
-    `params`, in the order of the model, their `names` and `weight_decay`.
-    """
+    """Divide the trained parameters into weights, which decay, and biases and LayerNorms."""
     groups: list[dict[str, Any]] = [
         {"params": [], "names": [], "weight_decay": weight_decay},
         {"params": [], "names": [], "weight_decay": 0.0},
@@ -224,10 +212,7 @@ def build_optimizer(
     bias_correction: bool = True,
     optimizer: str = "adamw",
 ) -> AdamW:
-    """Build an optimizer, "adamw" or "muon", over the two `parameter_groups`.
-
-    The model has to be on the device that it is trained on. For the other arguments see `AdamW`.
-    """
+    """Build "adamw" or "muon" for a model that is on the device that it is trained on."""
     groups = parameter_groups(model, weight_decay)
     if not any(group["params"] for group in groups):
         raise BertkitError("the model has no parameter to train; unfreeze some of them")
@@ -242,10 +227,8 @@ def set_learning_rate(optimizer: AdamW, value: float) -> None:
 
 
 def clip_gradients(model: nn.Module, maximum: float) -> Tensor:
-    """Scale all gradients together so that their joint 2-norm is at most `maximum`.
+    """Scale all gradients so that their joint 2-norm is at most `maximum`; return the norm before.
 
-    Returns:
-        The norm before clipping, a scalar on the gradients' device: reading it here would make the
-        host wait for the device. It is not finite if a gradient is not finite.
+    It is a tensor, because reading it would make the host wait for the device.
     """
     return nn.utils.clip_grad_norm_(model.parameters(), maximum)

@@ -23,7 +23,7 @@ from bertkit.model.heads import LanguageHead
 from bertkit.model.native.attention import has_triton
 from bertkit.objectives import CrossEntropy, Sums, cross_entropy_sums, total_loss
 from bertkit.pretraining_data.batch import Packed
-from bertkit.training.device import autocast, batch_too_large, lacks_memory, training_flops
+from bertkit.training.device import OUT_OF_MEMORY, autocast, lacks_memory, training_flops
 from bertkit.training.distributed import ALONE, Ranks, gradient_sync
 from bertkit.training.optimizer import AdamW, clip_gradients, set_learning_rate
 
@@ -32,15 +32,13 @@ class BatchLike(Protocol):
     """The part of a batch's interface that the loop relies on; an objective may need more."""
 
     @property
-    def packed(self) -> Packed:
-        """The sequences."""
+    def packed(self) -> Packed: ...
 
     @property
     def counts(self) -> dict[str, int]:
         """The counts that losses are divided by, for example {"sequences": 32}."""
 
-    def to(self, device: torch.device | str) -> Self:
-        """Return the same batch on another device."""
+    def to(self, device: torch.device | str) -> Self: ...
 
 
 AnyBatch = TypeVar("AnyBatch", bound=BatchLike)
@@ -53,21 +51,19 @@ Objective = Callable[[Any, AnyBatch], Sums]
 
 @dataclass(frozen=True)
 class StepRecord(Generic[Position]):
-    """One update of the weights."""
+    """One update of the weights; counts are over all ranks, sums over this rank's micro-batches."""
 
     step: int
     """The number of the update, counted from 1."""
     after: Position
     """The position of the data stream after this step's batch."""
     sums: Sums
-    """The sums over this rank's micro-batches, detached, still on the device."""
+    """Detached, still on the device."""
     counts: dict[str, int]
-    """The counts over all ranks, by which the sums are divided."""
     gradient_norm: Tensor
-    """The gradient norm before clipping."""
+    """Before clipping."""
     learning_rate: float
     tokens: int
-    """The number of tokens over all ranks."""
     sum_squared_lengths: int
     stop: bool = False
     """Whether any rank was asked to stop before this update."""
@@ -123,13 +119,8 @@ def train_steps(
     step, micro-batch): it depends neither on what ran before nor on which rank has the micro-batch,
     so a resumed run has the same dropout.
 
-    Args:
-        model: the model in training mode; with several ranks, the result of `replicate`.
-        optimizer: the optimizer of the model's parameters.
-        objective: (model, batch) → sums.
-        steps: (micro-batches of this rank, position after them) for each update.
-        settings: see `LoopSettings`.
-        done: the number of updates already made.
+    The model is in training mode and, with several ranks, a result of `replicate`. `steps` has the
+    micro-batches of this rank and the position after them for each update after the first `done`.
     """
     ranks = settings.ranks
     for step, (micro_batches, after) in enumerate(steps, start=done):
@@ -189,7 +180,13 @@ def named_if_too_large(packed: Packed, settings: LoopSettings) -> Iterator[None]
     except RuntimeError as error:
         if not lacks_memory(error):
             raise
-        raise batch_too_large(packed, settings.advice_if_too_large) from error
+        sizes = packed.lengths
+        raise BertkitError(
+            f"the device has too little free memory for a batch of {len(sizes):,} sequences with "
+            f"{sum(sizes):,} tokens, the longest of {max(sizes):,}; "
+            f"{settings.advice_if_too_large(sizes)}",
+            code=OUT_OF_MEMORY,
+        ) from error
 
 
 def seed_random(seed: int, device: torch.device) -> None:
@@ -204,10 +201,9 @@ def seed_random(seed: int, device: torch.device) -> None:
 
 
 def step_seed(seed: int, step: int, micro_batch: int) -> int:
-    """Return the 63-bit dropout seed of one micro-batch of a step, on whichever rank it runs.
+    """Return the 63-bit dropout seed of a micro-batch, so that checkpoints need no generator state.
 
-    The seed is a cryptographic hash of the arguments alone, so that neighbouring steps have
-    unrelated seeds and a checkpoint needs no generator state.
+    It is a cryptographic hash, so that neighbouring steps have unrelated seeds.
     """
     mixed = hashlib.blake2b(f"dropout {seed} {step} {micro_batch}".encode(), digest_size=8).digest()
     return int.from_bytes(mixed, "little") >> 1
@@ -255,15 +251,11 @@ def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: fl
 
 
 def compile_training(model: nn.Module, device: torch.device) -> CrossEntropy:
-    """Compile the layers and token heads of a model in place, and the cross entropy.
+    """Compile the layers and token heads of a model in place, and return a compiled cross entropy.
 
-    Dropout, residual, LayerNorm and GELU become a few fused kernels, forward and backward, and so
-    does the softmax over the vocabulary. Parameters and their names stay the same. Code is
-    generated for any number of tokens, sequences and targets (`dynamic=True`), because every packed
-    batch differs in them. The first update waits for the compiler.
-
-    Returns:
-        The compiled `cross_entropy_sums`, an argument of the pre-training objectives.
+    Dropout, residual, LayerNorm and GELU become a few fused kernels, and so does the softmax over
+    the vocabulary. Code is generated for any number of tokens, sequences and targets, because every
+    packed batch differs in them. The first update waits for the compiler.
     """
     check_compiler(device)
     for module in model.modules():

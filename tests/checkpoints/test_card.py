@@ -63,7 +63,7 @@ def test_values_cannot_break_the_metadata(tokenizer: Tokenizer, tmp_path: Path) 
     )  # fmt: skip
     card = ModelCard(card_text(folder, "org/mine"))
     assert card.data.eval_results[0].dataset_name == odd
-    assert model_index("mine", "fill-mask", "mine", {"dev": {}}) is None
+    assert model_index("mine", "", {"scores": {"dev": {}}}) is None
 
 
 @pytest.mark.parametrize("text", ["---\nlicense: mit\n---\n# Mine", "", "# Theirs", "---\na: [\n"])

@@ -373,6 +373,8 @@ def test_classes_by_architecture() -> None:
         {"model_type": "electra"},
         {"model_type": "roformer"},
         {"model_type": "bertkit", "direction": "up"},
+        {"num_hidden_layers": 10**9},
+        {"model_type": "bertkit", "share_layers": True, "num_hidden_layers": 10**9},
         {
             "model_type": "electra",
             "architectures": ["ElectraForMaskedLM"],

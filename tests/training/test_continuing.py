@@ -16,8 +16,9 @@ from bertkit.files import read_json
 from bertkit.model.heads import PretrainingModel
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.journal import read_journal
-from bertkit.training.pretrain import initial_network, pretrain, with_sizes
+from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Objectives, Phases, PretrainRecipe, Training
+from bertkit.training.start import initial_network, with_sizes
 from tests.conftest import run, tiny_config
 
 RECIPE = PretrainRecipe(

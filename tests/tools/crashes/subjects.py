@@ -113,7 +113,7 @@ def subjects(home: Path) -> list[Subject]:
         Subject("prepare", (*prepare, *alone), kept=lambda n: n != "out/settings.json"),
         Subject("learn", ("learn", short, "--size", "120", *alone)),
         Subject("clean", ("clean", short, "--near", "--processes", "2"), "clean.jsonl"),
-        Subject("vocab extend", ("vocab", "extend", start, "--words", str(home / "words.txt"))),
+        Subject("vocab extend", ("vocab", "extend", start, str(home / "words.txt"))),
         Subject("predict", ("predict", tuned, rows), "answers.jsonl"),
         Subject("embed", ("predict", "embed", start, short), "vectors.npy"),
         Subject("features", ("predict", "features", start, short), "states.parquet"),
