@@ -12,7 +12,7 @@ import torch
 
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import DIRECTIONS, Encoder, Layer, ModelConfig
-from bertkit.model.native import library, prepare_encoder
+from bertkit.model.native import compiled, prepare_encoder
 from bertkit.model.native.compiled import AddNorm, CompiledAttention, step_types, uses_tiles
 from bertkit.model.native.layers import MOST_INPUTS, NativeLayer, element_type, is_supported
 from bertkit.pretraining_data.batch import Packed, from_arrays
@@ -46,7 +46,7 @@ MODES = (
 
 
 def clear_caches() -> None:
-    library.library.cache_clear()
+    compiled.library.cache_clear()
     step_types.cache_clear()
 
 
@@ -264,9 +264,9 @@ def test_the_code_can_be_switched_off_and_must_fit_its_source(
 ) -> None:
     for value, is_off in (("0", True), ("avx2", False), ("1", False)):
         monkeypatch.setenv("BERTKIT_NATIVE", value)
-        assert (library.library.__wrapped__() is None) == is_off
-    monkeypatch.setattr(library, "SOURCE", library.SOURCE.with_name("library.py"))
-    assert library.library.__wrapped__() is None
+        assert (compiled.library.__wrapped__() is None) == is_off
+    monkeypatch.setattr(compiled, "SOURCE", compiled.SOURCE.with_name("compiled.py"))
+    assert compiled.library.__wrapped__() is None
 
 
 # The steps of training.
