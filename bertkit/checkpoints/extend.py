@@ -59,7 +59,7 @@ def extend_vocabulary(
         BertkitError: no word is new, or `out` holds something other than a model.
     """
     out, counts = Path(from_home(out)), TextCounts()
-    start = read_pretrained(Path(model))
+    start = read_pretrained(model)
     if out.resolve() in (model_folder(start.path).resolve(), start.path.resolve()):
         raise BertkitError(f"--out {out} is the model itself; choose another folder")
     check_free(out)

@@ -120,7 +120,7 @@ class PretrainedWeights:
         return load_into(self.config, kept, make, self.path)
 
 
-def read_pretrained(path: Path) -> PretrainedWeights:
+def read_pretrained(path: Path | str) -> PretrainedWeights:
     """Read a Hugging Face directory, a model of the hub, a bertkit run or a Google checkpoint.
 
     Raises:
@@ -328,7 +328,7 @@ def read_model_config(path: Path) -> ModelConfig:
     return config
 
 
-def model_folder(path: Path) -> Path:
+def model_folder(path: Path | str) -> Path:
     """Return the model directory that a path or a hub name means.
 
     It is the path itself, `model/` inside a run directory, `0_Transformer/` or the like inside a
@@ -347,15 +347,18 @@ def model_folder(path: Path) -> Path:
     )
 
 
-def tokenizer_folder(path: Path) -> Path:
+def tokenizer_folder(path: Path | str) -> Path:
     """Return the folder with the tokenizer of a model, given what `model_folder` takes."""
     folder = model_folder(path)
     return folder if folder.is_dir() else folder.parent  # beside a Google checkpoint's files
 
 
-def resolve_model(path: Path) -> Path:
-    """Return the path itself if it exists, else the folder of the hub's model of that name."""
-    path = Path(from_home(path))
+def resolve_model(name: Path | str) -> Path:
+    """Return the path itself if it exists, else the folder of the hub's model of that name.
+
+    A text that begins with `./` or `../` is a path and never a name on the hub.
+    """
+    path = Path(from_home(name))
     if path.suffix == ".index" and path.is_file():
         path = path.with_suffix("")  # a Google checkpoint
     if path.is_dir() or (path.name and path.with_name(f"{path.name}.index").is_file()):
@@ -364,8 +367,8 @@ def resolve_model(path: Path) -> Path:
         raise BertkitError(f"{path} is a file; give the folder of a model")
     from bertkit.checkpoints.hub import download_model, parse_hub_name
 
-    if name := parse_hub_name(str(path)):
-        return download_model(name)
+    if not str(name).startswith(("./", "../")) and (hub := parse_hub_name(str(path))):
+        return download_model(hub)
     raise BertkitError(f"there is no model directory {path}; check the path")
 
 

@@ -43,16 +43,16 @@ def fill_from_recipe(
 
 
 AnyModel = Annotated[
-    Path, Parameter(help="A model directory, a run, a model of the hub, or a Google checkpoint.")
+    str, Parameter(help="A model directory, a run, a model of the hub, or a Google checkpoint.")
 ]
 PretrainedModel = Annotated[
-    Path, Parameter(help="A pre-trained model: a model directory, a run, or a model of the hub.")
+    str, Parameter(help="A pre-trained model: a model directory, a run, or a model of the hub.")
 ]
 TunedModel = Annotated[
-    Path, Parameter(help="A fine-tuned model: a model directory, a run, or a model of the hub.")
+    str, Parameter(help="A fine-tuned model: a model directory, a run, or a model of the hub.")
 ]
 EmbeddingModel = Annotated[
-    Path,
+    str,
     Parameter(
         help="A model directory, also of sentence-transformers, a run, or a model of the hub."
     ),

@@ -46,7 +46,7 @@ def predict_texts(
     file: str = "",
     *,
     text: tuple[str, ...] = (),
-    ensemble: tuple[Path, ...] = (),
+    ensemble: tuple[str, ...] = (),
     out: Path | None = None,
     null_threshold: NullThreshold = None,
     compute: Annotated[Compute, FLATTEN] = AUTO,

@@ -39,7 +39,7 @@ NO_COLUMNS, NO_WINDOWS = ColumnFlags(), WindowFlags()
 def finetune_command(
     task: str,
     *,
-    model: Path,
+    model: str,
     out: Path,
     data: Path | None = None,
     train: str = "",
@@ -135,7 +135,7 @@ def evaluate_command(
     data: Path | None = None,
     split: str = "",
     task: str = "",
-    ensemble: tuple[Path, ...] = (),
+    ensemble: tuple[str, ...] = (),
     out: Path | None = None,
     null_threshold: NullThreshold = None,
     compute: Annotated[Compute, FLATTEN] = AUTO,

@@ -107,7 +107,7 @@ def pretrain_command(
     out: Path,
     store: Path | None = None,
     corpus: Annotated[TextFlags, FLATTEN] = NO_TEXT,
-    init_from: Path | None = None,
+    init_from: str | None = None,
     workers: int | None = None,
     device: Device = "auto",
     compile: bool = False,  # noqa: A002 - the flag's natural name
@@ -195,7 +195,7 @@ def describe_run(out: Path, console: Console) -> None:
 
 
 def read_start(
-    init_from: Path, recipe: str, settings: PretrainRecipe, corpus: TextFlags
+    init_from: str, recipe: str, settings: PretrainRecipe, corpus: TextFlags
 ) -> tuple[PretrainedWeights, TextFlags]:
     """Read and check the model of --init-from; return it, and the corpus with its tokenizer."""
     from bertkit.checkpoints.pretrained import read_pretrained, tokenizer_folder

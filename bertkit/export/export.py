@@ -34,7 +34,6 @@ from bertkit.export.padded import (
 from bertkit.files import (
     check_output,
     check_replaceable,
-    from_home,
     new_folder,
     sha256_file,
     write_json,
@@ -99,7 +98,7 @@ def export_model(
     check_known("format", to, WRITERS)
     if max_error is not None and not math.isfinite(max_error):
         raise BertkitError(f"--max-error must be a finite number, not {max_error}", code="number")
-    model, out = Path(from_home(model)), check_output(out, folder=True)
+    out = check_output(out, folder=True)
     source = read_export_source(model, head=head, pooling=pooling, normalize=normalize)
     if source.path.resolve().is_relative_to(out.resolve()):
         raise BertkitError(f"{out} contains the model to export; choose another folder")

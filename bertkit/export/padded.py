@@ -275,7 +275,7 @@ class ExportSource:
 
 
 def read_export_source(
-    path: Path, *, head: str = "auto", pooling: str = "auto", normalize: bool | None = None
+    model: Path | str, *, head: str = "auto", pooling: str = "auto", normalize: bool | None = None
 ) -> ExportSource:
     """Read a model directory, a run, a directory of sentence-transformers or a Google checkpoint.
 
@@ -283,7 +283,7 @@ def read_export_source(
     model, and "embedding" for any model directory: see `load_embedder` about its settings.
     """
     check_known("head", head, EXPORT_HEADS)
-    path = resolve_model(path)
+    path = resolve_model(model)
     if head == "embedding" or (head == "auto" and is_embedder(path)):
         bare, tokenizer, settings = read_embedder(path, pooling=pooling, normalize=normalize)
         details, pooler = {"task": "embedding"}, not bare.missing_keys

@@ -116,7 +116,7 @@ def finetune(
         BertkitError: the data or the model is missing or damaged, the folder has other settings,
             each run diverged, a metric is not a finite number, or the disk is full.
     """
-    start = model if isinstance(model, PretrainedWeights) else read_pretrained(Path(model))
+    start = model if isinstance(model, PretrainedWeights) else read_pretrained(model)
     splits = {"train": train, "dev": dev, "test": test}
     files = replace(files or DataFiles(), **{k: v for k, v in splits.items() if v is not None})
     if isinstance(task, str):

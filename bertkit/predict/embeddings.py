@@ -210,7 +210,7 @@ def load_embedder(
         BertkitError: there is no model, it is damaged, has no pooler although the pooling needs
             one, or its directory names a module or a pooling that is not supported.
     """
-    loaded, tokenizer, settings = read_embedder(Path(path), pooling=pooling, normalize=normalize)
+    loaded, tokenizer, settings = read_embedder(path, pooling=pooling, normalize=normalize)
     where = choose_device(device)
     mode = choose_mode(precision, where)
     options: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
@@ -219,7 +219,7 @@ def load_embedder(
 
 
 def read_embedder(
-    path: Path, *, pooling: str = "auto", normalize: bool | None = None
+    path: Path | str, *, pooling: str = "auto", normalize: bool | None = None
 ) -> tuple[LoadResult[Encoder], Tokenizer, TextPooling]:
     """Read the encoder (fp32, on the CPU), tokenizer and settings; see `load_embedder`."""
     path = resolve_model(path)

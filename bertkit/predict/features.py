@@ -173,7 +173,7 @@ def extract_file(
 ) -> None:
     """Write a model's hidden states for the texts of a file (`read_lines`), in order."""
     out = check_out(out, file, pooled=extraction.pooling != "tokens")
-    start, where = read_pretrained(Path(model)), choose_device(device)
+    start, where = read_pretrained(model), choose_device(device)
     encoder = start.build(Encoder, keep_head=False).model.to(where)
     counts = TextCounts()
     texts = read_lines(file, column, counts)

@@ -292,7 +292,7 @@ def model_folders(path: Path | str | Sequence[Path | str]) -> list[Path]:
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
         raise BertkitError("there is no model to load; name at least one")
-    return [resolve_model(Path(name)) for name in paths]
+    return [resolve_model(name) for name in paths]
 
 
 def model_info(model: Path | str) -> dict[str, Any]:
@@ -309,10 +309,9 @@ def model_info(model: Path | str) -> dict[str, Any]:
     Raises:
         BertkitError: there is no model, or a file is missing or damaged.
     """
-    start = read_pretrained(Path(model))
+    start = read_pretrained(model)
     folder, config = model_folder(start.path), start.config
-    prefixes = ("cls.predictions.", "cls.seq_relationship.", "discriminator_")
-    heads = any(name.startswith(prefixes) for name in start.tensors)
+    heads = any(name.startswith(("mlm.", "nsp.", "rtd.")) for name in start.tensors)
     details, task = dict(start.details), "pre-training" if heads else "encoder"
     if folder.is_dir() and is_tuned(folder):
         details = task_details(folder)

@@ -440,7 +440,7 @@ def load_pretrained(
     Raises:
         BertkitError: the directory has no BERT with a masked-language head, or it is damaged.
     """
-    folder = model_folder(Path(directory))
+    folder = model_folder(directory)
     model = load_pretraining_model(folder)
     order = pair_objective(read_details(folder), model.config) == "sop"
     where = choose_device(device)

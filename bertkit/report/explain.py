@@ -107,7 +107,7 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
         BertkitError: there is no such model, a text is empty, or the sequence is longer than the
             model.
     """
-    start = read_pretrained(Path(model))
+    start = read_pretrained(model)
     tokenizer, config = start.tokenizer, start.config
     if pair is not None and config.type_vocab_size == 1:
         raise BertkitError(ONE_SEGMENT)

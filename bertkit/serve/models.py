@@ -94,7 +94,7 @@ def load_models(
     """Load models, each given as FOLDER or NAME=FOLDER, and start their workers."""
     if not models:
         raise BertkitError("there is no model to serve; give at least one folder")
-    named: dict[str, Path] = {}
+    named: dict[str, str] = {}
     for name, path in map(split_name, models):
         if name in named:
             raise BertkitError(
@@ -115,7 +115,7 @@ def load_models(
     return served
 
 
-def split_name(given: str) -> tuple[str, Path]:
+def split_name(given: str) -> tuple[str, str]:
     """Split NAME=FOLDER into both; for a bare FOLDER, the name is the folder's or the run's."""
     name, equals, path = given.partition("=")
     if not equals or Path(given).exists():  # as in runs/lr=3e-5
@@ -125,16 +125,16 @@ def split_name(given: str) -> tuple[str, Path]:
         raise BertkitError(
             f"'{name}' cannot be a model's name; use letters, digits and ._:- as in mine={path}"
         )
-    return name, Path(path)
+    return name, path
 
 
 def load_served_model(
-    name: str, given: Path, limits: Limits, metrics: Metrics, precision: str, device: str
+    name: str, given: str, limits: Limits, metrics: Metrics, precision: str, device: str
 ) -> ServedModel:
     """Load one model and start its worker; the arguments are those of `load_models`."""
     path = resolve_model(given)
     if path == Path(from_home(given)):  # loaded again, it is never taken from the hub
-        given = path.absolute()
+        given = str(path.absolute())
     embeds = is_embedder(path)
     home = read_pooling(path)[0] if embeds else model_folder(path)
     start = read_pretrained(home)

@@ -1,0 +1,280 @@
+"""What users of the command line meet: help, errors in one line, pipes, signals, short output."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertkit.checkpoints.save import save_model
+from bertkit.cli.app import COMMANDS, main
+from bertkit.model.heads import PretrainingModel
+from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import tiny_config
+
+NAMES = [name for group in COMMANDS.values() for name in group]
+SUBCOMMANDS = {
+    "predict": ("embed", "features", "fill-mask", "next-sentence", "similar"),
+    "vocab": ("extend", "measure"),
+}
+Fails = Callable[[str], str]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> Path:
+    """A folder with a small pre-trained model, texts, labelled rows, and files in the way."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = PretrainingModel(tiny_config(tokenizer, initializer_range=0.1))
+    save_model(tmp_path / "bert", model, tokenizer, {})
+    Path("texts.txt").write_text("River stone bridge.\n\nThe winter garden.\n\nA letter.\n")
+    Path("rows.csv").write_text("text,label\n" + "river stone,wet\nold copper,dry\n" * 12)
+    Path("folder").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str]) -> Fails:
+    """Run a command that a user's error ends, and return the one line that it says."""
+
+    def run(line: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(line.split())
+        assert ended.value.code == 2, line
+        printed, told = capsys.readouterr()
+        assert printed == ""
+        *progress, error = told.splitlines()
+        assert error.startswith("error: ")
+        assert not [text for text in progress if text.startswith(("error", "Trace", " "))]
+        return error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], *([name] for name in NAMES), *([a, b] for a, names in SUBCOMMANDS.items() for b in names)],
+    ids=" ".join,
+)
+def test_every_command_explains_itself(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--help"])
+    assert ended.value.code == 0
+    printed, told = capsys.readouterr()
+    assert printed.startswith(" ".join(["Usage: bertkit", *words]))
+    assert told == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("frobnicate", "frobnicate"),
+        ("vocab frobnicate", "frobnicate"),
+        ("learn texts.txt --out new --sise 90", "--size"),
+        ("learn texts.txt --out new --size many", "--size"),
+        ("learn texts.txt --out new --size 90.5", "--size"),
+        ("learn texts.txt", "--out"),
+        (
+            "finetune classification --train rows.csv --model bert --out new --epochs 2,3",
+            "--epochs",
+        ),
+        ("finetune clasification --train rows.csv --model bert --out new", "clasification"),
+        ("pretrain tinny --text texts.txt --out new", "'tiny'"),
+        ("pretrain tiny --text texts.txt --out new --phases.stepz 3", "--phases.steps"),
+        ("pretrain tiny --out new", "--text"),
+        ("pretrain tiny --store store --cased --out new", "--cased"),
+        ("--threads none info bert", "--threads"),
+        ("predict bert", "--text"),
+    ],
+)
+@pytest.mark.usefixtures("home")
+def test_a_wrong_word_or_flag_is_named(line: str, named: str, fails: Fails) -> None:
+    assert named in fails(line)
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("learn gone.txt --out new", "gone.txt"),
+        ("clean gone.txt --out new.jsonl", "gone.txt"),
+        ("prepare texts.txt --tokenizer gone --out new", "gone"),
+        ("pretrain gone.toml --text texts.txt --out new", "gone.toml"),
+        ("pretrain tiny --store gone --out new", "gone"),
+        ("finetune classification --train gone.csv --model bert --out new", "gone.csv"),
+        ("finetune classification --train rows.csv --text body --model bert --out new", "'body'"),
+        ("predict embed bert gone.txt --out new.npy", "gone.txt"),
+        ("predict embed bert rows.csv --column body --out new.npy", "'body'"),
+        ("report gone", "gone"),
+        ("serve bert --token-file gone", "gone"),
+    ],
+)
+@pytest.mark.usefixtures("home")
+def test_a_missing_file_or_column_is_named(line: str, named: str, fails: Fails) -> None:
+    assert named in fails(line)
+    assert not [*Path().glob("new*")]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("clean texts.txt --out folder", "folder"),
+        ("clean texts.txt --out new.jsonl --json folder", "folder"),
+        ("learn texts.txt --out rows.csv", "rows.csv"),
+        ("clean texts.txt --out texts.txt/new.jsonl", "texts.txt"),
+        ("predict embed bert texts.txt --out folder", "folder"),
+        ("predict embed bert texts.txt --out new.csv", "new.csv"),
+        ("predict embed bert texts.txt --out /proc/new.npy", "/proc/new.npy"),
+        ("learn texts.txt --size 90 --out /proc/new", "/proc/new"),
+    ],
+)
+@pytest.mark.usefixtures("home")
+def test_an_output_that_cannot_be_written_is_named(line: str, named: str, fails: Fails) -> None:
+    assert named in fails(line)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["info {}", "explain {} x", "predict {} --text x", "predict fill-mask {} x",
+     "export {} --out new"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "model", ["no-such-model", "org/no-such-model", "./no-such-model", "folder"]
+)
+@pytest.mark.usefixtures("home")
+def test_an_unknown_model_is_named(command: str, model: str, fails: Fails) -> None:
+    error = fails(command.format(model))
+    assert model.removeprefix("./") in error
+    if model.startswith("./"):  # a path is never a name on the hub
+        assert "hub" not in error
+
+
+def test_a_folder_wins_over_a_name_of_the_hub(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for model in ("bert", "./bert", str(home / "bert")):
+        with pytest.raises(SystemExit) as ended:
+            main(["info", model])
+        assert ended.value.code == 0
+        assert "pre-training" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("home")
+def test_a_folder_with_other_settings_is_refused(fails: Fails) -> None:
+    flags = "--processes 1 --tokenizer bert"
+    with pytest.raises(SystemExit) as ended:
+        main(f"prepare texts.txt {flags} --held-out 0 --out store".split())
+    assert ended.value.code == 0
+    before = {path: path.read_bytes() for path in Path("store").rglob("*.npy")}
+    assert "store" in fails(f"prepare texts.txt {flags} --held-out 0.5 --out store")
+    assert "store" in fails("finetune classification --train rows.csv --model bert --out store")
+    assert "store" in fails("learn texts.txt --size 90 --out store")
+    assert {path: path.read_bytes() for path in Path("store").rglob("*.npy")} == before
+
+
+@pytest.mark.usefixtures("home")
+def test_predict_reads_a_named_column_or_the_texts_of_one_input(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = "--epochs 1 --batch-size 8 --learning-rate 1e-3 --track"
+    with pytest.raises(SystemExit) as ended:
+        main(f"finetune classification --train rows.csv --model bert --out tuned {flags}".split())
+    assert ended.value.code == 0
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) <= 10, told
+    Path("other.csv").write_text("text,body\nwrong,river stone\n")
+    for words in ("tuned other.csv --text body", "tuned --text river"):
+        with pytest.raises(SystemExit) as ended:
+            main(["predict", *words.split()])
+        assert ended.value.code == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["label"] in ("wet", "dry") for line in lines] == [True, True]
+    assert lines[0]["body"] == "river stone"
+
+
+# Processes ----------------------------------------------------------------------------------------
+
+
+def shell(line: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = line.replace("bertkit", f"{sys.executable} -m bertkit")
+    return subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def test_a_reader_that_leaves_ends_a_command_quietly() -> None:
+    done = shell("set -o pipefail; bertkit --help | head -1")
+    assert done.stdout == "Usage: bertkit COMMAND\n"
+    assert done.stderr == ""
+    done = shell("bertkit --help > /dev/full")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.fixture
+def running(tmp_path: Path, corpus_text: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `bertkit clean` on much text, after words such as nohup, and wait until it writes."""
+    (tmp_path / "in.txt").write_text("\n\n".join([corpus_text] * 200))
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*before: str) -> subprocess.Popen[str]:
+        words = ["clean", "in.txt", "--near", "--processes", "1", "--out", "out.jsonl"]
+        process = subprocess.Popen(
+            [*before, sys.executable, "-m", "bertkit", *words],
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        while not [*tmp_path.glob(".out.jsonl.tmp-*")]:
+            assert process.poll() is None
+            time.sleep(0.01)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_a_long_command_without_leftovers(
+    name: str, running: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    number = getattr(signal, name)
+    process = running("env", "--default-signal")  # also if nohup runs the tests
+    process.send_signal(number)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert told.splitlines()[-1] == "stopped; run the same command again"
+    assert "Traceback" not in told
+    assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
+
+
+def test_nohup_ignores_a_closed_terminal(
+    running: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = running("nohup")
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
