@@ -26,12 +26,11 @@ from bertkit.predict.minimal_pairs import evaluate_minimal_pairs
 from benchmarks.record import data_folder, new_parser, write_result
 from benchmarks.run_summary import minutes, summarize
 from benchmarks.speedrun import finish_run
-from bertkit.config import read_recipe
 from bertkit.files import read_json, write_json, write_text
 from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.sentences import split_sentences
 from bertkit.text.sources import find_sources
-from bertkit.training.recipe import PretrainRecipe
+from bertkit.training.recipe import read_recipe
 
 WIKIPEDIA_WORDS, MOST_WORDS, MOST_EPOCHS, MOST_HOURS = 7_000_000, 10_000_000, 10, 6
 PARTS = ("bnc_spoken", "childes", "gutenberg", "open_subtitles", "simple_wiki")
@@ -89,7 +88,7 @@ def main() -> None:
     texts = tuple(str(work / "text" / f"{name}.txt") for name in words)
     options = TextOptions(text=texts, vocabulary_size=VOCABULARY, format="text")
     store = store_from_text(options, work / "corpus")
-    recipe, out = read_recipe(PretrainRecipe, RECIPE), work / "run"
+    recipe, out = read_recipe(RECIPE), work / "run"
     recipe = replace(recipe, phases=replace(recipe.phases, steps=STEPS))
     finish_run(recipe, store, out, RECIPE)
     found = summarize(out)

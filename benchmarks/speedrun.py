@@ -33,13 +33,12 @@ from bertkit.predict.minimal_pairs import evaluate_minimal_pairs
 from benchmarks.exports import processor_name
 from benchmarks.record import ROOT, data_folder, made, new_parser, write_result
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.config import read_recipe
 from bertkit.corpus.store import TokenStore
 from bertkit.files import read_json, sha256_file
 from bertkit.training.data import HeldOut
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
-from bertkit.training.recipe import PretrainRecipe
+from bertkit.training.recipe import PretrainRecipe, read_recipe
 from bertkit.training.step import LoopSettings, evaluate_batches
 
 RECIPES = ROOT / "benchmarks" / "speedruns"
@@ -87,7 +86,7 @@ def finish_run(
 def run_once(name: str, seed: int, store: TokenStore, data: Path, work: Path) -> dict[str, Any]:
     """Make or finish one run, and return its measurements."""
     flags = ["--training.seed", str(seed)]
-    recipe = read_recipe(PretrainRecipe, str(RECIPES / f"{name}.toml"), flags)
+    recipe = read_recipe(str(RECIPES / f"{name}.toml"), flags)
     out = work / f"{name}-{seed}"
     finish_run(recipe, store, out, name)
     records = read_journal(out / "journal.jsonl")
@@ -95,7 +94,7 @@ def run_once(name: str, seed: int, store: TokenStore, data: Path, work: Path) ->
     start = next(record for record in records if record["kind"] == "start")
     tokens = sum(record["tokens"] for record in steps.values())
     seconds = sum(record["seconds"] for record in steps.values())
-    held_out = evaluate_held_out(out, read_recipe(PretrainRecipe, str(HELD_OUT)), store)
+    held_out = evaluate_held_out(out, read_recipe(str(HELD_OUT)), store)
     blimp = evaluate_minimal_pairs(out, data / "blimp", split="dev", device="cpu")
     return {
         "made": [made(start["precision"])],

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, load_pretraining_model
-from bertkit.config import read_recipe
 from bertkit.console import Console
 from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
@@ -41,7 +40,7 @@ from bertkit.tokenizer.learn import learn_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
 from bertkit.training.pretrain import pretrain
-from bertkit.training.recipe import PretrainRecipe
+from bertkit.training.recipe import PretrainRecipe, read_recipe
 
 TEXT_LIBRARIES = (
     *("torch", "sympy", "networkx", "numpy", "scipy", "sklearn", "matplotlib", "fontTools"),
@@ -319,7 +318,7 @@ def run_demo(out: Path, console: Console, recipe: PretrainRecipe | None = None) 
     )
     store = demo_store(out, documents, console)
     stopped = pretrain(
-        recipe or read_recipe(PretrainRecipe, "demo"),
+        recipe or read_recipe("demo"),
         store,
         out,
         recipe_name="demo",

@@ -6,6 +6,7 @@ and `claim` decide whether a command may write where its user says.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import glob
 import hashlib
@@ -20,20 +21,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from bertkit.errors import BertkitError, HeldError
 
 if TYPE_CHECKING:
     import numpy as np
 
-BLOCK_BYTES = 1 << 20
 MAX_OBJECT_BYTES = 1 << 24
 """The maximum size in bytes of a JSON file that describes a model, such as `config.json`."""
 LEFTOVER_SECONDS = 24 * 3600.0
 """The age at which a temporary file that may belong to another machine counts as abandoned."""
-WAIT_SECONDS = 60.0
-"""How long to wait for another process that locks a folder briefly; see `exclusive_lock`."""
 RECORDS = {
     "pre-training run": "recipe.json",
     "fine-tuning": "finetune.json",
@@ -42,7 +40,6 @@ RECORDS = {
     "tokenizer": "vocabulary.json",
     "export": "export.json",
     "model": "bertkit.json",
-    "reproduction": "reproduce.json",
 }
 """What a folder can hold -> the file that records the settings with which it was made."""
 SIGNS = (
@@ -70,14 +67,7 @@ def check_output(
 ) -> Path:
     """Return the path of an output, after checking that it can be written and damages no input.
 
-    Args:
-        out: the file or folder to write; a leading ~ is expanded.
-        inputs: files, folders, globs and addresses that are read.
-        folder: whether the output is a folder.
-
-    Raises:
-        BertkitError: the output is remote, cannot be written, is an input or lies in one, or is a
-            folder where a file is needed, or the reverse.
+    `inputs` are files, folders, globs and addresses that are read. A leading ~ is expanded.
     """
     path = Path(from_home(out))
     if re.match(r"[a-z0-9]+:/", str(path)):
@@ -90,14 +80,11 @@ def check_output(
         if not os.access(path if path.is_dir() else path.parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "permission denied", str(path))
     real = Path(os.path.realpath(path))
-    names = [from_home(name) for name in inputs if name]
-    for given in names:
-        local = glob.glob(given) or [given]  # noqa: PTH207
-        if "://" in given or given.startswith("hf:"):
-            continue
+    for name in [from_home(name) for name in inputs if name]:
+        local = [] if re.match(r"\w+://|hf:", name) else glob.glob(name) or [name]  # noqa: PTH207
         for source in map(os.path.realpath, local):
             if real.is_relative_to(source):
-                where = "is an input" if real == Path(source) else f"lies in the input {given}"
+                where = "is an input" if real == Path(source) else f"lies in the input {name}"
                 raise BertkitError(f"{path} {where}; choose another path for the output")
     return path
 
@@ -105,22 +92,11 @@ def check_output(
 def claim(
     out: Path, kind: str, settings: Mapping[str, Any], *, may_change: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Take a folder for one piece of work: record its settings, or find the same ones there.
+    """Take a folder for one piece of work, and return the settings in its record.
 
     An absent or empty folder gets the record. A folder whose record has equal settings holds this
     same work, which is resumed. Any other folder is refused, so that no work mixes with another.
-
-    Args:
-        out: the folder; created if it is missing.
-        kind: what the folder holds, a key of `RECORDS`.
-        settings: the settings, as values that JSON can hold.
-        may_change: dotted names of settings, or groups of them, that may differ from the record.
-
-    Returns:
-        The settings in the record.
-
-    Raises:
-        BertkitError: the folder holds work with other settings, or of another kind.
+    `may_change` are dotted names of settings, or groups of them, that may differ from the record.
     """
     record, new = out / RECORDS[kind], json.loads(json.dumps(settings, default=str))
     if not record.is_file():
@@ -155,10 +131,7 @@ def differences(
     *,
     ignored: Collection[str] = (),
 ) -> list[str]:
-    """Return the dotted names of fields that differ, with both values (of checksums, without).
-
-    `ignored` are dotted names of fields, or of groups of fields, that may differ.
-    """
+    """Return the dotted names of fields that differ, with both values (of checksums, without)."""
     changed: list[str] = []
     for key in sorted(key for key in {*before, *after} if f"{prefix}{key}" not in ignored):
         old, new = before.get(key), after.get(key)
@@ -251,10 +224,8 @@ def process_namespace() -> str:
 def remove_leftovers(path: Path) -> None:
     """Remove the temporary files and folders that killed writers of `path` have left behind.
 
-    A leftover is removed if its process is dead. Processes of another machine or container cannot
-    be checked; their leftovers are removed LEFTOVER_SECONDS after their last change. A kill between
-    the two renames of `new_folder` leaves the old folder set aside and no `path`: the old folder is
-    then restored.
+    A kill between the two renames of `new_folder` leaves the old folder set aside and no `path`:
+    the old folder is then restored.
     """
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
         if leftover.name.endswith("-old"):
@@ -263,7 +234,7 @@ def remove_leftovers(path: Path) -> None:
             else:
                 with suppress(OSError):  # its process may restore it, or finish, at this moment
                     leftover.replace(path)
-        elif is_of_dead_process(leftover) or time.time() - last_change(leftover) > LEFTOVER_SECONDS:
+        elif is_abandoned(leftover):
             remove_path(leftover)
 
 
@@ -276,28 +247,26 @@ def remove_path(path: Path) -> None:
             path.unlink()
 
 
-def is_of_dead_process(leftover: Path) -> bool:
-    """Return whether a temporary name belongs to a process that is known to have ended."""
+def is_abandoned(leftover: Path) -> bool:
+    """Return whether the process that writes a temporary file or folder is dead.
+
+    Processes of other machines and containers cannot be checked: theirs are abandoned if nothing
+    in them has been written for LEFTOVER_SECONDS.
+    """
     namespace, _, rest = leftover.name.rpartition(".tmp-")[2].partition("-")
     pid = rest.partition("-")[0]
-    if namespace != process_namespace() or not pid.isdecimal() or int(pid) == os.getpid():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):  # another user's process
-        return False
-    return False
-
-
-def last_change(path: Path) -> float:
-    """Return when a file, or anything in a folder, was last written, in seconds since 1970."""
+    if namespace == process_namespace() and pid.isdecimal() and int(pid) != os.getpid():
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):  # another user's process
+            pass
     times = [0.0]
-    for entry in (path, *path.rglob("*")):
+    for entry in (leftover, *leftover.rglob("*")):
         with suppress(OSError):  # removed in the meantime
             times.append(entry.stat().st_mtime)
-    return max(times)
+    return time.time() - max(times) > LEFTOVER_SECONDS
 
 
 def sync_folder(folder: Path) -> None:
@@ -380,6 +349,30 @@ def jsonable(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
+def as_json(settings: Any) -> dict[str, Any]:
+    """Return a dataclass as the values that reading its JSON file gives: tuples become lists."""
+    return json.loads(json.dumps(dataclasses.asdict(settings), default=str))
+
+
+def matches_type(value: Any, kind: Any) -> bool:
+    """Return whether a TOML or JSON value has a field's type; an integer is a float, NaN is not."""
+    if get_origin(kind) is tuple:
+        item, *_ = get_args(kind)
+        return isinstance(value, list | tuple) and all(matches_type(one, item) for one in value)
+    if kind is float:
+        return type(value) is int or (isinstance(value, float) and not math.isnan(value))
+    return type(value) is kind
+
+
+def dotted_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of each field, those of nested objects included."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from dotted_values(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def read_optional(path: Path, **how: Any) -> dict[str, Any]:
     """Read a JSON object as `read_object` does; return {} if the file does not exist."""
     return read_object(path, **how) if path.exists() else {}
@@ -460,7 +453,7 @@ def replace_folder(path: Path, new: Path, aside: Path) -> None:
 
 
 @contextmanager
-def exclusive_lock(folder: Path, wait: float = 0.0, name: str = ".lock") -> Iterator[None]:
+def exclusive_lock(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Lock a folder against other processes for the duration of a block; a kill releases it.
 
     The folder is created if it is missing. `wait` is the number of seconds to wait for another
@@ -469,29 +462,23 @@ def exclusive_lock(folder: Path, wait: float = 0.0, name: str = ".lock") -> Iter
     give_up = time.monotonic() + max(wait, 0.2)  # others hold it for a moment to see if it is free
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / name).open("ab")
+        file = (folder / ".lock").open("ab")
     with file:
-        while not try_lock(file.fileno(), folder):
+        while os.name != "nt":
+            import fcntl
+
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):  # the latter on some NFS
+                    raise BertkitError(
+                        f"cannot lock {folder} ({error.strerror}); choose a folder whose file "
+                        "system has flock"
+                    ) from None
             if time.monotonic() >= give_up:
                 raise HeldError(
                     f"another process is working in {folder}; wait for it or choose another folder"
                 )
             time.sleep(0.1)
         yield
-
-
-def try_lock(descriptor: int, folder: Path) -> bool:
-    """Return whether an open file of a folder could be locked; always True on Windows."""
-    try:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:
-        return True
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):  # the latter on some NFS
-            return False
-        raise BertkitError(
-            f"cannot lock {folder} ({error.strerror}); choose a folder whose file system has flock"
-        ) from None
-    return True

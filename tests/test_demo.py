@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from bertkit import demo
-from bertkit.config import read_recipe
 from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data.examples import keyed_rng
 from bertkit.training.journal import read_journal
-from bertkit.training.recipe import Logging, PretrainRecipe, Training
+from bertkit.training.recipe import Logging, Training, read_recipe
 
 FEW = ("asyncio", "email", "xml", "unittest", "logging", "json", "http", "multiprocessing")
 
@@ -54,7 +53,7 @@ def test_damaged_sentences_differ_in_words_of_the_same_frequency(
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_sources")
 def test_demo_tells_the_whole_story(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    recipe = read_recipe(PretrainRecipe, "demo")
+    recipe = read_recipe("demo")
     small = replace(
         recipe,
         model=replace(recipe.model, hidden_size=32, num_hidden_layers=1),

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertkit.config import read_recipe, shipped_recipes
 from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
@@ -16,14 +15,14 @@ from bertkit.model.encoder import Encoder
 from bertkit.model.heads import count_parameters
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
-from bertkit.training.recipe import Logging, Phases, PretrainRecipe
+from bertkit.training.recipe import Logging, Phases, read_recipe, shipped_recipes
 
 RECIPES = sorted(shipped_recipes())
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_builds_its_network(name: str) -> None:
-    recipe = read_recipe(PretrainRecipe, name)
+    recipe = read_recipe(name)
     config = recipe.config(30_522)
     with torch.device("meta"):
         model = recipe.objectives.model(config)
@@ -36,7 +35,7 @@ def test_recipe_builds_its_network(name: str) -> None:
 
 def test_objectives_of_the_recipes() -> None:
     """Each way of training is some recipe's, and what a recipe is named after is in it."""
-    recipes = {name: read_recipe(PretrainRecipe, name) for name in RECIPES}
+    recipes = {name: read_recipe(name) for name in RECIPES}
     found = {name: (r.objectives.token, r.objectives.pair) for name, r in recipes.items()}
     assert {n: pair for n, pair in found.items() if pair != ("mlm", "nsp")} == {
         "no-nsp": ("mlm", "none"),
@@ -64,8 +63,7 @@ def test_objectives_of_the_recipes() -> None:
 
 def test_base_and_large_have_the_papers_size() -> None:
     sizes = {
-        name: count_parameters(read_recipe(PretrainRecipe, name).model.config(30_522))
-        for name in ("base", "large")
+        name: count_parameters(read_recipe(name).model.config(30_522)) for name in ("base", "large")
     }
     assert sizes == {"base": 109_482_240, "large": 335_141_888}
 
@@ -73,7 +71,7 @@ def test_base_and_large_have_the_papers_size() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_takes_a_shrunken_step(name: str, store: TokenStore, tmp_path: Path) -> None:
     """The recipe with its own objective, optimizer and schedule, but a toy network and one step."""
-    recipe = read_recipe(PretrainRecipe, name)
+    recipe = read_recipe(name)
     shrunken = replace(
         recipe,
         model=replace(
@@ -103,14 +101,14 @@ def test_recipe_takes_a_shrunken_step(name: str, store: TokenStore, tmp_path: Pa
 def test_recipes_say_what_they_are() -> None:
     for name in RECIPES:
         text = shipped_recipes()[name].read_text()
-        comment = text[: text.index("\n[")]
+        comment = re.split(r"^(?:\[|extends = )", text, maxsplit=1, flags=re.MULTILINE)[0]
         assert all(line.startswith("#") for line in comment.strip().splitlines()), name
         assert name == "demo" or f"bertkit pretrain {name} " in comment, name
 
 
 def test_flags_win_over_the_file() -> None:
     overrides = {"training.learning_rate": 3e-4, "phases.steps": [20_000, 8]}
-    recipe = read_recipe(PretrainRecipe, "base", overrides)
+    recipe = read_recipe("base", overrides)
     assert recipe.training.learning_rate == 3e-4
     assert recipe.phases.steps == (20_000, 8)
     assert recipe.phases.lengths == (128, 512)
@@ -142,7 +140,7 @@ def test_bad_recipes_are_one_clear_line(tmp_path: Path, content: str, message: s
     path = tmp_path / "bad.toml"
     path.write_text(content)
     with pytest.raises(BertkitError) as error:
-        read_recipe(PretrainRecipe, str(path))
+        read_recipe(str(path))
     assert re.search(message, str(error.value)), error.value
     assert "\n" not in str(error.value)
 
@@ -158,14 +156,14 @@ def test_a_recipe_that_cannot_be_read_is_one_line(
 
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(BertkitError, match=r"cannot read .*own\.toml: Permission denied"):
-        read_recipe(PretrainRecipe, str(path))
+        read_recipe(str(path))
 
 
 def test_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(BertkitError, match="no recipe is called 'bse'; did you mean 'base'"):
-        read_recipe(PretrainRecipe, "bse")
+        read_recipe("bse")
     with pytest.raises(BertkitError, match=r"there is no recipe file nowhere\.toml"):
-        read_recipe(PretrainRecipe, "nowhere.toml")
+        read_recipe("nowhere.toml")
 
 
 def test_phases_locate_a_step() -> None:

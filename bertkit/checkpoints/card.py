@@ -10,8 +10,7 @@ from typing import Any
 import bertkit
 from bertkit.checkpoints.names import heads_of_class
 from bertkit.checkpoints.pretrained import read_details
-from bertkit.config import dotted_values
-from bertkit.files import escaped, read_object, read_optional
+from bertkit.files import dotted_values, escaped, read_object, read_optional
 
 CARD = "README.md"
 PIPELINES = {

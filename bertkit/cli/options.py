@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 from cyclopts import App, ArgumentCollection, Group, Parameter
 from cyclopts.config import Dict
 
-from bertkit.config import as_json, read_recipe
+from bertkit.files import as_json
 
 FLATTEN = Parameter(name="*")
 """The mark for a dataclass parameter whose fields become flags of the command."""
@@ -36,9 +36,9 @@ def fill_from_recipe(
     recipe: str, app: App, commands: tuple[str, ...], arguments: ArgumentCollection
 ) -> None:
     """Fill the flags of a pre-training recipe that were not given from its file."""
-    from bertkit.training.recipe import PretrainRecipe
+    from bertkit.training.recipe import read_recipe
 
-    values = as_json(read_recipe(PretrainRecipe, recipe))
+    values = as_json(read_recipe(recipe))
     Dict(values, source=recipe, use_commands_as_keys=False)(app, commands, arguments)
 
 

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from bertkit.cli.options import FLATTEN, NO_TEXT, Device, TextFlags
-from bertkit.config import as_json, read_recipe
 from bertkit.console import Console
 from bertkit.corpus.prepare import store_from_text
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, flag
-from bertkit.files import check_output, write_json
+from bertkit.files import as_json, check_output, write_json
 from bertkit.processes import is_alone, rank
 from bertkit.text.sources import TextSource
-from bertkit.training.recipe import PretrainRecipe
+from bertkit.training.recipe import PretrainRecipe, read_recipe
 
 if TYPE_CHECKING:
     from bertkit.checkpoints.pretrained import PretrainedWeights
@@ -202,7 +201,7 @@ def read_start(
     from bertkit.tokenizer.wordpiece import Tokenizer
     from bertkit.training.start import check_initial_model
 
-    sizes = vars(read_recipe(PretrainRecipe, recipe).model)
+    sizes = vars(read_recipe(recipe).model)
     for name, value in vars(settings.model).items():
         if value != sizes[name] and name not in ("dropout", "max_position_embeddings"):
             raise BertkitError(

@@ -20,10 +20,9 @@ import torch
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
-from bertkit.config import as_json
 from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError, DivergedError, check_known, short_repr
-from bertkit.files import check_output, claim, exclusive_lock, new_folder, write_json
+from bertkit.files import as_json, check_output, claim, exclusive_lock, new_folder, write_json
 from bertkit.finetuning.results import (
     FinetuneResult,
     RunResult,

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder
-from bertkit.config import as_json
 from bertkit.errors import BertkitError
-from bertkit.files import from_home, write_json_lines
+from bertkit.files import as_json, from_home, write_json_lines
 from bertkit.pretraining_data.examples import DATA_SPLIT, keyed_rng
 from bertkit.tasks.classification import TextExample
 from bertkit.tasks.columns import Columns, MemoryRows, Purpose, as_source

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertkit.config import as_json
 from bertkit.errors import BertkitError
+from bertkit.files import as_json
 from bertkit.model.encoder import ONE_SEGMENT, ModelConfig
 from bertkit.objectives import Sums
 from bertkit.pretraining_data.batch import Packed, TensorFields, from_arrays

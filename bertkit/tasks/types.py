@@ -20,9 +20,8 @@ from bertkit.checkpoints.pretrained import (
     read_details,
     require_all_weights,
 )
-from bertkit.config import matches_type
 from bertkit.errors import BertkitError, flag, nearest
-from bertkit.files import read_object, read_optional
+from bertkit.files import matches_type, read_object, read_optional
 from bertkit.model.encoder import check_vocabulary
 from bertkit.model.outputs import ClassificationModel
 from bertkit.tasks.classification import Classification, MultiLabelClassification

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
+from bertkit.files import as_json
 from bertkit.pretraining_data.examples import (
     MaskingOptions,
     PairOptions,

@@ -20,9 +20,8 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any, Self
 
-from bertkit.config import dotted_values
 from bertkit.errors import BertkitError, check_known
-from bertkit.files import disk_errors, jsonable, write_text
+from bertkit.files import disk_errors, dotted_values, jsonable, write_text
 
 if TYPE_CHECKING:
     from bertkit.console import Console

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertkit.config import read_recipe
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.model.heads import count_parameters
@@ -34,7 +33,7 @@ from bertkit.training.device import (
 )
 from bertkit.training.distributed import ALONE
 from bertkit.training.optimizer import build_optimizer
-from bertkit.training.recipe import PretrainRecipe
+from bertkit.training.recipe import PretrainRecipe, read_recipe
 from bertkit.training.step import LoopSettings, PretrainMetrics, train_steps
 
 MAX_UPDATES = 1000
@@ -95,7 +94,7 @@ def plan(
         BertkitError: a batch does not fit into the GPU's memory, or the clock showed a speed that
             the device cannot have.
     """
-    recipe = recipe if isinstance(recipe, PretrainRecipe) else read_recipe(PretrainRecipe, recipe)
+    recipe = recipe if isinstance(recipe, PretrainRecipe) else read_recipe(recipe)
     if not 0 < seconds < 1e6:
         raise BertkitError(f"seconds must be above 0, not {seconds:g}", code="number")
     store = TokenStore(store) if isinstance(store, str | Path) else store

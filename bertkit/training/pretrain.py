@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertkit.checkpoints.save import save_generator, save_model
-from bertkit.config import as_json, read_recipe
 from bertkit.console import Console, console_or_new
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.files import escaped, from_home
+from bertkit.files import as_json, escaped, from_home
 from bertkit.pretraining_data.loader import START, DataPosition, check_batch_sizes
 from bertkit.processes import check_process_count
 from bertkit.training.checkpoint import save_training
@@ -34,7 +33,7 @@ from bertkit.training.distributed import (
     replicate,
 )
 from bertkit.training.journal import Journal, OnRecord, check_trackers
-from bertkit.training.recipe import PretrainRecipe
+from bertkit.training.recipe import PretrainRecipe, read_recipe
 from bertkit.training.start import (
     Run,
     announce,
@@ -98,7 +97,7 @@ def pretrain(
             `save_models_at` has an update that the recipe does not make; or the disk is full.
     """
     if not isinstance(recipe, PretrainRecipe):
-        recipe_name, recipe = Path(recipe).stem, read_recipe(PretrainRecipe, recipe)
+        recipe_name, recipe = Path(recipe).stem, read_recipe(recipe)
     total = recipe.phases.total_steps
     if never := [step for step in save_models_at if not 1 <= step <= total]:
         raise BertkitError(f"save_models_at has {never[0]:,}, and updates are 1 to {total:,}")

@@ -1,17 +1,22 @@
-"""The pre-training recipe: every field of the TOML file.
+"""The pre-training recipe: every field of the TOML file, and the reading of such files.
 
-The defaults are those of the paper's BERT-base (section 3.1 and appendix A.2).
+The defaults are those of the paper's BERT-base (section 3.1 and appendix A.2). Every field is also
+a flag of the command line.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from bertkit.errors import BertkitError, check_known, nearest
+from bertkit.files import dotted_values, matches_type
 from bertkit.pretraining_data.examples import (
     PAIR_OBJECTIVES,
     TOKEN_OBJECTIVES,
@@ -285,6 +290,88 @@ class PretrainRecipe:
             total_steps=self.phases.total_steps,
             schedule=self.training.schedule,
         )
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Return the recipes that are part of the package, by name."""
+    folder = Path(str(resources.files("bertkit"))) / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def find_recipe(name: str, beside: Path = Path()) -> Path:
+    """Return the path of a recipe from its path, or from the name of a shipped recipe."""
+    if name.endswith(".toml"):
+        if (beside / name).is_file():
+            return beside / name
+        raise BertkitError(f"there is no recipe file {beside / name}; check the path")
+    recipes = shipped_recipes()
+    if name not in recipes:
+        raise BertkitError(
+            f"give the path of a .toml file, or another name; no recipe is called "
+            f"'{name}'{nearest(name, recipes)}"
+        )
+    return recipes[name]
+
+
+def read_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) -> PretrainRecipe:
+    """Read and validate a recipe: a path that ends in .toml, or the name of a shipped recipe.
+
+    A recipe may say `extends = "base"`, the name of another recipe or a path beside it, whose
+    values it changes. `overrides` are values by dotted name, such as {"model.hidden_size": 64}.
+
+    Raises:
+        BertkitError: there is no such recipe, a field is unknown, or a value is impossible or of
+            the wrong type; the message names the file and the field.
+    """
+    values: dict[str, tuple[Any, str]] = {}
+    path, seen = find_recipe(str(name)), set[Path]()
+    while True:
+        try:
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise BertkitError(f"cannot read {path}: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:  # not UTF-8 or TOML, or too long or deep
+            raise BertkitError(f"{path} is not valid TOML: {error}") from None
+        base = content.pop("extends", None)
+        for field_name, value in dotted_values(content):
+            values.setdefault(field_name, (value, str(path)))
+        seen.add(path.resolve())
+        if base is None:
+            break
+        path = find_recipe(str(base), path.parent)
+        if path.resolve() in seen:
+            raise BertkitError(f"{path} extends itself; remove an `extends`")
+    values |= {name: (value, "the recipe") for name, value in (overrides or {}).items()}
+    return build_recipe(values)
+
+
+def build_recipe(values: Mapping[str, tuple[Any, str]]) -> PretrainRecipe:
+    """Build a recipe from (value, where it stands) by dotted name, after checking all types."""
+    groups = get_type_hints(PretrainRecipe)
+    types = {f"{g}.{n}": t for g, kind in groups.items() for n, t in get_type_hints(kind).items()}
+    fields: dict[str, dict[str, Any]] = {}
+    for name, (value, source) in values.items():
+        if name not in types:
+            raise BertkitError(f"{source}: there is no field '{name}'{nearest(name, types)}")
+        hint = types[name]
+        if not matches_type(value, hint):
+            expected = TYPE_NAMES[get_origin(hint) or hint]
+            raise BertkitError(f"{source}: {name} must be {expected}, not {value!r}")
+        group, _, field_name = name.partition(".")
+        converted = tuple(value) if get_origin(hint) is tuple else value
+        converted = float(value) if hint is float else converted
+        fields.setdefault(group, {})[field_name] = converted
+    return PretrainRecipe(**{group: groups[group](**given) for group, given in fields.items()})
+
+
+TYPE_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text in quotes",
+    tuple: "a list, as in [1, 2]",
+}
+"""Types of recipe fields, as messages call them."""
 
 
 def learning_rate(

@@ -15,11 +15,10 @@ import torch
 from torch import nn
 
 import bertkit
-from bertkit.config import as_json
 from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.files import claim, differences, exclusive_lock, read_optional, write_json
+from bertkit.files import as_json, claim, differences, exclusive_lock, read_optional, write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.pretraining_data.loader import START, DataPosition
 from bertkit.processes import busy_note, usable_cores

@@ -15,7 +15,6 @@ from typing import Any
 
 import bertkit
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.config import read_recipe
 from bertkit.corpus.prepare import store_from_text
 from bertkit.errors import DivergedError
 from bertkit.finetuning.settings import RunSettings
@@ -26,7 +25,7 @@ from bertkit.tasks.task import encode
 from bertkit.tasks.types import make_options, task_class
 from bertkit.training.device import choose_device, choose_precision
 from bertkit.training.journal import read_journal
-from bertkit.training.recipe import PretrainRecipe
+from bertkit.training.recipe import read_recipe
 from experiments.paper.data import MissingDataError, task_folder
 from experiments.paper.features import LAYERS, build_with_head
 from experiments.paper.tables import PLAIN, Network, Run, Scale, TaskScale, sized
@@ -105,7 +104,7 @@ def pretrained(study: Study, network: Network, seed: int, step: int = 0) -> Path
         vocabulary_size=scale.vocabulary_size,
         cased=scale.cased,
     )
-    recipe = read_recipe(PretrainRecipe, scale.recipe, overrides)
+    recipe = read_recipe(scale.recipe, overrides)
     kept = scale.steps if network.name in ("bert", "left-to-right") else ()
     stopped = bertkit.pretrain(recipe, store, folder, device=study.device, save_models_at=kept)
     if stopped:
