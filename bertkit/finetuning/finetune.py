@@ -257,8 +257,6 @@ def prepare(
         console.say(
             f"{name}: {encoded.inputs:,} inputs, {mean:.1f} tokens each, {encoded.described()}"
         )
-    for number, (name, inputs) in enumerate((*data.dev, *data.test)):
-        console.say(*(f"{name}: {line}" for line in task.remarks(inputs, choosing=not number)))
     for name, scores in baselines.items():
         console.say(f"{name}, input-independent baseline: {scores_text(scores, metric)}")
     device = choose_device(settings.device)

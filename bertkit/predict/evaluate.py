@@ -134,7 +134,6 @@ def evaluate(
                 "command line, or unlabelled_ok=True in Python"
             )
         shown.say(*describe_skipped(counts.skipped, counts.examples))
-        shown.say(*predictor.task.remarks(inputs))
         shown.start(None, title="predicting", unit="windows")
         results, items = predictor.run(inputs, lambda done, total: shown.update({"done": done}))
         shown.close()

@@ -12,7 +12,6 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -28,10 +27,16 @@ from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_t
 from bertkit.tasks.task import (
     NOTHING_READ,
     SEEN_ONCE,
+    Inputs,
     Item,
     ItemPart,
     Items,
+    Metrics,
+    Outputs,
+    Parts,
     Result,
+    Results,
+    Targets,
     Task,
     TaskBatch,
     TrainingData,
@@ -80,9 +85,7 @@ class TextColumns(Columns):
     def label_in(self, value: Any, location: str) -> Any:
         """Return the label in a field, or None if the field is empty."""
 
-    def example(
-        self, row: Fields, location: str, counts: TextCounts, purpose: Purpose
-    ) -> TextExample | None:
+    def example(self, row: Fields, location: str, counts: TextCounts, purpose: Purpose) -> Any:
         texts = row_texts(row, self.inputs, location, counts)
         if texts is None:
             return None
@@ -131,7 +134,7 @@ class TextTask(Task):
     def build(self, config: ModelConfig) -> ClassificationModel:
         return ClassificationModel(config, len(self.labels) or 1)
 
-    def items(self, inputs: Sequence[TextExample], tokenizer: Tokenizer) -> Items:
+    def items(self, inputs: Inputs, tokenizer: Tokenizer) -> Items:
         """Each input is one item, whose windows share its target."""
         targets = [self.target_of(example) for example in inputs]
         texts = tokenizer.encode_batch([example.text for example in inputs])
@@ -149,9 +152,7 @@ class TextTask(Task):
         windowed = sum(len(item.parts) > 1 for item in items)
         return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
 
-    def targets(
-        self, parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
-    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def targets(self, parts: Parts, packed_index: np.ndarray, starts: np.ndarray) -> Targets:
         """The tensors are the targets and weights of the packed sequences."""
         targets = in_packed_order([part.target for part in parts], packed_index, self.target_dtype)
         weights = in_packed_order([part.weight for part in parts], packed_index, np.float32)
@@ -163,15 +164,13 @@ class TextTask(Task):
         losses = self.losses(model(batch.packed).float(), targets, class_weights)
         return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
 
-    def decode(
-        self, inputs: Sequence[TextExample], items: Items, outputs: Sequence[list[np.ndarray]]
-    ) -> list[Any]:
+    def decode(self, inputs: Inputs, items: Items, outputs: Outputs) -> list[Any]:
         if not inputs:
             return []
         return self.results(np.stack([np.concatenate(parts).mean(axis=0) for parts in outputs]))
 
     def official_files(
-        self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
+        self, name: str, split: str, folder: Path, inputs: Inputs, results: Results
     ) -> list[Path]:
         """For GLUE this is a file of its server."""
         from bertkit.tasks.official import write_glue
@@ -195,7 +194,7 @@ def training_labels(data: TrainingData, *, at_least: int) -> tuple[str, ...]:
     return tuple(sorted(seen))
 
 
-def best_scores(scores: Iterable[dict[str, float]]) -> dict[str, float]:
+def best_scores(scores: Iterable[Metrics]) -> Metrics:
     """Return the highest value of each metric."""
     each = list(scores)
     return {metric: max(values[metric] for values in each) for metric in each[0]}
@@ -217,7 +216,7 @@ class LabelColumns(TextColumns):
         return value_name(value) or None
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class LabelResult(Result):
     """The most probable class of an input."""
 
@@ -282,14 +281,12 @@ class Classification(TextTask):
             for row in softmax(logits)
         ]
 
-    def score(
-        self, inputs: Sequence[TextExample], results: Sequence[LabelResult]
-    ) -> dict[str, float]:
+    def score(self, inputs: Inputs, results: Results) -> Metrics:
         gold = [str(example.label) for example in inputs]
         predicted = [result.label for result in results]
         return {name: label_score(name, gold, predicted, self.positive) for name in self.metrics}
 
-    def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
+    def baseline(self, inputs: Inputs) -> Metrics:
         """Always the most frequent or always the positive label."""
         [(common, _)] = label_counts(inputs).most_common(1)
         return best_scores(
@@ -351,7 +348,7 @@ class LabelSetColumns(TextColumns):
         return tuple(dict.fromkeys(names))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class LabelSetResult(Result):
     """The classes with a probability above 0.5, most probable first."""
 
@@ -416,9 +413,7 @@ class MultiLabelClassification(TextTask):
         """The labels in alphabetical order."""
         return tuple(sorted(example.label)) if isinstance(example.label, tuple) else ()
 
-    def score(
-        self, inputs: Sequence[TextExample], results: Sequence[LabelSetResult]
-    ) -> dict[str, float]:
+    def score(self, inputs: Inputs, results: Results) -> Metrics:
         """Micro F1 over all (input, label) pairs, macro F1, and the share of exact sets."""
         true = np.array([[label in self.gold_value(e) for label in self.labels] for e in inputs])
         predicted = np.array([[label in r.labels for label in self.labels] for r in results])
@@ -430,14 +425,10 @@ class MultiLabelClassification(TextTask):
             "exact_match": float((true == predicted).all(axis=1).mean()),
         }
 
-    def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
-        """Always the k best labels for micro F1, all labels, or the commonest set."""
-        seen = label_counts(inputs)
-        ranked = [label for label, _ in seen.most_common()]
-        right = [0, *accumulate(seen[label] for label in ranked)]
-        micro = [n / (k * len(inputs) + seen.total() or 1) for k, n in enumerate(right)]
+    def baseline(self, inputs: Inputs) -> Metrics:
+        """Always all labels, or always the commonest set of labels."""
         [(usual, _)] = Counter(map(self.gold_value, inputs)).most_common(1)
         return best_scores(
-            self.score(inputs, [LabelSetResult(tuple(labels), {})] * len(inputs))
-            for labels in (ranked[: micro.index(max(micro))], ranked, usual)
+            self.score(inputs, [LabelSetResult(labels, {})] * len(inputs))
+            for labels in (self.labels, usual)
         )

@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Literal
 from bertkit.errors import (
     BertkitError,
     InputTypeError,
-    flag,
     nearest,
     refuse_twice,
     short_repr,
@@ -36,22 +35,12 @@ from bertkit.text.documents import (
     valid_text,
     value_name,
 )
-from bertkit.text.sources import DAMAGE, Source, extension, find_sources, one_line, one_source
+from bertkit.text.sources import Source, extension, find_sources, one_source
 
 Fields = Mapping[str, Any]
 Purpose = Literal["train", "dev", "test", "predict"]
 """What data is read for: labels are needed in "train" and "dev", are optional in "test", and are
 not read in "predict". Only "train" leaves out answers that cannot be learned."""
-
-
-class MissingColumnError(BertkitError):
-    """No row has a column that is needed."""
-
-    code = "column"
-
-    def __init__(self, message: str, column: str) -> None:
-        super().__init__(message)
-        self.column = column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +67,9 @@ class Columns(ABC):
     @property
     def inputs(self) -> tuple[str, ...]:
         """The columns that every row must have, except labels and IDs."""
-        names = chain.from_iterable(as_tuple(getattr(self, name)) for name in self.input_options)
-        return tuple(name for name in names if name)
+        values = [getattr(self, option) for option in self.input_options]
+        lists = (value if isinstance(value, tuple) else (value,) for value in values)
+        return tuple(name for names in lists for name in names if name)
 
     @property
     def target(self) -> str:
@@ -111,16 +101,11 @@ class Columns(ABC):
     def from_value(self, value: Any, location: str, id: str) -> Any:  # noqa: A002
         """Return the example of an input in memory: a text, a tuple, or a dict with the columns."""
         if isinstance(value, Mapping):
-            if missing := [column for column in self.inputs if column not in value]:
-                raise MissingColumnError(
-                    f"{location} has no column '{missing[0]}' (columns: "
-                    f"{', '.join(map(str, value))}); the model was fine-tuned with that name",
-                    missing[0],
-                )
-            return self.from_values([value[column] for column in self.inputs], location, id)
-        if isinstance(value, str | tuple | list):
-            return self.from_values([value] if isinstance(value, str) else value, location, id)
-        raise InputTypeError(f"{location} is {short_repr(value)}; give a list of {self.wanted}")
+            require_columns(location, self.inputs, list(map(str, value)))
+            value = [value[column] for column in self.inputs]
+        if not isinstance(value, str | tuple | list):
+            raise InputTypeError(f"{location} is {short_repr(value)}; give a list of {self.wanted}")
+        return self.from_values([value] if isinstance(value, str) else value, location, id)
 
     def read(
         self,
@@ -129,10 +114,9 @@ class Columns(ABC):
         purpose: Purpose = "train",
         rows: dict[str, Fields] | None = None,
     ) -> Iterator[Any]:
-        """Yield the examples of a file; of files with rows, only one row is held at a time.
+        """Yield the examples of a file, row by row; `counts` gets, at the end, the rows left out.
 
-        `counts` collects, at the end, the rows left out; `rows` gets all fields of the row of each
-        example, by its location.
+        `rows`, if any, gets all fields of the row of each example, by its location.
         """
         if not isinstance(data, MemoryRows):
             if is_plain(data, self):
@@ -148,42 +132,32 @@ class Columns(ABC):
         purpose: Purpose,
         rows: dict[str, Fields] | None,
     ) -> Iterator[Any]:
-        read, seen, used = TextCounts(), set[str](), 0
-        labelled = purpose != "predict"
-        columns = dict.fromkeys((*self.inputs, self.target if labelled else "", self.id))
-        try:
-            for number, location, row in read_rows(
-                data,
-                read,
-                self.format,
-                header=self.header,
-                columns=[name for name in columns if name],
-                optional=self.target if purpose == "test" else "",
-                whole=rows is not None,
-            ):
-                example = self.example(row, location, read, purpose)
-                if example is None:
+        read, seen = TextCounts(), set[str]()
+        target = "" if purpose == "predict" else self.target
+        for number, location, row in read_rows(
+            data,
+            read,
+            self.format,
+            header=self.header,
+            columns=[name for name in (*self.inputs, target, self.id) if name],
+            optional=target if purpose == "test" else "",
+            whole=rows is not None,
+        ):
+            example = self.example(row, location, read, purpose)
+            if example is None:
+                continue
+            if target and example.gold is None:
+                read.note("row without label" + ", kept" * (purpose == "test"), location)
+                if purpose != "test":
                     continue
-                if labelled and example.gold is None:
-                    kept = purpose == "test"
-                    read.note("row without label" + ", kept" * kept, location)
-                    if not kept:
-                        continue
-                used += 1
-                if rows is not None:
-                    rows[location] = row
-                name = value_name(row[self.id]) if self.id else str(number)
-                if not name or name in seen:
-                    raise BertkitError(f"{location}: ID '{name}' is empty or used twice")
-                if self.id:
-                    seen.add(name)
-                yield example._replace(id=name)
-        except MissingColumnError as error:
-            options = (*self.input_options, self.target_option, "id")
-            named = [o for o in options if error.column in as_tuple(getattr(self, o))]
-            hint = f" ({flag(named[0])} names the column)" if named else ""
-            raise MissingColumnError(f"{error}{hint}", error.column) from None
-        if not used:
+            if rows is not None:
+                rows[location] = row
+            name = value_name(row[self.id]) if self.id else str(number)
+            if not name or name in seen:
+                raise BertkitError(f"{location}: ID '{name}' is empty or used twice")
+            seen.add(name)
+            yield example._replace(id=name)
+        if not seen:
             why = first_left_out(read) or ": it has no rows"
             raise BertkitError(f"{data} has no row that can be used{why}")
         counts += read
@@ -201,11 +175,6 @@ class Columns(ABC):
             used += 1
         if not used:
             raise BertkitError(f"{path} holds no text; give one input per line")
-
-
-def as_tuple(value: Any) -> tuple[Any, ...]:
-    """Return a tuple as it is, and any other value in a tuple."""
-    return value if isinstance(value, tuple) else (value,)
 
 
 def is_plain(path: str | Path, columns: Columns) -> bool:
@@ -275,8 +244,6 @@ def as_source(data: Any, name: str) -> str | MemoryRows:
         if len(set(names)) < len(names):
             raise BertkitError(f"{name} has two columns of one name; rename one", code="column")
         data = data.astype(object).set_axis(names, axis=1).to_dict("records")
-    elif hasattr(data, "to_dicts"):  # polars
-        data = data.to_dicts()
     elif getattr(data, "features", None) and hasattr(data, "column_names"):  # datasets
         named = class_names(data.features.to_dict())
         data = [with_class_names(row, named) for row in data.with_format(None)]
@@ -297,10 +264,6 @@ def plain_value(value: Any) -> Any:
         return None
     if isinstance(value, float | Decimal) and math.isnan(value):
         return None
-    if hasattr(value, "_asdict"):  # a named tuple
-        value = value._asdict()
-    elif hasattr(value, "iloc"):  # a Series of pandas
-        value = value.to_dict()
     if isinstance(value, Mapping):
         return {key: plain_value(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -313,16 +276,15 @@ def memory_fields(data: MemoryRows, columns: Sequence[str]) -> Iterator[tuple[st
     """Yield the location and the fields of rows in memory; tuples are in the order of `columns`."""
     for number, row in enumerate(data.rows):
         location = f"{data.name}[{number}]"
-        if isinstance(row, Mapping):
-            yield location, row
-        elif isinstance(row, tuple | list) and len(row) <= len(columns):
-            yield location, dict(zip(columns, row, strict=False))
-        else:
+        if isinstance(row, tuple | list) and len(row) <= len(columns):
+            row = dict(zip(columns, row, strict=False))  # noqa: PLW2901
+        if not isinstance(row, Mapping):
             raise BertkitError(
                 f"{location} is {short_repr(row)}, neither a dict nor a tuple of "
                 f"({', '.join(columns)})",
                 code="record",
             )
+        yield location, row
 
 
 # Files with rows ----------------------------------------------------------------------------------
@@ -381,23 +343,16 @@ def complete_rows(
 ) -> Iterator[tuple[int, str, Fields]]:
     """Number the rows of a file, and leave out those without a needed column."""
     names: list[str] = []
-    location, complete = path, False
-    try:
-        for location, fields in rows:
-            number = next(numbers)
-            if fields is None:
-                continue
-            names = names or list(map(str, fields))
-            if missing := [name for name in needed if name not in fields]:
-                counts.note(f"row without column '{missing[0]}'", location)
-            else:
-                complete = True
-                yield number, location, fields
-    except DAMAGE as error:
-        raise BertkitError(
-            f"{path} cannot be read after {location} ({one_line(error)}); restore the file or "
-            "leave it out"
-        ) from error
+    complete = False
+    for (location, fields), number in zip(rows, numbers, strict=False):
+        if fields is None:
+            continue
+        names = names or list(map(str, fields))
+        if missing := [name for name in needed if name not in fields]:
+            counts.note(f"row without column '{missing[0]}'", location)
+        else:
+            complete = True
+            yield number, location, fields
     if names and not complete:
         require_columns(path, needed, names)
 
@@ -427,16 +382,11 @@ def separated_rows(
 def json_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, Fields | None]]:
     """Yield the rows of a file with one JSON object per line; None for another line."""
     for number, line in plain_lines(source, counts):
-        if not line or line.isspace():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            counts.note("line is not a JSON object", f"{source.path}:{number}")
-            row = None
-        yield number, row
+        if line and not line.isspace():
+            row = from_json(line)
+            if not isinstance(row, dict):
+                counts.note("line is not a JSON object", f"{source.path}:{number}")
+            yield number, row if isinstance(row, dict) else None
 
 
 def typed_rows(
@@ -495,10 +445,7 @@ def require_columns(path: str, columns: Iterable[str], names: Sequence[str]) -> 
     for column in columns:
         if column not in names:
             hint = nearest(column, names)
-            hint = hint if "did you mean" in hint else "; name one of these"
-            raise MissingColumnError(
-                f"{path} has no column '{column}' (columns: {', '.join(names)}){hint}", column
-            )
+            raise BertkitError(f"{path} has no column '{column}'{hint}", code="column")
         refuse_twice(path, column, names)
 
 

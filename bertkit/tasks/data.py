@@ -101,9 +101,8 @@ def load_dataset(
     else:
         train, dev = hold_out(kind, train, files.dev_share, counts)
         recorded["dev"] = f"{files.dev_share:g} of train"
-    tests = []
-    if files.source("test"):
-        tests.append(("test", list(columns.read(files.source("test"), counts, "test"))))
+    test = columns.read(files.source("test"), counts, "test") if files.source("test") else None
+    tests = [] if test is None else [("test", list(test))]
     names = as_json(columns)
     return TaskData(key, task, train, [("dev", dev)], tests, counts, recorded, names)
 
@@ -114,27 +113,29 @@ def official_dataset(
     """Read an official set; a test file that is absent leaves nothing to predict."""
     official, kind = OFFICIAL[name], task_class(name)
     if "train" not in official.files:
-        raise BertkitError(
-            f"{name} has no training data: fine-tune on mnli, then bertkit evaluate RUN --task "
-            f"{name} --data {files.data} --split test (or dev)"
-        )
-    train = read_official(name, "train", files, counts, "train")
-    dev, tests = [], []
-    for split in official.files:
-        if split.startswith("dev"):
-            dev.append((split, read_official(name, split, files, counts, "dev")))
-        elif split.startswith("test") and (
-            files.test or (files.data and official_file(name, split, files.data))
-        ):
-            tests.append((split, read_official(name, split, files, counts, "test")))
-    if name.startswith("squad") and files.test:
-        tests.append(("test", official.read(str(files.test), counts, "test")))
+        raise BertkitError(f"{name} has no training data: fine-tune on mnli, then bertkit evaluate")
+    examples = {
+        split: read_official(name, split, files, counts, purpose_of(split))
+        for split in official.files
+        if not split.startswith("test")
+        or files.source(split)
+        or (files.data and official_file(name, split, files.data))
+    }
+    train = examples.pop("train")
     if official.settings:
         made = {"max_length": length, "stride": windows.stride}
         task: Task = kind(**made, **official.settings)
     else:
         task = kind.from_data(TrainingData(train, kind.columns(), windows, length, counts))
-    return TaskData(name, task, train, dev, tests, counts, {"data": str(files.data or "")})
+    dev = [(split, inputs) for split, inputs in examples.items() if split.startswith("dev")]
+    test = [(split, inputs) for split, inputs in examples.items() if split.startswith("test")]
+    return TaskData(name, task, train, dev, test, counts, {"data": str(files.data or "")})
+
+
+def purpose_of(split: str) -> Purpose:
+    """Return what a split, such as dev-mismatched, is read for."""
+    purposes: dict[str, Purpose] = {"train": "train", "dev": "dev", "test": "test"}
+    return purposes[split.partition("-")[0]]
 
 
 def read_official(
@@ -142,15 +143,12 @@ def read_official(
 ) -> Sequence[Any]:
     """Read a split of an official set: the file that replaces it, or the one in its folder."""
     official, path = OFFICIAL[name], files.source(split)
-    if isinstance(path, MemoryRows):
+    if isinstance(path, MemoryRows) or not (path or files.data):
         raise BertkitError(
-            f"{name} is read from its official files; data in memory goes with the task type "
-            f"{official.task_type}"
+            f"{name} is read from its official files: give --data FOLDER; data in memory goes with "
+            f"the task type {official.task_type}"
         )
-    if not path:
-        if files.data is None:
-            raise BertkitError(f"{name} is read from its official files: give --data FOLDER")
-        path = official_file(name, split, Path(from_home(files.data)))
+    path = path or official_file(name, split, Path(from_home(str(files.data))))
     if not path or not Path(from_home(path)).exists():
         wanted = path or f"{' or '.join(official.files[split])} in {files.data}"
         raise BertkitError(f"no {wanted}; {official.where}")
@@ -163,7 +161,7 @@ def read_split(
     """Read the examples of a split, for scoring; data named "test" may lack labels."""
     key = name.lower()
     purpose: Purpose = "test" if split.startswith("test") else "dev"
-    check_files(key, files, has_columns=False, training=False)
+    check_files(key, files, training=False)
     if key in OFFICIAL:
         return read_official(key, split, files, counts, purpose)
     source = files.source(split) if split in ("train", "dev", "test") else ""
@@ -172,15 +170,17 @@ def read_split(
     return list(columns.read(source, counts, purpose))
 
 
-def check_files(name: str, files: DataFiles, *, has_columns: bool, training: bool = True) -> None:
+def check_files(
+    name: str, files: DataFiles, *, has_columns: bool = False, training: bool = True
+) -> None:
     """Reject flags that would have no effect, and missing ones."""
-    own_files = any(files.source(split) for split in ("train", "dev", "test"))
     if name in OFFICIAL:
-        other = OFFICIAL[name].task_type
-        if has_columns:
-            raise BertkitError(f"{name} knows its columns; for other files choose {other}")
-        if own_files and OFFICIAL[name].folder:
-            raise BertkitError(f"{name} is read from --data FOLDER; for other files choose {other}")
+        own_files = any(files.source(split) for split in ("train", "dev", "test"))
+        if has_columns or (own_files and OFFICIAL[name].folder):
+            raise BertkitError(
+                f"{name} is read from --data FOLDER and knows its columns; for other files choose "
+                f"{OFFICIAL[name].task_type}"
+            )
     elif files.data is not None:
         raise BertkitError(
             f"{name} takes your own data, by --train, --dev and --test; --data is the folder of an "
@@ -253,16 +253,13 @@ def write_results(
 ) -> list[Path]:
     """Write results: one JSON object per line and input, and the official files of the set."""
     path = folder / f"{split}.jsonl"
-    pairs = zip(inputs, results, strict=True)
-    write_json_lines(path, ({"id": e.id, **r.to_dict(), **input_fields(e)} for e, r in pairs))
+    rows = []
+    for example, result in zip(inputs, results, strict=True):
+        rows.append({"id": example.id, **result.to_dict()})
+        if isinstance(example, TextExample):  # readers want the texts next to a prediction
+            rows[-1] |= {"gold": example.label, "text": example.text, "pair": example.pair}
+    write_json_lines(path, rows)
     return [path, *task.official_files(name, split, folder, inputs, results)]
-
-
-def input_fields(example: Any) -> dict[str, Any]:
-    """Return the gold label and the texts, which readers want next to a prediction."""
-    if not isinstance(example, TextExample):
-        return {}
-    return {"gold": example.label, "text": example.text, "pair": example.pair}
 
 
 def labelled_part(
@@ -306,5 +303,4 @@ def label_order(data: TaskData, start: PretrainedWeights) -> tuple[Task, bool]:
     labels = tuple(details.get("labels") or ())
     if task.has_labels and data.name in TASKS and sorted(labels) == sorted(task.labels):
         task = replace(task, labels=labels)  # type: ignore[type-var]
-    same = not task.has_labels or labels == task.labels
-    return task, same and task.fits_head(start.tensors)
+    return task, not task.has_labels or labels == task.labels

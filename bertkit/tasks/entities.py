@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bertkit.errors import BertkitError
-from bertkit.files import write_text
-from bertkit.tasks.columns import Purpose
-from bertkit.text.documents import TextCounts, plain_lines
-from bertkit.text.sources import one_source
+from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts
+from bertkit.text.documents import TextCounts, plain_lines, valid_text, value_name
+from bertkit.text.sources import extension, one_source
 from bertkit.tokenizer.normalize import IDEOGRAPHS
 
 TAG = re.compile(r"(?![BIESLU]-$)\S+")
@@ -28,6 +28,8 @@ ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
 NO_TAGS = {"[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "<PAD>", "PAD", "X"}
 """Labels that some code gives to padding, special tokens and the later tokens of a word."""
 
+ROW_ENDINGS = {".csv", ".jsonl", ".ndjson", ".json", ".parquet"}
+"""Files with one tagged sentence per row; the others have one word per line."""
 DOCUMENT = "-DOCSTART-"
 SPACES = re.compile(" +")
 NO_WORD = re.compile(r"\d+[-.]\d+")
@@ -132,6 +134,105 @@ def precision_recall_f1(right: int, tagged: int, wanted: int, suffix: str) -> di
     }
 
 
+# Columns -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordColumns(Columns):
+    """Columns of tagged sentences: one sentence per row, or one word per line as in CoNLL's files.
+
+    In rows, words and tags are lists or are separated by spaces. Class numbers of a Hugging Face
+    data set become names; other numbers are kept as tags.
+    """
+
+    words: str = "tokens"
+    """The column of the words, in rows."""
+    tags: str = "ner_tags"
+    """The column of the tags, in rows."""
+    word_column: int = 0
+    """The column of the word in files with one word per line, from 0; -1 is the last."""
+    tag_column: int = -1
+    """The column of the tag in files with one word per line."""
+    input_options = ("words",)
+    target_option = "tags"
+    wanted = "texts or lists of words"
+
+    def in_rows(self, path: str | Path) -> bool:
+        """A file without rows has one word per line."""
+        if self.format != "auto":
+            return self.format != "text"
+        paths = Path(path).rglob("*") if Path(path).is_dir() else [path]
+        return str(path).startswith("hf:") or any(extension(str(p)) in ROW_ENDINGS for p in paths)
+
+    def read_own_format(
+        self, path: str | Path, counts: TextCounts, purpose: Purpose
+    ) -> Iterator[WordsExample]:
+        return conll_sentences(path, counts, purpose, self.word_column, self.tag_column)
+
+    def example(self, row: Fields, location: str, counts: TextCounts, purpose: Purpose) -> Any:
+        """Each word needs a tag, and a row without words is left out."""
+        words = self.words_in(row[self.words], location)
+        if not words:
+            counts.note(f"empty '{self.words}'", location)
+            return None
+        tags = None if purpose == "predict" else self.tags_in(row.get(self.tags), location)
+        if tags is not None and len(tags) != len(words):
+            raise BertkitError(
+                f"{location}: {len(words)} words in '{self.words}' and {len(tags)} tags in "
+                f"'{self.tags}'; give a tag for each word"
+            )
+        words = tuple(valid_text(word, location, counts) for word in words)
+        return WordsExample("", words, tags, location, location)
+
+    def words_in(self, value: Any, location: str) -> tuple[str, ...]:
+        """Return the words in a field; () if it is empty."""
+        return tuple(require_texts(location, listed(value, self.words, location)))
+
+    def tags_in(self, value: Any, location: str) -> tuple[str, ...] | None:
+        """Return the tags in a field, or None if it is empty or null."""
+        if value is None or value == "":
+            return None
+        tags = tuple(map(value_name, listed(value, self.tags, location)))
+        for tag in tags:
+            if not TAG.fullmatch(tag) or tag == "-100":  # no tag, in data for transformers
+                raise BertkitError(
+                    f"{location}: '{self.tags}' holds {tag[:40]!r}, not a tag such as O, B-PER or "
+                    "NOUN; correct it or name the column of the tags"
+                )
+        return tags
+
+    def from_values(self, values: Sequence[Any], location: str, id: str) -> WordsExample:  # noqa: A002
+        """A text is split into words, and a list of words is taken as it is."""
+        text_or_words = values[0] if len(values) == 1 else values
+        several = isinstance(text_or_words, tuple | list)
+        require_texts(location, text_or_words if several else [text_or_words])
+        return words_example(id, text_or_words, location, location)
+
+    def from_value(self, value: Any, location: str, id: str) -> WordsExample:  # noqa: A002
+        """A list is one sentence of words."""
+        if isinstance(value, Mapping) and self.words in value:
+            value = self.words_in(value[self.words], location)
+        if isinstance(value, tuple | list):
+            return self.from_values([value], location, id)
+        return super().from_value(value, location, id)
+
+    def from_line(self, line: str, location: str, id: str, document: int) -> WordsExample:  # noqa: A002
+        return words_example(id, line, f"{location.rpartition(':')[0]}#{document}", location)
+
+
+def listed(value: Any, column: str, location: str) -> Sequence[Any]:
+    """Return the items of a list, of a list written as JSON, or of a text split at spaces."""
+    value = from_json(value)
+    if value is None or isinstance(value, str):
+        # split only at spaces, as in CoNLL's files: other white space may be a word
+        return [item for item in SPACES.split(value or "") if item]
+    if not isinstance(value, list | tuple):
+        raise BertkitError(
+            f"{location}: '{column}' is {value!r:.40}, neither a list nor text; name another column"
+        )
+    return value
+
+
 # Files --------------------------------------------------------------------------------------------
 
 
@@ -139,7 +240,6 @@ def conll_sentences(
     path: str | Path,
     counts: TextCounts,
     purpose: Purpose = "train",
-    *,
     word_column: int = 0,
     tag_column: int = -1,
 ) -> Iterator[WordsExample]:
@@ -204,27 +304,6 @@ def word_and_tag(
             "NOUN; correct it or name the column of the tags: --tag-column"
         )
     return fields[word_column], tag
-
-
-def write_conll(
-    path: Path, inputs: Sequence[WordsExample], predicted: Sequence[Sequence[str]]
-) -> None:
-    """Write the lines "word gold predicted" that the conlleval script reads.
-
-    Whitespace inside a word becomes "_". Entity tags are written as IOB2, since the script does not
-    know the U- and L- of BILOU. The gold tag is O if a sentence has no tags.
-    """
-    tags_used = {tag for example in inputs for tag in example.tags or ()}
-    entity_tags = are_entity_tags(tags_used.union(*predicted))
-    lines: list[str] = []
-    for example, tags in zip(inputs, predicted, strict=True):
-        gold: Sequence[str] = example.tags or ["O"] * len(tags)
-        shown = to_iob2(tags) if entity_tags else tags
-        gold = to_iob2(gold) if entity_tags else gold
-        words = [re.sub(r"\s", "_", word) or "_" for word in example.words]
-        lines += (" ".join(row) for row in zip(words, gold, shown, strict=True))
-        lines.append("")
-    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 # Words of raw text --------------------------------------------------------------------------------

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.model.encoder import ModelConfig
@@ -25,10 +24,16 @@ from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts, row_texts
 from bertkit.tasks.task import (
     NOTHING_READ,
+    Inputs,
     Item,
     ItemPart,
     Items,
+    Metrics,
+    Outputs,
+    Parts,
     Result,
+    Results,
+    Targets,
     Task,
     TaskBatch,
     TrainingData,
@@ -62,9 +67,8 @@ class ChoiceExample(NamedTuple):
 class ChoiceColumns(Columns):
     """Columns of texts with several continuations or answers, of which one is right.
 
-    A label is the name of a choice's column (if the file has a header), its text, a letter from A
-    or a, or an index. A row may have fewer choices than others: empty choices at its end are
-    dropped.
+    A label is the name of a choice's column (if the file has a header), a letter from A or a, or an
+    index. A row may have fewer choices than others: empty choices at its end are dropped.
     """
 
     text: str = "text"
@@ -72,7 +76,7 @@ class ChoiceColumns(Columns):
     choices: tuple[str, ...] = ("choices",)
     """The columns of the choices, or the one column that holds a list of them."""
     label: str = "label"
-    """The column of the right choice (a column's name, a text, a letter, or an index)."""
+    """The column of the right choice (a column's name, a letter, or an index)."""
     first_choice: int = 0
     """The number of the first choice if labels are numbers: 0 or 1."""
     input_options = ("text", "choices")
@@ -88,9 +92,7 @@ class ChoiceColumns(Columns):
                 f"{', '.join(self.choices) or 'none'}; name them: --choices A B ..."
             )
 
-    def example(
-        self, row: Fields, location: str, counts: TextCounts, purpose: Purpose
-    ) -> ChoiceExample | None:
+    def example(self, row: Fields, location: str, counts: TextCounts, purpose: Purpose) -> Any:
         """A row is left out if a text is empty or its key is out of range."""
         fields = {name: row[name] for name in self.choices}
         if len(self.choices) == 1:
@@ -98,29 +100,23 @@ class ChoiceColumns(Columns):
             fields = {f"choice {number}": choice for number, choice in enumerate(listed, 1)}
         while len(fields) > 2 and not value_name(list(fields.values())[-1]):
             fields.popitem()
-        if len(fields) < 2:
-            counts.note("fewer than two choices", location)
-            return None
         texts = row_texts({**row, **fields}, (self.text, *fields), location, counts)
         if texts is None:
             return None
         context, *choices = texts
         key = "" if purpose == "predict" else value_name(row.get(self.label))
-        label = self.choice_index(key, choices) if key else None
+        label = self.choice_index(key) if key else None
         if label is not None and not 0 <= label < len(choices):
             counts.note("label out of range", location)
             return None
         return ChoiceExample("", context, tuple(choices), label, location)
 
-    def choice_index(self, key: str, choices: Sequence[str]) -> int:
+    def choice_index(self, key: str) -> int:
         """Return the index of the choice that a key names, possibly out of range."""
         if self.header and len(self.choices) > 1 and key in self.choices:
             return self.choices.index(key)
-        if key.isdecimal() and key not in choices:
+        if key.isdecimal():
             return int(key) - self.first_choice
-        texts = [choice.strip() for choice in choices]
-        if texts.count(key) == 1:
-            return texts.index(key)
         return LETTERS.find(key.lower()) if len(key) == 1 else -1
 
     def from_values(self, values: Sequence[Any], location: str, id: str) -> ChoiceExample:  # noqa: A002
@@ -149,7 +145,7 @@ def choice_list(value: Any, location: str) -> Sequence[Any]:
     return listed
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class ChoiceResult(Result):
     """The most probable choice: its index, text and probability, and all probabilities."""
 
@@ -180,7 +176,7 @@ class MultipleChoice(Task):
     def build(self, config: ModelConfig) -> ClassificationModel:
         return ClassificationModel(config, 1)
 
-    def items(self, inputs: Sequence[ChoiceExample], tokenizer: Tokenizer) -> Items:
+    def items(self, inputs: Inputs, tokenizer: Tokenizer) -> Items:
         contexts = tokenizer.encode_batch([example.text for example in inputs])
         endings = iter(tokenizer.encode_batch([c for example in inputs for c in example.choices]))
         items, empty = [], 0
@@ -205,9 +201,7 @@ class MultipleChoice(Task):
         windowed = sum(len(item.parts) > 1 for item in items)
         return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
 
-    def targets(
-        self, parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
-    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def targets(self, parts: Parts, packed_index: np.ndarray, starts: np.ndarray) -> Targets:
         """The tensor "table" (parts, max choices) has packed indices, -1 for absent choices."""
         sizes = [len(part.sequences) for part in parts]
         table = np.full((len(parts), max(sizes)), -1, dtype=np.int64)
@@ -227,9 +221,7 @@ class MultipleChoice(Task):
         losses = F.cross_entropy(logits, batch.tensors["labels"], reduction="none")
         return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
 
-    def decode(
-        self, inputs: Sequence[ChoiceExample], items: Items, outputs: Sequence[list[np.ndarray]]
-    ) -> list[ChoiceResult]:
+    def decode(self, inputs: Inputs, items: Items, outputs: Outputs) -> list[ChoiceResult]:
         results = []
         for example, parts in zip(inputs, outputs, strict=True):
             chances = softmax(np.mean([part[:, 0] for part in parts], axis=0))
@@ -239,26 +231,16 @@ class MultipleChoice(Task):
             )
         return results
 
-    def score(
-        self, inputs: Sequence[ChoiceExample], results: Sequence[ChoiceResult]
-    ) -> dict[str, float]:
+    def score(self, inputs: Inputs, results: Results) -> Metrics:
         right = sum(i.label == r.choice for i, r in zip(inputs, results, strict=True))
         return {"accuracy": right / max(1, len(inputs))}
 
-    def baseline(self, inputs: Sequence[ChoiceExample]) -> dict[str, float]:
+    def baseline(self, inputs: Inputs) -> Metrics:
         """Always the index that is right most often."""
         [(_, right)] = Counter(example.label for example in inputs).most_common(1)
         return {"accuracy": right / len(inputs)}
 
-    def degenerate(self, inputs: Sequence[ChoiceExample], results: Sequence[ChoiceResult]) -> str:
+    def degenerate(self, inputs: Inputs, results: Results) -> str:
         """A degenerate run gives all choices nearly equal probabilities."""
         spread = max(max(r.probabilities) - min(r.probabilities) for r in results)
         return "gives each choice nearly the same probability" if spread < 0.01 else ""
-
-    def official_files(
-        self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
-    ) -> list[Path]:
-        """For SWAG this is a CSV with one index per line."""
-        from bertkit.tasks.official import write_swag
-
-        return write_swag(name, split, folder, inputs, [result.choice for result in results])

@@ -199,19 +199,6 @@ def read_swag(path: str, counts: TextCounts, purpose: Purpose) -> list[ChoiceExa
     return inputs
 
 
-def write_swag(
-    name: str, split: str, folder: Path, inputs: Sequence[ChoiceExample], choices: Sequence[int]
-) -> list[Path]:
-    """Write the leaderboard's file for SWAG: a CSV with the header `pred`; nothing for others."""
-    if name != "swag":
-        return []
-    if [example.id for example in inputs] != [str(number) for number in range(len(inputs))]:
-        raise BertkitError("a submission to SWAG needs every row of the file, in its order")
-    path = folder / f"{split}.csv"
-    write_text(path, "pred\n" + "".join(f"{int(choice)}\n" for choice in choices))
-    return [path]
-
-
 # All sets -----------------------------------------------------------------------------------------
 
 OFFICIAL: dict[str, OfficialSet] = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -20,28 +20,32 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from bertkit.errors import BertkitError, InputTypeError, short_repr
+from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.outputs import SpanModel
 from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts, row_texts
 from bertkit.tasks.squad import (
     GoldAnswer,
+    QuestionColumns,
     QuestionExample,
     best_threshold,
-    make_question,
-    read_questions,
     squad_scores,
 )
 from bertkit.tasks.task import (
     Encoded,
+    Inputs,
     Item,
     ItemPart,
     Items,
+    Metrics,
+    Outputs,
+    Parts,
     Result,
+    Results,
+    Targets,
     Task,
     TaskBatch,
     TrainingData,
@@ -49,8 +53,6 @@ from bertkit.tasks.task import (
     softmax,
 )
 from bertkit.tasks.windows import WindowLengths, plan_windows
-from bertkit.text.documents import TextCounts
-from bertkit.text.sources import extension
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 NO_ANSWER = (0, 0)
@@ -62,80 +64,6 @@ SCORE_NAMES = {"f1": "f1", "exact": "exact_match", "HasAns_f1": "answerable_f1",
                "HasAns_exact": "answerable_exact_match",
                "NoAns_exact": "unanswerable_accuracy"}  # fmt: skip
 """Score of the official programs -> its name here."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuestionColumns(Columns):
-    """Columns of questions, contexts and answers, in rows or in SQuAD's JSON.
-
-    In rows, an answer is a text, which is searched for in the context; an object with `text` and
-    `answer_start`, each a value or a list, as in the Hugging Face copies of SQuAD; or a list of
-    these. An empty text, an empty list or null means that the context holds no answer.
-    """
-
-    question: str = "question"
-    """The column of the question."""
-    passage: str = "context"
-    """The column of the text to answer from."""
-    answers: str = "answers"
-    """The column of the answers."""
-    input_options = ("question", "passage")
-    target_option = "answers"
-    wanted = "(question, context) tuples"
-
-    def in_rows(self, path: str | Path) -> bool:
-        """A file without rows is the JSON of SQuAD or TriviaQA."""
-        return self.format != "auto" or extension(str(path)) not in {"", ".json"}
-
-    def read_own_format(
-        self, path: str | Path, counts: TextCounts, purpose: Purpose
-    ) -> Iterator[QuestionExample]:
-        """A file's JSON is one value, so the whole file is held in memory."""
-        return iter(read_questions(path, counts, purpose))
-
-    def example(
-        self, row: Fields, location: str, counts: TextCounts, purpose: Purpose
-    ) -> QuestionExample | None:
-        """Answers are corrected or left out as in `read_questions`."""
-        texts = row_texts(row, (self.question, self.passage), location, counts)
-        if texts is None:
-            return None
-        golds = None
-        if purpose != "predict" and self.answers in row:
-            golds = self.answers_in(from_json(row[self.answers]), location)
-        return make_question("", texts[0], texts[1], golds, location, counts, purpose)
-
-    def answers_in(self, value: Any, location: str) -> list[tuple[str, int | None]]:
-        """Return (text, start) of the answers in a field, without those of empty text."""
-        if isinstance(value, list | tuple):
-            return [answer for item in value for answer in self.answers_in(item, location)]
-        if value is None or isinstance(value, str):
-            value = {"text": value or ""}
-        texts = value.get("text") if isinstance(value, dict) else None
-        if isinstance(texts, str):
-            texts, value = [texts], {"answer_start": [value.get("answer_start")]}
-        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-            raise BertkitError(
-                f"{location}: '{self.answers}' is {value!r:.40}, neither text nor a list nor an "
-                "object with 'text' and 'answer_start'"
-            )
-        starts = value.get("answer_start") or [None] * len(texts)
-        pairs = zip(texts, starts, strict=True)
-        return [
-            (text, None if start is None else int(start)) for text, start in pairs if text.strip()
-        ]
-
-    def from_values(self, values: Sequence[Any], location: str, id: str) -> QuestionExample:  # noqa: A002
-        texts = require_texts(location, values)
-        if len(texts) != 2:
-            raise InputTypeError(
-                f"{location} is {short_repr(values)}; give a list of {self.wanted}"
-            )
-        if not all(text.strip() for text in texts):
-            raise BertkitError(
-                f"{location}: an answer needs a question and a context, and one of them is empty"
-            )
-        return QuestionExample(id, texts[0], texts[1], None, location)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +143,7 @@ def first_aligned(
 # Results ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class Span(Result):
     """A candidate answer, `context[start:end]`; "no answer" has the text "" and the span (0, 0)."""
 
@@ -233,7 +161,7 @@ class Span(Result):
         return self.start_logit + self.end_logit
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class Answer(Result):
     """The answer to a question, `context[start:end]`; "" and None if there is no answer."""
 
@@ -247,19 +175,14 @@ class Answer(Result):
     null_odds: float
     """The score of no answer, at [CLS] in the window where it is lowest, minus that of the best
     span; above the threshold there is no answer."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class SpanScores(Answer):
-    """An answer with the spans that it was chosen from; `to_dict` has the fields of `Answer`."""
-
     best: Span
     """The best span, even if "no answer" scores higher; "" only if the context has no tokens."""
     nbest: tuple[Span, ...]
     """The best spans, sorted by score; "" is among them if "no answer" is allowed."""
 
     def to_dict(self) -> dict[str, Any]:
-        values = super(SpanScores, self).to_dict()
+        """Return the fields but `best` and `nbest`."""
+        values = super(Answer, self).to_dict()
         return {name: values[name] for name in values if name not in ("best", "nbest")}
 
 
@@ -289,7 +212,6 @@ class QuestionAnswering(Task):
     metric = "f1"
 
     def __post_init__(self) -> None:
-        """Reject lengths with which a long question would leave no room for the context."""
         if self.max_length - self.max_question_length - 3 < 1:
             raise BertkitError(
                 f"windows of {self.max_length} tokens have no room for the context behind a "
@@ -317,7 +239,7 @@ class QuestionAnswering(Task):
     def build(self, config: ModelConfig) -> SpanModel:
         return SpanModel(config)
 
-    def items(self, inputs: Sequence[QuestionExample], tokenizer: Tokenizer) -> Items:
+    def items(self, inputs: Inputs, tokenizer: Tokenizer) -> Items:
         """Each window is a separate item, as in the published code.
 
         Windows are made before the shuffle; a window without the answer has [CLS] as its target.
@@ -373,9 +295,7 @@ class QuestionAnswering(Task):
             windows.append(SpanWindow(window_ids, len(head), offsets[first:end], mask, reach))
         return windows
 
-    def targets(
-        self, parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
-    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def targets(self, parts: Parts, packed_index: np.ndarray, starts: np.ndarray) -> Targets:
         """The tensor "spans" (sequences, 2) has start and end in each window, [CLS] being 0."""
         spans = in_packed_order([part.target[:2] for part in parts], packed_index, np.int64)
         return {"spans": spans}, {"windows": len(parts)}
@@ -389,9 +309,7 @@ class QuestionAnswering(Task):
         losses = F.cross_entropy(table, spans, reduction="sum") / 2
         return {"loss": LossSum(losses, "windows")}
 
-    def decode(
-        self, inputs: Sequence[QuestionExample], items: Items, outputs: Sequence[list[np.ndarray]]
-    ) -> list[SpanScores]:
+    def decode(self, inputs: Inputs, items: Items, outputs: Outputs) -> list[Answer]:
         windows: list[list[tuple[SpanWindow, np.ndarray]]] = [[] for _ in inputs]
         for item, [logits] in zip(items.items, outputs, strict=True):
             windows[item.input].append((item.parts[0].target.window, logits.astype(np.float64)))
@@ -399,9 +317,7 @@ class QuestionAnswering(Task):
             [self.best_spans(w, e.context) for e, w in zip(inputs, windows, strict=True)]
         )
 
-    def best_spans(
-        self, windows: Sequence[tuple[SpanWindow, np.ndarray]], context: str
-    ) -> SpanScores:
+    def best_spans(self, windows: Sequence[tuple[SpanWindow, np.ndarray]], context: str) -> Answer:
         """Find the best spans over all windows of a question, before the threshold.
 
         The candidates are the pairs of the `nbest` best starts among the context tokens of each
@@ -424,47 +340,40 @@ class QuestionAnswering(Task):
             del spans[max(self.nbest, rank + 1) :]
         chances = softmax(np.array([span.score for span in spans])).tolist() if spans else []
         listed = [replace(span, probability=p) for span, p in zip(spans, chances, strict=True)]
-        chosen = next((span for span in listed if span.text == best.text), best)
-        return SpanScores(
-            best.text,
-            best.start,
-            best.end,
-            chosen.probability,
-            listed[rank].probability if self.null else 0.0,
-            null_score - best.score,
-            chosen,
-            tuple(listed),
+        best = next((span for span in listed if span.text == best.text), best)
+        none = listed[rank].probability if self.null else 0.0
+        odds = null_score - best.score
+        return Answer(
+            best.text, best.start, best.end, best.probability, none, odds, best, tuple(listed)
         )
 
-    def decided(self, results: Sequence[SpanScores]) -> list[Any]:
+    def decided(self, results: Results) -> list[Any]:
         """Above the threshold there is no answer."""
         decided = []
-        for scores in results:
-            best = scores.best
-            if (self.null and scores.null_odds > self.threshold) or not best.text:
-                chance = scores.no_answer_probability if self.null else best.probability
-                answer = replace(scores, answer="", start=None, end=None, probability=chance)
+        for answer in results:
+            best = answer.best
+            if (self.null and answer.null_odds > self.threshold) or not best.text:
+                chance = answer.no_answer_probability if self.null else best.probability
+                values: tuple[Any, ...] = ("", None, None, chance)
             else:
-                span: dict[str, Any] = {"answer": best.text, "start": best.start, "end": best.end}
-                answer = replace(scores, **span, probability=best.probability)
-            decided.append(answer)
+                values = (best.text, best.start, best.end, best.probability)
+            fields = ("answer", "start", "end", "probability")
+            decided.append(replace(answer, **dict(zip(fields, values, strict=True))))
         return decided
 
     def gold_value(self, example: QuestionExample) -> Any:
         """All accepted answers."""
         return tuple(answer.text for answer in example.answers or ())
 
-    def score(
-        self, inputs: Sequence[QuestionExample], results: Sequence[Answer]
-    ) -> dict[str, float]:
+    def score(self, inputs: Inputs, results: Results) -> Metrics:
         """Exact match and F1 by the official rules, for 2.0 also by answerability."""
         return named_scores(inputs, [result.answer for result in results])
 
-    def baseline(self, inputs: Sequence[QuestionExample]) -> dict[str, float]:
+    def baseline(self, inputs: Inputs) -> Metrics:
         """Never an answer in 2.0, the whole context in 1.1."""
         return named_scores(inputs, ["" if self.null else e.context for e in inputs])
 
-    def calibrated(self, inputs: Sequence[QuestionExample], results: Sequence[SpanScores]) -> Self:
+    def calibrated(self, inputs: Inputs, results: Results) -> Self:
         """Return the task with the threshold of the best F1 on these questions (section 4.3).
 
         If all questions have an answer, every high threshold is best, so it is not changed.
@@ -480,16 +389,7 @@ class QuestionAnswering(Task):
         middle = (lowest + above) / 2
         return replace(self, threshold=middle if middle < above else lowest)
 
-    def remarks(self, inputs: Sequence[QuestionExample], *, choosing: bool = False) -> list[str]:
-        """Notes on questions that always score 0 and on a threshold not chosen."""
-        none = sum(example.answers == () for example in inputs)
-        if none and not self.null:
-            return [f"{none:,} questions have no answer in their context, and the model gives one"]
-        if choosing and self.null and not none:
-            return ["all questions have an answer, so the threshold for no answer stays at 0"]
-        return []
-
-    def degenerate(self, inputs: Sequence[QuestionExample], results: Sequence[Answer]) -> str:
+    def degenerate(self, inputs: Inputs, results: Results) -> str:
         """No answer to any question, or all answers start at the same character."""
         wanted = [{gold.start for gold in e.answers} for e in inputs if e.answers]
         if {result.answer for result in results} == {""}:
@@ -499,21 +399,17 @@ class QuestionAnswering(Task):
         return "answers with the same position in each context" if same else ""
 
     def official_files(
-        self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
+        self, name: str, split: str, folder: Path, inputs: Inputs, results: Results
     ) -> list[Path]:
-        """Predictions.json, nbest_predictions.json and, for 2.0, null_odds.json."""
+        """Write predictions.json and, for 2.0, null_odds.json, as the official programs do."""
         pairs = list(zip(inputs, results, strict=True))
-        contents: dict[str, Any] = {
-            "predictions": {example.id: scores.answer for example, scores in pairs},
-            "nbest_predictions": {
-                example.id: [span.to_dict() for span in scores.nbest] for example, scores in pairs
-            },
-        }
+        contents: dict[str, Any] = {"predictions": {e.id: answer.answer for e, answer in pairs}}
         if self.null:
-            contents["null_odds"] = {example.id: scores.null_odds for example, scores in pairs}
-        for file, content in contents.items():
-            write_json(folder / split / f"{file}.json", content)
-        return [folder / split / f"{file}.json" for file in sorted(contents)]
+            contents["null_odds"] = {e.id: answer.null_odds for e, answer in pairs}
+        files = [folder / split / f"{file}.json" for file in sorted(contents)]
+        for file in files:
+            write_json(file, contents[file.stem])
+        return files
 
 
 def question_length(max_length: int) -> int:

@@ -10,7 +10,6 @@ the unit, and its bias begins at the mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Self
@@ -22,7 +21,7 @@ from torch import Tensor
 from bertkit.errors import BertkitError
 from bertkit.model.outputs import ScaledLinear
 from bertkit.tasks.classification import TextColumns, TextExample, TextTask
-from bertkit.tasks.task import Result, TrainingData
+from bertkit.tasks.task import Inputs, Metrics, Result, Results, TrainingData
 
 LARGEST_NUMBER = 1e15
 """The largest label; the squares of larger ones overflow the 32-bit sums of training."""
@@ -60,7 +59,7 @@ def read_number(value: Any, column: str, location: str) -> float:
     return number
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class NumberResult(Result):
     """The predicted number of an input."""
 
@@ -105,11 +104,6 @@ class Regression(TextTask):
         settings = super().settings()
         return {name: settings[name] for name in settings if name not in {"unit", "mean"}}
 
-    def fits_head(self, tensors: Mapping[str, Tensor]) -> bool:
-        """A head for numbers of another size would have to be learned from afar."""
-        bias = tensors.get("classifier.bias")
-        return bias is None or abs(float(bias[0]) - self.mean) <= 10 * self.unit
-
     def prepare_network(self, network: Any, *, keep_head: bool) -> Any:
         if not keep_head:
             with torch.no_grad():
@@ -130,9 +124,7 @@ class Regression(TextTask):
     def results(self, logits: np.ndarray) -> list[NumberResult]:
         return [NumberResult(float(row[0])) for row in logits]
 
-    def score(
-        self, inputs: Sequence[TextExample], results: Sequence[NumberResult]
-    ) -> dict[str, float]:
+    def score(self, inputs: Inputs, results: Results) -> Metrics:
         """Pearson, Spearman (GLUE's for STS-B; both 0 if a side is constant), squared error."""
         from scipy.stats import pearsonr, spearmanr
 
@@ -145,18 +137,12 @@ class Regression(TextTask):
             "mean_squared_error": float(np.mean((gold - predicted) ** 2)),
         }
 
-    def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
+    def baseline(self, inputs: Inputs) -> Metrics:
         """Always the mean of the labels."""
         mean = float(np.mean([example.label for example in inputs]))
         return self.score(inputs, [NumberResult(mean)] * len(inputs))
 
-    def remarks(self, inputs: Sequence[TextExample], *, choosing: bool = False) -> list[str]:
-        """A note on numbers by which runs cannot be compared."""
-        if choosing and len({example.label for example in inputs}) == 1:
-            return ["all numbers are equal, so no model correlates with them; give other rows"]
-        return []
-
-    def degenerate(self, inputs: Sequence[TextExample], results: Sequence[NumberResult]) -> str:
+    def degenerate(self, inputs: Inputs, results: Results) -> str:
         """A degenerate run gives each input nearly the same number."""
         spread = float(np.std([result.value for result in results]))
         wanted = float(np.std([self.target_of(example) for example in inputs]))

@@ -19,14 +19,23 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertkit.errors import BertkitError
-from bertkit.tasks.columns import Purpose, first_left_out
+from bertkit.errors import BertkitError, InputTypeError, short_repr
+from bertkit.tasks.columns import (
+    Columns,
+    Fields,
+    Purpose,
+    first_left_out,
+    from_json,
+    require_texts,
+    row_texts,
+)
 from bertkit.text.documents import TextCounts, valid_text
-from bertkit.text.sources import DAMAGE, one_line, one_source, open_binary
+from bertkit.text.sources import DAMAGE, extension, one_line, one_source, open_binary
 
 NOT_IN_CONTEXT = -1
 """The start of a gold answer that is kept only for the metric."""
@@ -58,6 +67,74 @@ class QuestionExample(NamedTuple):
     def gold(self) -> tuple[GoldAnswer, ...] | None:
         """The answers, or None if the file has none."""
         return self.answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionColumns(Columns):
+    """Columns of questions, contexts and answers, in rows or in SQuAD's JSON.
+
+    In rows, an answer is a text, which is searched for in the context; an object with `text` and
+    `answer_start`, each a value or a list, as in the Hugging Face copies of SQuAD; or a list of
+    these. An empty text, an empty list or null means that the context holds no answer.
+    """
+
+    question: str = "question"
+    """The column of the question."""
+    passage: str = "context"
+    """The column of the text to answer from."""
+    answers: str = "answers"
+    """The column of the answers."""
+    input_options = ("question", "passage")
+    target_option = "answers"
+    wanted = "(question, context) tuples"
+
+    def in_rows(self, path: str | Path) -> bool:
+        """A file without rows is the JSON of SQuAD or TriviaQA."""
+        return self.format != "auto" or extension(str(path)) not in {"", ".json"}
+
+    def read_own_format(
+        self, path: str | Path, counts: TextCounts, purpose: Purpose
+    ) -> Iterator[QuestionExample]:
+        """A file's JSON is one value, so the whole file is held in memory."""
+        return iter(read_questions(path, counts, purpose))
+
+    def example(self, row: Fields, location: str, counts: TextCounts, purpose: Purpose) -> Any:
+        """Answers are corrected or left out as in `read_questions`."""
+        texts = row_texts(row, (self.question, self.passage), location, counts)
+        if texts is None:
+            return None
+        golds = None
+        if purpose != "predict" and self.answers in row:
+            golds = self.answers_in(from_json(row[self.answers]), location)
+        return make_question("", texts[0], texts[1], golds, location, counts, purpose)
+
+    def answers_in(self, value: Any, location: str) -> list[tuple[str, int | None]]:
+        """Return (text, start) of the answers in a field, without those of empty text."""
+        if isinstance(value, list | tuple):
+            return [answer for item in value for answer in self.answers_in(item, location)]
+        if value is None or isinstance(value, str):
+            value = {"text": value or ""}
+        texts = value.get("text") if isinstance(value, dict) else None
+        if isinstance(texts, str):
+            texts, value = [texts], {"answer_start": [value.get("answer_start")]}
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise BertkitError(
+                f"{location}: '{self.answers}' is {value!r:.40}, neither text nor a list nor an "
+                "object with 'text' and 'answer_start'"
+            )
+        starts = value.get("answer_start") or [None] * len(texts)
+        pairs = zip(texts, starts, strict=True)
+        return [
+            (text, None if start is None else int(start)) for text, start in pairs if text.strip()
+        ]
+
+    def from_values(self, values: Sequence[Any], location: str, id: str) -> QuestionExample:  # noqa: A002
+        texts = require_texts(location, values)
+        if len(texts) != 2 or not all(text.strip() for text in texts):
+            raise InputTypeError(
+                f"{location} is {short_repr(values)}; give a question and a context, both not empty"
+            )
+        return QuestionExample(id, texts[0], texts[1], None, location)
 
 
 # Files --------------------------------------------------------------------------------------------

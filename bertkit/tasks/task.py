@@ -32,7 +32,17 @@ NOTHING_READ = "inputs with a text without tokens"
 """The count of inputs with a text of, say, control characters only; they are predicted all the
 same."""
 SEEN_ONCE = "label seen once in training, kept"
-SHOWN_ITEMS, SHOWN_LABELS = 6, 20
+
+Inputs = Sequence[Any]
+"""The examples of a task type."""
+Results = Sequence[Any]
+"""One `Result` for each input."""
+Outputs = Sequence[list[np.ndarray]]
+"""The outputs of `run_task` for each item and part."""
+Targets = tuple[dict[str, Tensor], dict[str, int]]
+"""The tensors and the counts that the loss of a batch needs."""
+Metrics = dict[str, float]
+"""Name -> value as a fraction of 1 (0.9, not 90)."""
 
 
 class Encoded(NamedTuple):
@@ -59,6 +69,9 @@ class ItemPart(NamedTuple):
     def tokens(self) -> int:
         """The number of tokens in all sequences."""
         return sum(len(sequence.ids) for sequence in self.sequences)
+
+
+Parts = Sequence[ItemPart]
 
 
 class Item(NamedTuple):
@@ -149,11 +162,6 @@ class Result:
         """Return the fields as values that JSON can hold: tuples become lists."""
         return {field.name: json_value(getattr(self, field.name)) for field in fields(self)}
 
-    def __repr__(self) -> str:
-        """Show the fields, with numbers rounded and long lists shortened."""
-        shown = (f"{field.name}={brief(getattr(self, field.name))}" for field in fields(self))
-        return f"{type(self).__name__}({', '.join(shown)})"
-
 
 def json_value(value: Any) -> Any:
     """Return a value as it would come back from JSON."""
@@ -162,20 +170,6 @@ def json_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: json_value(part) for key, part in value.items()}
     return [json_value(part) for part in value] if isinstance(value, tuple | list) else value
-
-
-def brief(value: Any) -> str:
-    """Return the `repr` of a value, with numbers rounded and long lists shortened."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, Mapping):
-        shown = [f"{key!r}: {brief(part)}" for key, part in list(value.items())[:SHOWN_ITEMS]]
-    elif isinstance(value, tuple | list):
-        shown = [brief(part) for part in value[:SHOWN_ITEMS]]
-    else:
-        return repr(value)
-    shown += [f"... {len(value) - SHOWN_ITEMS} more"] * (len(value) > SHOWN_ITEMS)
-    return f"{{{', '.join(shown)}}}" if isinstance(value, Mapping) else f"[{', '.join(shown)}]"
 
 
 class Task(ABC):
@@ -223,13 +217,11 @@ class Task(ABC):
         """Build a network with this task's head, initialised from torch's default generator."""
 
     @abstractmethod
-    def items(self, inputs: Sequence[Any], tokenizer: Tokenizer) -> Items:
+    def items(self, inputs: Inputs, tokenizer: Tokenizer) -> Items:
         """Encode inputs as sequences; an unknown label is an error that names its location."""
 
     @abstractmethod
-    def targets(
-        self, parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
-    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def targets(self, parts: Parts, packed_index: np.ndarray, starts: np.ndarray) -> Targets:
         """Return the tensors and counts for the loss of labelled parts.
 
         `packed_index` (sequences,) has the packed index of each sequence of the parts, and `starts`
@@ -241,39 +233,33 @@ class Task(ABC):
         """Return the summed losses of a batch."""
 
     @abstractmethod
-    def decode(
-        self, inputs: Sequence[Any], items: Items, outputs: Sequence[list[np.ndarray]]
-    ) -> list[Any]:
-        """Return one result for each input, from `items` and the outputs of `run_task`."""
+    def decode(self, inputs: Inputs, items: Items, outputs: Outputs) -> list[Any]:
+        """Return one result for each input."""
 
     @abstractmethod
-    def score(self, inputs: Sequence[Any], results: Sequence[Any]) -> dict[str, float]:
-        """Return the metrics of results for labelled inputs, unscaled (0.9, not 90)."""
+    def score(self, inputs: Inputs, results: Results) -> Metrics:
+        """Return the metrics of results for labelled inputs."""
 
     @abstractmethod
-    def baseline(self, inputs: Sequence[Any]) -> dict[str, float]:
+    def baseline(self, inputs: Inputs) -> Metrics:
         """Return, for each metric, the best score of an answer that ignores the input."""
 
-    def degenerate(self, inputs: Sequence[Any], results: Sequence[Any]) -> str:
+    def degenerate(self, inputs: Inputs, results: Results) -> str:
         """Return why results on labelled inputs show a run that learned nothing, else ""."""
         answers = {self.answer_value(result) for result in results}
         if len(answers) > 1 or len({self.gold_value(example) for example in inputs}) < 2:
             return ""
         return f"answers {answers.pop()!r} to each input"
 
-    def fits_head(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Return whether a checkpoint's head for this task type suits the data, too."""
-        return True
-
     def prepare_network(self, network: Any, *, keep_head: bool) -> Any:
         """Return the network of a run before its first update; most tasks do not change it."""
         return network
 
-    def calibrated(self, inputs: Sequence[Any], results: Sequence[Any]) -> Self:
+    def calibrated(self, inputs: Inputs, results: Results) -> Self:
         """Return the task with thresholds chosen on labelled inputs; most tasks have none."""
         return self
 
-    def decided(self, results: Sequence[Any]) -> list[Any]:
+    def decided(self, results: Results) -> list[Any]:
         """Return results after the task's threshold, if it has one."""
         return list(results)
 
@@ -289,16 +275,12 @@ class Task(ABC):
         """Return a weight for each class, (classes,), such that all classes count equally."""
         raise BertkitError(f"{self.task_type} has no classes, so leave out class weights")
 
-    def remarks(self, inputs: Sequence[Any], *, choosing: bool = False) -> list[str]:
-        """Return notes on these inputs; with `choosing`, a run is chosen by their scores."""
-        return []
-
     def settings(self) -> dict[str, Any]:
         """Return the settings for `bertkit.json`: every field except the labels."""
         return {name: value for name, value in as_json(self).items() if name != "labels"}
 
     def official_files(
-        self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
+        self, name: str, split: str, folder: Path, inputs: Inputs, results: Results
     ) -> list[Path]:
         """Write the files that the program of a data set reads, and return their paths."""
         return []
@@ -319,14 +301,14 @@ def encode(task: Task, inputs: Sequence[Any], tokenizer: Tokenizer, config: Mode
 
 
 def make_batch(
-    parts: Sequence[ItemPart],
-    targets: Callable[..., tuple[dict[str, Tensor], dict[str, int]]] | None = None,
+    parts: Parts,
+    targets: Callable[..., Targets] | None = None,
     compact: np.ndarray | None = None,
 ) -> TaskBatch:
     """Pack the sequences of at least one part, longest first.
 
-    `targets` is the task's `targets`, or None if only outputs are needed; `compact` maps ids to
-    rows of a smaller embedding matrix (`finetuning.CompactEmbeddings`).
+    `targets` is the task's, or None if only outputs are needed; `compact` maps ids to rows of a
+    smaller embedding matrix (`finetuning.CompactEmbeddings`).
     """
     sequences = [sequence for part in parts for sequence in part.sequences]
     lengths = np.array([len(sequence.ids) for sequence in sequences])
@@ -367,7 +349,7 @@ def in_packed_order(
     return torch.from_numpy(np.array(values, dtype=dtype)[np.argsort(packed_index)])
 
 
-def count_examples(parts: Sequence[ItemPart]) -> dict[str, int]:
+def count_examples(parts: Parts) -> dict[str, int]:
     """Count the items whose first part is among the parts; a mean loss is divided by it."""
     return {"examples": sum(part.is_first for part in parts)}
 
@@ -382,14 +364,10 @@ def label_counts(inputs: Iterable[Any]) -> Counter[str]:
 
 
 def unknown_label(label: str, location: str, labels: Sequence[str]) -> BertkitError:
-    """Return the error for a label that is not among the model's labels.
-
-    It suggests none: the most similar spelling may mean the opposite.
-    """
-    shown = ", ".join(sorted(labels)[:SHOWN_LABELS])
-    more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+    """Return the error for a label that is not among the model's labels."""
+    known = ", ".join(sorted(labels)[:20])
     return BertkitError(
-        f"{location}: the label {label!r} is not one of the model's; known: {shown}{more}"
+        f"{location}: the label {label!r} is not one of the model's {len(labels)}: {known}"
     )
 
 

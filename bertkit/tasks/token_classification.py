@@ -9,43 +9,43 @@ that a window holds all the neighbours that fit: the paper's "maximal document c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from bertkit.errors import BertkitError, check_known
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.outputs import TokenClassificationModel
 from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts
 from bertkit.tasks.entities import (
     ENTITY_TAG,
     NO_TAGS,
-    SPACES,
-    TAG,
+    WordColumns,
     WordsExample,
     are_entity_tags,
     conll_scheme,
-    conll_sentences,
     entity_scores,
     find_entities,
     joined,
     to_iob2,
-    words_example,
-    write_conll,
 )
 from bertkit.tasks.task import (
+    Inputs,
     Item,
     ItemPart,
     Items,
+    Metrics,
+    Outputs,
+    Parts,
     Result,
+    Results,
+    Targets,
     Task,
     TaskBatch,
     TrainingData,
@@ -54,123 +54,10 @@ from bertkit.tasks.task import (
     unknown_label,
 )
 from bertkit.tasks.windows import WindowLengths, plan_windows, surround
-from bertkit.text.documents import TextCounts, valid_text, value_name
-from bertkit.text.sources import extension
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 CONTEXTS = ("sentence", "document")
 NO_TAG = -1
-ROW_ENDINGS = {".csv", ".jsonl", ".ndjson", ".json", ".parquet"}
-"""Files with one tagged sentence per row; the others have one word per line."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WordColumns(Columns):
-    """Columns of tagged sentences: one sentence per row, or one word per line as in CoNLL's files.
-
-    In rows, words and tags are lists or are separated by spaces. Class numbers of a Hugging Face
-    data set become names; other numbers are kept as tags.
-    """
-
-    words: str = "tokens"
-    """The column of the words, in rows."""
-    tags: str = "ner_tags"
-    """The column of the tags, in rows."""
-    document: str = ""
-    """A column with the same value in all rows of a document, which must be adjacent in one file;
-    without the column, or if a row has null in it, each sentence is a document."""
-    word_column: int = 0
-    """The column of the word in files with one word per line, from 0; -1 is the last."""
-    tag_column: int = -1
-    """The column of the tag in files with one word per line."""
-    input_options = ("words", "document")
-    target_option = "tags"
-    wanted = "texts or lists of words"
-
-    def in_rows(self, path: str | Path) -> bool:
-        """A file without rows has one word per line."""
-        if self.format != "auto":
-            return self.format != "text"
-        paths = Path(path).rglob("*") if Path(path).is_dir() else [path]
-        return str(path).startswith("hf:") or any(extension(str(p)) in ROW_ENDINGS for p in paths)
-
-    def read_own_format(
-        self, path: str | Path, counts: TextCounts, purpose: Purpose
-    ) -> Iterator[WordsExample]:
-        return conll_sentences(
-            path, counts, purpose, word_column=self.word_column, tag_column=self.tag_column
-        )
-
-    def example(
-        self, row: Fields, location: str, counts: TextCounts, purpose: Purpose
-    ) -> WordsExample | None:
-        """Each word needs a tag, and a row without words is left out."""
-        words = self.words_in(row[self.words], location)
-        if not words:
-            counts.note(f"empty '{self.words}'", location)
-            return None
-        tags = None if purpose == "predict" else self.tags_in(row.get(self.tags), location)
-        if tags is not None and len(tags) != len(words):
-            raise BertkitError(
-                f"{location}: {len(words)} words in '{self.words}' and {len(tags)} tags in "
-                f"'{self.tags}'; give a tag for each word"
-            )
-        words = tuple(valid_text(word, location, counts) for word in words)
-        return WordsExample("", words, tags, self.document_of(row, location), location)
-
-    def document_of(self, row: Fields, location: str) -> str:
-        """Return the name of a row's document, which is unique to the file."""
-        name = value_name(row.get(self.document)) if self.document else ""
-        return f"{location.rpartition(':')[0]}#{name}" if name else location
-
-    def words_in(self, value: Any, location: str) -> tuple[str, ...]:
-        """Return the words in a field; () if it is empty."""
-        return tuple(require_texts(location, listed(value, self.words, location)))
-
-    def tags_in(self, value: Any, location: str) -> tuple[str, ...] | None:
-        """Return the tags in a field, or None if it is empty or null."""
-        if value is None or value == "":
-            return None
-        tags = tuple(map(value_name, listed(value, self.tags, location)))
-        for tag in tags:
-            if not TAG.fullmatch(tag) or tag == "-100":  # no tag, in data for transformers
-                raise BertkitError(
-                    f"{location}: '{self.tags}' holds {tag[:40]!r}, not a tag such as O, B-PER or "
-                    "NOUN; correct it or name the column of the tags"
-                )
-        return tags
-
-    def from_values(self, values: Sequence[Any], location: str, id: str) -> WordsExample:  # noqa: A002
-        """A text is split into words, and a list of words is taken as it is."""
-        text_or_words = values[0] if len(values) == 1 else values
-        several = isinstance(text_or_words, tuple | list)
-        require_texts(location, text_or_words if several else [text_or_words])
-        return words_example(id, text_or_words, location, location)
-
-    def from_value(self, value: Any, location: str, id: str) -> WordsExample:  # noqa: A002
-        """A dict may name the document, and a list is one sentence of words."""
-        if isinstance(value, Mapping) and self.words in value:
-            words = self.words_in(value[self.words], location)
-            return words_example(id, words, self.document_of(value, location), location)
-        if isinstance(value, tuple | list):
-            return self.from_values([value], location, id)
-        return super().from_value(value, location, id)
-
-    def from_line(self, line: str, location: str, id: str, document: int) -> WordsExample:  # noqa: A002
-        return words_example(id, line, f"{location.rpartition(':')[0]}#{document}", location)
-
-
-def listed(value: Any, column: str, location: str) -> Sequence[Any]:
-    """Return the items of a list, of a list written as JSON, or of a text split at spaces."""
-    value = from_json(value)
-    if value is None or isinstance(value, str):
-        # split only at spaces, as in CoNLL's files: other white space may be a word
-        return [item for item in SPACES.split(value or "") if item]
-    if not isinstance(value, list | tuple):
-        raise BertkitError(
-            f"{location}: '{column}' is {value!r:.40}, neither a list nor text; name another column"
-        )
-    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +85,7 @@ class WordTarget(NamedTuple):
     """(n,) its number in the sentence."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class Word(Result):
     """A word of a text, `text[start:end]`, and its tag."""
 
@@ -209,7 +96,7 @@ class Word(Result):
     end: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class Entity(Result):
     """A tagged span of a text, `text[start:end]`; the words are `words[word_start:word_end]`."""
 
@@ -221,7 +108,7 @@ class Entity(Result):
     word_end: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class TagsResult(Result):
     """The tags of the words of a text, and the entities that they form."""
 
@@ -256,11 +143,8 @@ class TokenClassification(Task):
     answer_field = "tags"
 
     def __post_init__(self) -> None:
-        """Check that a window has room for a word."""
         if self.max_length < 3:
-            raise BertkitError(
-                f"a length of {self.max_length} leaves no room for a word; give at least 3 tokens"
-            )
+            raise BertkitError(f"a length of {self.max_length} leaves no room for a word")
 
     @classmethod
     def from_data(cls, data: TrainingData) -> Self:
@@ -269,8 +153,7 @@ class TokenClassification(Task):
         if data.windows.context == "document" and alone:
             raise BertkitError(
                 "--context document, and in the training data each sentence is a document of its "
-                "own; start documents with -DOCSTART- lines, name the column of documents "
-                "(--document), or leave --context out"
+                "own; start documents with -DOCSTART- lines, or leave --context out"
             )
         return cls(labels, data.max_length, data.windows.stride, data.windows.context, entities)
 
@@ -287,7 +170,7 @@ class TokenClassification(Task):
     def build(self, config: ModelConfig) -> TokenClassificationModel:
         return TokenClassificationModel(config, len(self.labels))
 
-    def items(self, inputs: Sequence[WordsExample], tokenizer: Tokenizer) -> Items:
+    def items(self, inputs: Inputs, tokenizer: Tokenizer) -> Items:
         """Each sentence, or with document context each window, is one item.
 
         `windowed` counts the sentences whose words are predicted in more than one window.
@@ -301,9 +184,8 @@ class TokenClassification(Task):
         items: list[Item] = []
         windows_of: Counter[int] = Counter()
         by_document = self.context == "document"
-        for _, group in groupby(
-            range(len(inputs)), key=lambda i: inputs[i].document if by_document else i
-        ):
+        owner = [example.document if by_document else i for i, example in enumerate(inputs)]
+        for _, group in groupby(range(len(inputs)), key=owner.__getitem__):
             stream = list(group)
             parts = self.word_windows(stream, inputs, tokens, labels, tokenizer)
             for part in parts:
@@ -349,40 +231,34 @@ class TokenClassification(Task):
                 parts.append(ItemPart((window,), target))
         return parts
 
-    def label_indices(self, inputs: Sequence[WordsExample]) -> list[np.ndarray]:
+    def label_indices(self, inputs: Inputs) -> list[np.ndarray]:
         """Return for each sentence (words,) the label index of each tag, or `NO_TAG` without."""
         number = {label: i for i, label in enumerate(self.labels)}
         if self.entities:  # B-X maps to I-X in foreign IOB1 models, which have no B-X
             number = {f"B{n[1:]}": i for n, i in number.items() if n[:1] == "I"} | number
         indices = []
         for example in inputs:
-            if example.tags is None:
-                indices.append(np.full(len(example.words), NO_TAG))
-                continue
-            tags = self.in_scheme(example.tags)
-            for position, (tag, given) in enumerate(zip(tags, example.tags, strict=True), 1):
-                if tag not in number or (self.entities and not ENTITY_TAG.fullmatch(given)):
-                    raise unknown_label(given, f"{example.location}, word {position}", self.labels)
-            indices.append(np.array([number[tag] for tag in tags], dtype=np.int64))
+            tags = self.in_scheme(example.tags or ())
+            for tag, shown in zip(tags, example.tags or (), strict=True):
+                if tag not in number or (self.entities and not ENTITY_TAG.fullmatch(shown)):
+                    raise unknown_label(shown, example.location, self.labels)
+            known = [number[tag] for tag in tags]
+            indices.append(np.array(known or [NO_TAG] * len(example.words), dtype=np.int64))
         return indices
 
     def in_scheme(self, tags: Sequence[str]) -> Sequence[str]:
         """Convert entity tags to IOB2; return others unchanged."""
         return to_iob2(tags) if self.entities else tags
 
-    def targets(
-        self, parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
-    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def targets(self, parts: Parts, packed_index: np.ndarray, starts: np.ndarray) -> Targets:
         """The tensors are "rows", the token indices of tagged words in the batch, and "labels"."""
         pairs = zip(starts, parts, strict=True)
         rows = np.concatenate([start + part.target.rows for start, part in pairs])
         labels = np.concatenate([part.target.labels for part in parts])
         tagged = labels != NO_TAG
-        tensors = {
-            "rows": torch.from_numpy(rows[tagged]),
-            "labels": torch.from_numpy(labels[tagged]),
-        }
-        return tensors, {"words": int(tagged.sum())}
+        tensors = {"rows": rows[tagged], "labels": labels[tagged]}
+        counts = {"words": int(tagged.sum())}
+        return {name: torch.from_numpy(values) for name, values in tensors.items()}, counts
 
     def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
         """The loss is the cross entropy at the first token of each word."""
@@ -397,9 +273,7 @@ class TokenClassification(Task):
         labels = np.concatenate([part.target.labels for part in items.parts()])
         return balanced(np.bincount(labels[labels != NO_TAG], minlength=len(self.labels)))
 
-    def decode(
-        self, inputs: Sequence[WordsExample], items: Items, outputs: Sequence[list[np.ndarray]]
-    ) -> list[TagsResult]:
+    def decode(self, inputs: Inputs, items: Items, outputs: Outputs) -> list[TagsResult]:
         counts = [len(example.words) for example in inputs]
         ends = np.cumsum(counts, dtype=np.int64)
         begins = ends - counts
@@ -434,22 +308,16 @@ class TokenClassification(Task):
         return TagsResult(words, tuple(entities))
 
     def answer_value(self, result: TagsResult) -> tuple[str, ...]:
-        """Entity tags are in IOB2."""
         return tuple(self.in_scheme(result.tags))
 
     def gold_value(self, example: WordsExample) -> tuple[str, ...]:
-        """Entity tags are in IOB2."""
         return tuple(self.in_scheme(example.tags or ()))
 
-    def score(
-        self, inputs: Sequence[WordsExample], results: Sequence[TagsResult]
-    ) -> dict[str, float]:
+    def score(self, inputs: Inputs, results: Results) -> Metrics:
         """Entity F1, precision and recall, in total and per type, and tag accuracy."""
         return self.score_tags(inputs, [self.answer_value(result) for result in results])
 
-    def score_tags(
-        self, inputs: Sequence[WordsExample], tags: Sequence[Sequence[str]]
-    ) -> dict[str, float]:
+    def score_tags(self, inputs: Inputs, tags: Sequence[Sequence[str]]) -> Metrics:
         """Return the scores of predicted tags."""
         gold = [self.gold_value(example) for example in inputs]
         pairs = list(zip(chain.from_iterable(gold), chain.from_iterable(tags), strict=True))
@@ -460,13 +328,13 @@ class TokenClassification(Task):
         first = {name: scores.pop(name) for name in ("f1", "precision", "recall")}
         return {**first, **accuracy, **scores}
 
-    def baseline(self, inputs: Sequence[WordsExample]) -> dict[str, float]:
+    def baseline(self, inputs: Inputs) -> Metrics:
         """Always the most frequent tag."""
         seen = Counter(tag for example in inputs for tag in self.gold_value(example))
         common = seen.most_common(1)[0][0] if seen else self.labels[0]
         return self.score_tags(inputs, [self.in_scheme([common] * len(i.words)) for i in inputs])
 
-    def degenerate(self, inputs: Sequence[WordsExample], results: Sequence[TagsResult]) -> str:
+    def degenerate(self, inputs: Inputs, results: Results) -> str:
         """No entity found, or the same tag for each word, although gold has others."""
         wanted = {tag for example in inputs for tag in example.tags or ()}
         tags = {tag for result in results for tag in result.tags}
@@ -475,28 +343,14 @@ class TokenClassification(Task):
             return "" if found else "finds no entity"
         return f"gives each word the tag {tags.pop()!r}" if len(tags) == 1 < len(wanted) else ""
 
-    def official_files(
-        self, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
-    ) -> list[Path]:
-        """The file is for the conlleval script."""
-        path = folder / f"{split}.txt"
-        write_conll(path, inputs, [result.tags for result in results])
-        return [path]
 
-
-def tag_labels(inputs: Sequence[WordsExample]) -> tuple[tuple[str, ...], bool]:
+def tag_labels(inputs: Inputs) -> tuple[tuple[str, ...], bool]:
     """Return the labels for tagged inputs, sorted with "O" first, and whether they are entity tags.
 
     Entity labels are B- and I- for each type that occurs, since a type may occur only as single
     words (B and I if entities have no types); others, such as parts of speech, are unchanged.
     """
-    seen: set[str] = set()
-    for example in inputs:
-        if example.tags is None:
-            raise BertkitError(
-                f"{example.location}: the sentence has no tags; name the column of tags"
-            )
-        seen.update(example.tags)
+    seen = set(chain.from_iterable(example.tags or () for example in inputs))
     if len(seen) < 2:
         what = f"only the tag {next(iter(seen))!r}" if seen else "no word"
         raise BertkitError(f"the training data has {what}; there is nothing to tell apart")

@@ -76,18 +76,17 @@ def model_columns(
 ) -> Columns:
     """Return columns with the caller's options; the others are from the model's `bertkit.json`."""
     columns: Columns = make_options(task, task.columns, options)
-    saved = details.get("columns")
-    types = get_type_hints(task.columns)
-    remembered: dict[str, Any] = {}
-    for name, value in (saved if isinstance(saved, dict) else {}).items():
-        if name in types and name not in columns.file_options and name not in options:
-            if not matches_type(value, types[name]):
-                raise BertkitError(
-                    f"the model's bertkit.json holds {value!r:.40} for the option {name}; restore "
-                    "or remake the model"
-                )
-            remembered[name] = tuple(value) if isinstance(value, list) else value
-    return replace(columns, **remembered)
+    saved, types = details.get("columns") or {}, get_type_hints(task.columns)
+    left_out = {*columns.file_options, *options}
+    remembered = {name: saved[name] for name in saved if name in types and name not in left_out}
+    for name, value in remembered.items():
+        if not matches_type(value, types[name]):
+            raise BertkitError(f"the model's bertkit.json has {value!r:.40} for the option {name}")
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in remembered.items()
+    }
+    return replace(columns, **values)
 
 
 # Fine-tuned models --------------------------------------------------------------------------------
@@ -207,10 +206,7 @@ def saved_task(details: Mapping[str, Any], source: Path) -> Task:
     task, settings = TASKS[str(details["task"])], details.get("settings") or {}
     named = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
     if not isinstance(settings, dict) or (task.has_labels and not (named and labels)):
-        raise BertkitError(
-            f"{path}: labels must be a list of names, and settings an object; restore or remake "
-            "the model"
-        )
+        raise BertkitError(f"{path}: labels must be a list of names, and settings an object")
     if task.has_labels and len(set(labels or ())) < len(labels or ()):
         raise BertkitError(f"{source}: two labels have one name; give each its own (id2label)")
     types = get_type_hints(task)
@@ -218,11 +214,6 @@ def saved_task(details: Mapping[str, Any], source: Path) -> Task:
         wanted = types.get(setting)
         absurd = type(value) is int and not -MAX_SETTING * (wanted is float) <= value <= MAX_SETTING
         if wanted is None or absurd or not matches_type(value, wanted):
-            raise BertkitError(
-                f"{path}: the setting '{setting}' cannot be {value!r:.40}; restore or remake the "
-                "model"
-            )
+            raise BertkitError(f"{path}: the setting '{setting}' cannot be {value!r:.40}")
     values = {n: tuple(v) if isinstance(v, list) else v for n, v in settings.items()}
-    if task.has_labels:
-        values["labels"] = tuple(labels or ())
-    return task(**values)
+    return task(**values, **({"labels": tuple(labels or ())} if task.has_labels else {}))
