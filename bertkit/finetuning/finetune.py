@@ -64,8 +64,7 @@ from bertkit.training.device import (
 from bertkit.training.journal import JOURNAL, Journal
 from bertkit.training.step import MetricWindow
 
-LOG_EVERY = 20
-"""The number of updates between two lines of the journal."""
+LOG_EVERY = 20  # the number of updates between two lines of the journal
 SETTINGS_FILE = "finetune.json"
 
 Metric = Callable[[list[Any], list[Any]], float]
@@ -144,21 +143,17 @@ class Setup:
     """What all runs of a folder share: the encoded data, the start, the device, the settings."""
 
     data: TaskData
-    task: Task
-    """The task of the data, with labels in the order of the network's outputs."""
+    task: Task  # the task of the data, with labels in the order of the network's outputs
     start: PretrainedWeights
     settings: FinetuneSettings
     console: Console
     metrics: Mapping[str, Metric]
-    metric: str
-    """The score by which runs are compared, on the first dev split."""
+    metric: str  # the score by which runs are compared, on the first dev split
     device: torch.device
     precision: str
     keep_head: bool
-    items: Mapping[str, Items]
-    """Split -> sequences, of train, dev and test."""
-    baselines: Scores
-    """Dev split -> the best scores of an answer that ignores the input."""
+    items: Mapping[str, Items]  # split -> sequences, of train, dev and test
+    baselines: Scores  # dev split -> the best scores of an answer that ignores the input
 
     def described(self) -> dict[str, Any]:
         """Return what must be the same when a run is resumed."""

@@ -14,8 +14,7 @@ from bertkit.files import read_object
 
 SHOWN_SCORES = 5
 FRACTION = re.compile(r"(^|_)(accuracy|precision|recall|f1|exact|match|matthews|pearson|spearman)$")
-Scores = dict[str, dict[str, float]]
-"""Split -> metric -> value."""
+Scores = dict[str, dict[str, float]]  # split -> metric -> value
 
 
 @dataclass(frozen=True)
@@ -23,14 +22,10 @@ class RunResult:
     """The result of one run."""
 
     name: str
-    settings: dict[str, Any]
-    """The fields of `RunSettings`."""
-    scores: Scores
-    """The scores on the dev splits; {} if the run diverged."""
-    metric: float | None
-    """The score by which runs are compared; None if the run diverged."""
-    degenerate: str
-    """Why the run learned nothing; "" if it learned something."""
+    settings: dict[str, Any]  # the fields of `RunSettings`
+    scores: Scores  # the scores on the dev splits; {} if the run diverged
+    metric: float | None  # the score by which runs are compared; None if the run diverged
+    degenerate: str  # why the run learned nothing; "" if it learned something
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
@@ -50,8 +45,7 @@ class FinetuneResult:
     folder: Path
     best: RunResult
     runs: tuple[RunResult, ...]
-    values: dict[str, Any]
-    """The content of the file."""
+    values: dict[str, Any]  # the content of the file
 
     @property
     def scores(self) -> Scores:

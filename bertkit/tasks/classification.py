@@ -222,8 +222,7 @@ class LabelResult(Result):
 
     label: str
     probability: float
-    probabilities: dict[str, float]
-    """The probability of each class."""
+    probabilities: dict[str, float]  # the probability of each class
 
 
 @dataclass(frozen=True)
@@ -353,8 +352,7 @@ class LabelSetResult(Result):
     """The classes with a probability above 0.5, most probable first."""
 
     labels: tuple[str, ...]
-    probabilities: dict[str, float]
-    """The probability of each class; they do not add up to 1."""
+    probabilities: dict[str, float]  # the probability of each class; they do not add up to 1
 
 
 @dataclass(frozen=True)

@@ -224,8 +224,7 @@ def from_json(value: Any) -> Any:
 class MemoryRows:
     """Rows in memory, which take the place of a file: dicts, or tuples of the same length."""
 
-    name: str
-    """How messages name the data, such as "train"; row 3 is `train[3]`."""
+    name: str  # how messages name the data, such as "train"; row 3 is `train[3]`
     rows: Sequence[Any]
 
     def __str__(self) -> str:

@@ -21,8 +21,7 @@ from bertkit.tasks.types import TASKS, task_class, task_details
 from bertkit.tasks.windows import WindowLengths
 from bertkit.text.documents import TextCounts
 
-Split = tuple[str, Sequence[Any]]
-"""A name, such as dev-mismatched, and the examples."""
+Split = tuple[str, Sequence[Any]]  # A name, such as dev-mismatched, and the examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +53,13 @@ class DataFiles:
 class TaskData:
     """A task and its examples."""
 
-    name: str
-    """The name of the data set, or the task type for the user's data."""
+    name: str  # the name of the data set, or the task type for the user's data
     task: Task
     train: Sequence[Any]
-    dev: Sequence[Split]
-    """The dev splits; runs are compared on the first."""
-    test: Sequence[Split] = ()
-    """The test splits, with or without labels."""
-    counts: TextCounts = field(default_factory=TextCounts)
-    """What was skipped while reading."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Split -> path, for the results."""
+    dev: Sequence[Split]  # the dev splits; runs are compared on the first
+    test: Sequence[Split] = ()  # the test splits, with or without labels
+    counts: TextCounts = field(default_factory=TextCounts)  # what was skipped while reading
+    files: Mapping[str, str] = field(default_factory=dict)  # split -> path, for the results
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The column names of the user's data, which are the defaults when predicting for a file."""
 
@@ -112,8 +106,6 @@ def official_dataset(
 ) -> TaskData:
     """Read an official set; a test file that is absent leaves nothing to predict."""
     official, kind = OFFICIAL[name], task_class(name)
-    if "train" not in official.files:
-        raise BertkitError(f"{name} has no training data: fine-tune on mnli, then bertkit evaluate")
     examples = {
         split: read_official(name, split, files, counts, purpose_of(split))
         for split in official.files

@@ -42,13 +42,10 @@ class WordsExample(NamedTuple):
     id: str
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
-    document: str
-    """What names the document; its sentences are adjacent and share this name."""
+    document: str  # what names the document; its sentences are adjacent and share this name
     location: str
-    text: str = ""
-    """The running text that was split into words; "" if words were given."""
-    spans: tuple[tuple[int, int], ...] = ()
-    """The half-open character span of each word in `text`."""
+    text: str = ""  # the running text that was split into words; "" if words were given
+    spans: tuple[tuple[int, int], ...] = ()  # the half-open character span of each word in `text`
 
     @property
     def gold(self) -> tuple[str, ...] | None:

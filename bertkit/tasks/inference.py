@@ -29,12 +29,10 @@ from bertkit.training.device import autocast, choose_precision, in_halves
 
 CPU_TOKENS, GPU_TOKENS = 8192, 65_536
 """The maximum tokens of a batch without gradients; only large batches keep a GPU busy."""
-THREAD_TOKENS = 2048
-"""The maximum tokens of a batch if every thread computes separate batches."""
+THREAD_TOKENS = 2048  # the maximum tokens of a batch if every thread computes separate batches
 BATCHES_PER_THREAD = 4
 """The desired number of batches per thread, so that all threads finish at about the same time."""
-LEAST_TOKENS = 400
-"""The minimum tokens of a batch for which a separate thread pays off."""
+LEAST_TOKENS = 400  # the minimum tokens of a batch for which a separate thread pays off
 
 thread_state = threading.local()
 """Its attribute `threads` is the argument of this thread's last call of `compute_with`."""
@@ -51,7 +49,7 @@ def run_model(
     targets: Callable[..., Any] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[np.ndarray]:
-    """Return a network's outputs for every part, in the order of the parts.
+    """Return a network's outputs for every part, in the order of the parts: fp32 arrays.
 
     Args:
         forward: the network; it returns rows for a batch, (tokens, ...) or (sequences, ...).
@@ -62,13 +60,6 @@ def run_model(
         threads: the number of threads that `prepare_network` returned.
         targets: makes the tensors of a batch that `forward` needs besides the sequences.
         progress: called with the number of parts done.
-
-    Returns:
-        For each part an fp32 array: (sequences, ...) or (tokens, ...).
-
-    Raises:
-        BertkitError: an output is NaN or infinite, or the device has too little memory for a part
-            by itself.
     """
     order = sorted(range(len(parts)), key=lambda n: -len(parts[n].sequences[0].ids))
     workers, tokens = shares(sum(part.tokens for part in parts), threads)
@@ -110,10 +101,7 @@ def run_task(
     threads: int = 1,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[np.ndarray]]:
-    """Return a task network's outputs for every item and part; see `run_model`.
-
-    The network is put into evaluation mode and left in it.
-    """
+    """Return a task network's outputs for every item and part; it is left in evaluation mode."""
     if model.training:  # visiting every module takes as long as a layer for a short text
         model.eval()
     rows = iter(
@@ -160,15 +148,12 @@ class HostCopy:
 
 def one_ahead(launched: Iterable[Any], device: torch.device) -> Iterator[Any]:
     """Yield launched batches; on a GPU each one only after the next is launched."""
-    if device.type == "cpu":
-        yield from launched
-        return
-    iterator = iter(launched)
-    last = next(iterator, None)
-    while last is not None:
-        following = next(iterator, None)
-        yield last
-        last = following
+    waiting: list[Any] = []
+    for batch in launched:
+        waiting.append(batch)
+        if device.type == "cpu" or len(waiting) > 1:
+            yield waiting.pop(0)
+    yield from waiting
 
 
 # Devices and threads ------------------------------------------------------------------------------
@@ -177,11 +162,9 @@ def one_ahead(launched: Iterable[Any], device: torch.device) -> Iterator[Any]:
 def choose_mode(name: str, device: torch.device) -> str:
     """Check a precision, and resolve "auto" to bf16 if the device supports it natively, else fp32.
 
-    The others are "fp32", "bf16", "int8" (CPUs only) and "bf16-residual", which differs from "bf16"
-    in training only.
+    The others are "fp32", "bf16" and "int8" (CPUs only); "bf16-residual" differs in training only.
     """
-    if name == "bf16-residual":
-        name = "bf16"
+    name = name.removesuffix("-residual")
     if device.type == "cpu" and name != "auto":
         check_mode(name)
         return name

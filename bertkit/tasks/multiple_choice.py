@@ -53,8 +53,7 @@ class ChoiceExample(NamedTuple):
     id: str
     text: str
     choices: tuple[str, ...]
-    label: int | None
-    """The index of the right choice in `choices`."""
+    label: int | None  # the index of the right choice in `choices`
     location: str
 
     @property

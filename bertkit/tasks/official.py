@@ -1,4 +1,4 @@
-"""Data sets by name: GLUE and its diagnostic set AX, SQuAD 1.1 and 2.0, SWAG and CoNLL-2003.
+"""Data sets by name: GLUE, SQuAD 1.1 and 2.0, SWAG and CoNLL-2003.
 
 These are the data sets of paper sections 4 and 5.3. Official files are read with their quirks.
 Models are saved with readable label names; the table of GLUE also has the spellings of its files,
@@ -31,16 +31,11 @@ class OfficialSet:
     """The task type, files and reader of a data set."""
 
     task_type: str
-    files: Mapping[str, tuple[str, ...]]
-    """Split -> the possible names of its file."""
-    read: Callable[..., Sequence[Any]]
-    """(path, counts, purpose) -> examples."""
-    where: str
-    """Where to get the files."""
-    settings: Mapping[str, Any]
-    """The settings of its task that are not read from the training data."""
-    folder: str = ""
-    """The name of its official folder."""
+    files: Mapping[str, tuple[str, ...]]  # split -> the possible names of its file
+    read: Callable[..., Sequence[Any]]  # (path, counts, purpose) -> examples
+    where: str  # where to get the files
+    settings: Mapping[str, Any]  # the settings of its task that are not read from the training data
+    folder: str = ""  # the name of its official folder
 
 
 # GLUE ---------------------------------------------------------------------------------------------
@@ -52,20 +47,13 @@ class GlueTask(NamedTuple):
     folder: str
     labels: tuple[str, ...]
     """The label names in the order of the outputs; () for STS-B, whose label is a number 0-5."""
-    file_labels: tuple[str, ...]
-    """The same labels as the files and the server spell them."""
-    text: str
-    """The column of sentence A."""
-    pair: str
-    """The column of sentence B; "" if there is none."""
-    label: str
-    """The column of the label in train and dev."""
-    metrics: tuple[str, ...]
-    """The metrics that GLUE reports, the main one first."""
-    submission: str = ""
-    """The name of the server's file, if it is not that of the folder."""
-    test_id: str = "index"
-    """The column of the row number in files without labels."""
+    file_labels: tuple[str, ...]  # the same labels as the files and the server spell them
+    text: str  # the column of sentence A
+    pair: str  # the column of sentence B; "" if there is none
+    label: str  # the column of the label in train and dev
+    metrics: tuple[str, ...]  # the metrics that GLUE reports, the main one first
+    submission: str = ""  # the name of the server's file, if it is not that of the folder
+    test_id: str = "index"  # the column of the row number in files without labels
     splits: tuple[str, ...] = ("train", "dev", "test")
 
 
@@ -88,13 +76,10 @@ GLUE = {
     "qnli": GlueTask("QNLI", YES_NO, YES_NO, "question", "sentence", "label", ACCURACY),
     "rte": GlueTask("RTE", YES_NO, YES_NO, *PAIR, ACCURACY),
     "wnli": GlueTask("WNLI", ("not_entailment", "entailment"), BINARY, *PAIR, ACCURACY),
-    "ax": GlueTask("diagnostic", NLI, NLI, "sentence1", "sentence2", "", ("matthews",), "AX",
-                   splits=("dev", "test")),
 }
 GLUE_FILES = {
     ("mnli", "dev"): ("dev_matched.tsv",), ("mnli", "dev-mismatched"): ("dev_mismatched.tsv",),
     ("mnli", "test"): ("test_matched.tsv",), ("mnli", "test-mismatched"): ("test_mismatched.tsv",),
-    ("ax", "dev"): ("diagnostic-full.tsv",), ("ax", "test"): ("diagnostic.tsv", "AX.tsv"),
 }
 # fmt: on
 """The names of files that are not those of their splits."""
@@ -109,8 +94,6 @@ def read_glue(name: str, path: str, counts: TextCounts, purpose: Purpose) -> lis
     some) and MNLI's without agreement are left out.
     """
     task, labelled = GLUE[name], purpose != "test"
-    if name == "ax" and labelled:
-        task = task._replace(text="Premise", pair="Hypothesis", label="Label")
     columns = [task.text, task.pair, task.label if labelled else task.test_id]
     header = COLA_COLUMNS if name == "cola" and labelled else True
     read, inputs = TextCounts(), []

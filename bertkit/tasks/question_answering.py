@@ -55,8 +55,7 @@ from bertkit.tasks.task import (
 from bertkit.tasks.windows import WindowLengths, plan_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
-NO_ANSWER = (0, 0)
-"""The target (start, end) of a window without the answer: the index of [CLS]."""
+NO_ANSWER = (0, 0)  # the target (start, end) of a window without the answer: the index of [CLS]
 USUAL_STRIDE, USUAL_QUESTION, USUAL_WINDOW = 128, 64, 384
 LENGTH_BONUS = 0.01
 """What each token of a window adds to the context of its tokens (`run_squad.py`, line 542)."""
@@ -90,14 +89,12 @@ class QuestionWindows(WindowLengths):
 class SpanWindow(NamedTuple):
     """A sequence `[CLS] question [SEP] part of the context [SEP]` with n context tokens."""
 
-    ids: np.ndarray
-    """(first + n + 1,) int32 token ids."""
+    ids: np.ndarray  # (first + n + 1,) int32 token ids
     first: int
     """The length of segment 0 with its [SEP], which is the index of the first context token."""
     offsets: np.ndarray
     """(n, 2) int32 half-open character spans of the context tokens in the raw context."""
-    owned: np.ndarray
-    """(n,) bool: whether this is the window that gives the token the most context."""
+    owned: np.ndarray  # (n,) bool: whether this is the window that gives the token the most context
     reach: tuple[int, int]
     """The character span from the end of the token before this part to the start of the one after
     it."""
@@ -148,8 +145,7 @@ class Span(Result):
     """A candidate answer, `context[start:end]`; "no answer" has the text "" and the span (0, 0)."""
 
     text: str
-    probability: float
-    """The probability among the best spans."""
+    probability: float  # the probability among the best spans
     start_logit: float
     end_logit: float
     start: int
@@ -190,10 +186,8 @@ class Answer(Result):
 class QuestionAnswering(Task):
     """A task that answers each question with a span of its context, or with no answer."""
 
-    null: bool = False
-    """Whether questions may have no answer (SQuAD 2.0)."""
-    threshold: float = 0.0
-    """The null odds above which a question gets no answer."""
+    null: bool = False  # whether questions may have no answer (SQuAD 2.0)
+    threshold: float = 0.0  # the null odds above which a question gets no answer
     max_length: int = USUAL_WINDOW
     stride: int = 0
     """The number of context tokens from one window to the next; 0 for `usual_stride`."""

@@ -72,10 +72,8 @@ class Regression(TextTask):
 
     max_length: int = 512
     stride: int = 0
-    unit: float = 1.0
-    """What the numbers are divided by in training."""
-    mean: float = 0.0
-    """The number that a new network predicts."""
+    unit: float = 1.0  # what the numbers are divided by in training
+    mean: float = 0.0  # the number that a new network predicts
     task_type = "regression"
     problem_type = "regression"
     columns = NumberColumns

@@ -37,15 +37,14 @@ from bertkit.tasks.columns import (
 from bertkit.text.documents import TextCounts, valid_text
 from bertkit.text.sources import DAMAGE, extension, one_line, one_source, open_binary
 
-NOT_IN_CONTEXT = -1
-"""The start of a gold answer that is kept only for the metric."""
+NOT_IN_CONTEXT = -1  # the start of a gold answer that is kept only for the metric
 CONTEXT_WORDS = 400
 EVIDENCE_FOLDERS = {"EntityPages": "wikipedia", "SearchResults": "web"}
 """Field with the documents of a question of TriviaQA -> their folder in `evidence/`."""
 
 
 class GoldAnswer(NamedTuple):
-    """An accepted answer; `start` is the index of its first character in the context."""
+    """An accepted answer; `start` is the index of its first character in the context, or -1."""
 
     text: str
     start: int
@@ -153,17 +152,9 @@ def read_questions(
     """
     path, read = one_source(path).path, TextCounts(files=1)
     content = parse_json(path)
+    of = triviaqa_questions if isinstance(content, dict) and "Data" in content else squad_questions
     try:
-        if isinstance(content, dict) and "Data" in content:
-            inputs = list(triviaqa_questions(content, path, read, purpose))
-        else:
-            inputs = list(squad_questions(content, path, read, purpose))
-            said = version or str(content.get("version")).lower().removeprefix("v")
-            texts = (
-                paragraph for article in content["data"] for paragraph in article["paragraphs"]
-            )
-            marked = not version and any("is_impossible" in qa for p in texts for qa in p["qas"])
-            inputs = [q._replace(version2=marked or said.startswith("2")) for q in inputs]
+        inputs = list(of(content, path, read, purpose))
     except (KeyError, TypeError, AttributeError) as error:
         what = f"no field {error}" if isinstance(error, KeyError) else str(error)
         raise BertkitError(
@@ -171,8 +162,10 @@ def read_questions(
         ) from error
     if not inputs:
         raise BertkitError(f"{path} holds no usable question{first_left_out(read)}")
+    said = version or str(content.get("version")).lower().removeprefix("v")
+    version2 = said.startswith("2") or (not version and any(q.version2 for q in inputs))
     counts += read
-    return inputs
+    return [question._replace(version2=version2) for question in inputs]
 
 
 def parse_json(path: str) -> Any:
@@ -192,21 +185,19 @@ def parse_json(path: str) -> Any:
 def squad_questions(
     content: Any, path: str, counts: TextCounts, purpose: Purpose
 ) -> Iterator[QuestionExample]:
-    """Yield the questions of SQuAD-JSON."""
+    """Yield the questions of SQuAD-JSON; those with `is_impossible` are of version 2."""
     seen: set[str] = set()
-    for article in content["data"]:
-        for paragraph in article["paragraphs"]:
-            for qa in paragraph["qas"]:
-                name = valid_text(str(qa["id"]), path, counts)
-                location = f"{path}, question {name}"
-                if name in seen:
-                    raise BertkitError(f"{location} occurs twice; give each an id of its own")
-                seen.add(name)
-                question, context = qa["question"], paragraph["context"]
-                golds = squad_answers(qa, location, counts)
-                example = make_question(name, question, context, golds, location, counts, purpose)
-                if example is not None:
-                    yield example
+    paragraphs = (paragraph for article in content["data"] for paragraph in article["paragraphs"])
+    for context, qa in ((p["context"], qa) for p in paragraphs for qa in p["qas"]):
+        name = valid_text(str(qa["id"]), path, counts)
+        location = f"{path}, question {name}"
+        if name in seen:
+            raise BertkitError(f"{location} occurs twice; give each an id of its own")
+        seen.add(name)
+        golds = squad_answers(qa, location, counts)
+        example = make_question(name, qa["question"], context, golds, location, counts, purpose)
+        if example is not None:
+            yield example._replace(version2="is_impossible" in qa)
 
 
 def squad_answers(
@@ -275,20 +266,19 @@ def locate(
         return None
     if start is not None and start >= 0 and context.startswith(text, start):
         return GoldAnswer(text, start)
-    pattern = re.compile(r"\s+".join(map(re.escape, words)))
 
     def rank(match: re.Match[str]) -> tuple[bool, int]:
         return start is None and inside_word(match, context), abs(match.start() - (start or 0))
 
-    match = min(pattern.finditer(context), key=rank, default=None)
+    matches = re.finditer(r"\s+".join(map(re.escape, words)), context)
+    match = min(matches, key=rank, default=None)
     if match is None:
         return None
-    if start is None:
-        counts.note("answer without a start, first occurrence kept", location)
-    elif match.start() != start:
-        counts.note("answer_start corrected, kept", location)
-    else:
-        counts.note("answer with other white space than its context, kept", location)
+    reason = "answer with other white space than its context, kept"
+    if match.start() != start:
+        reason = "answer without a start, first occurrence kept"
+        reason = reason if start is None else "answer_start corrected, kept"
+    counts.note(reason, location)
     return GoldAnswer(match.group(), match.start())
 
 
@@ -404,15 +394,10 @@ def raw_scores(
     inputs: Sequence[QuestionExample], predictions: Mapping[str, str]
 ) -> dict[str, tuple[float, float]]:
     """Return id -> (exact, F1), each the best over the gold answers."""
-    if not inputs:
-        raise BertkitError("there is no question to score")
-    version2 = is_version2(inputs)
-    scores = {}
+    version2, scores = is_version2(inputs), {}
     for question in inputs:
         if question.answers is None:
-            raise BertkitError(
-                f"{question.location}: no gold answers to score against; use a dev file"
-            )
+            raise BertkitError(f"{question.location}: no gold answers; use a dev file")
         golds = [answer.text for answer in question.answers]
         if version2:
             golds = [gold for gold in golds if normalize_answer(gold)] or [""]
@@ -433,23 +418,18 @@ def squad_scores(
     are `exact`, `f1` and `total`; for 2.0 also `HasAns_exact`, `HasAns_f1`, `HasAns_total`, and the
     same with `NoAns_` for the unanswerable questions.
     """
-    scores = raw_scores(inputs, predictions)
-    result = squad_averages(scores, inputs)
+    scores, result = raw_scores(inputs, predictions), dict[str, float]()
+    groups = {"": inputs}
     if is_version2(inputs):
-        for name, wanted in (("HasAns", True), ("NoAns", False)):
-            part = [question for question in inputs if bool(question.answers) == wanted]
-            values = squad_averages(scores, part) if part else {}
-            result |= {f"{name}_{key}": value for key, value in values.items()}
+        groups["HasAns_"] = [question for question in inputs if question.answers]
+        groups["NoAns_"] = [question for question in inputs if not question.answers]
+    for prefix, questions in groups.items():
+        pairs = [scores[question.id] for question in questions]
+        if pairs or not prefix:
+            means = (100.0 * sum(values) / len(pairs) for values in zip(*pairs, strict=True))
+            names = (f"{prefix}exact", f"{prefix}f1", f"{prefix}total")
+            result |= dict(zip(names, (*means, len(pairs)), strict=True))
     return result
-
-
-def squad_averages(
-    scores: Mapping[str, tuple[float, float]], inputs: Sequence[QuestionExample]
-) -> dict[str, float]:
-    """Return mean scores in percent."""
-    pairs = [scores[question.id] for question in inputs]
-    exact, overlap = (100.0 * sum(values) / len(pairs) for values in zip(*pairs, strict=True))
-    return {"exact": exact, "f1": overlap, "total": len(pairs)}
 
 
 def best_threshold(

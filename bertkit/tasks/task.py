@@ -29,41 +29,31 @@ from bertkit.text.documents import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 NOTHING_READ = "inputs with a text without tokens"
-"""The count of inputs with a text of, say, control characters only; they are predicted all the
-same."""
+"""Such as control characters only; they are predicted all the same."""
 SEEN_ONCE = "label seen once in training, kept"
 
-Inputs = Sequence[Any]
-"""The examples of a task type."""
-Results = Sequence[Any]
-"""One `Result` for each input."""
-Outputs = Sequence[list[np.ndarray]]
-"""The outputs of `run_task` for each item and part."""
+Inputs = Sequence[Any]  # the examples of a task type
+Results = Sequence[Any]  # one `Result` for each input
+Outputs = Sequence[list[np.ndarray]]  # the outputs of `run_task` for each item and part
 Targets = tuple[dict[str, Tensor], dict[str, int]]
 """The tensors and the counts that the loss of a batch needs."""
-Metrics = dict[str, float]
-"""Name -> value as a fraction of 1 (0.9, not 90)."""
+Metrics = dict[str, float]  # name -> value as a fraction of 1 (0.9, not 90)
 
 
 class Encoded(NamedTuple):
     """One sequence of a batch."""
 
-    ids: np.ndarray
-    """(tokens,) int32 token ids, including special tokens."""
-    first: int
-    """The number of tokens in segment 0; the others are in segment 1."""
+    ids: np.ndarray  # (tokens,) int32 token ids, including special tokens
+    first: int  # the number of tokens in segment 0; the others are in segment 1
 
 
 class ItemPart(NamedTuple):
     """Sequences that must stay in one batch."""
 
     sequences: tuple[Encoded, ...]
-    target: Any = None
-    """The target for the task's loss; None if the input has no label."""
-    weight: float = 1.0
-    """The weight of the part in the loss of its input."""
-    is_first: bool = True
-    """Whether it is the first part of its item, by which items are counted."""
+    target: Any = None  # the target for the task's loss; None if the input has no label
+    weight: float = 1.0  # the weight of the part in the loss of its input
+    is_first: bool = True  # whether it is the first part of its item, by which items are counted
 
     @property
     def tokens(self) -> int:
@@ -77,8 +67,7 @@ Parts = Sequence[ItemPart]
 class Item(NamedTuple):
     """What training draws: an input, or a window if windows are separate examples."""
 
-    input: int
-    """The index of the input (of the first one if an item holds several)."""
+    input: int  # the index of the input (of the first one if an item holds several)
     parts: list[ItemPart]
 
 
@@ -88,12 +77,9 @@ class Items:
 
     items: list[Item]
     inputs: int
-    windowed: int
-    """The number of inputs that need more than one window."""
-    cut: dict[str, int]
-    """What was lost -> number of inputs."""
-    unknown_tokens: int = 0
-    """The number of [UNK] tokens in all windows, out of `encoded_tokens`."""
+    windowed: int  # the number of inputs that need more than one window
+    cut: dict[str, int]  # what was lost -> number of inputs
+    unknown_tokens: int = 0  # the number of [UNK] tokens in all windows, out of `encoded_tokens`
     encoded_tokens: int = 0
 
     @property
@@ -136,8 +122,7 @@ class TaskBatch(TensorFields):
 
     packed: Packed
     tensors: Mapping[str, Tensor]
-    counts: dict[str, int]
-    """Name -> the count that losses are divided by."""
+    counts: dict[str, int]  # name -> the count that losses are divided by
     packed_index: np.ndarray
     """(sequences,) the index among the packed sequences of each sequence of the parts."""
 
@@ -148,10 +133,8 @@ class TrainingData(NamedTuple):
     examples: Sequence[Any]
     columns: Any
     windows: Any
-    max_length: int
-    """The maximum tokens of a window."""
-    counts: TextCounts
-    """Collects what is odd about the labels and the inputs."""
+    max_length: int  # the maximum tokens of a window
+    counts: TextCounts  # collects what is odd about the labels and the inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +162,12 @@ class Task(ABC):
     together what depends on the task type.
     """
 
-    task_type: ClassVar[str]
-    """The name of the task type on the command line and in `bertkit.json`."""
-    head: ClassVar[str]
-    """The head of the network: sequence, choice, token or span."""
-    problem_type: ClassVar[str] = ""
-    """The `problem_type` in config.json that tells transformers the loss."""
-    columns: ClassVar[Any]
-    """The class that reads its files (`columns.Columns`)."""
-    windows: ClassVar[Any]
-    """The class of its window options (`windows.WindowLengths`)."""
-    answer_field: ClassVar[str]
-    """The field of results with the answer: a label, labels, tags, a number or an index."""
+    task_type: ClassVar[str]  # the name of the task type on the command line and in `bertkit.json`
+    head: ClassVar[str]  # the head of the network: sequence, choice, token or span
+    problem_type: ClassVar[str] = ""  # the `problem_type` of transformers
+    columns: ClassVar[Any]  # the subclass of `Columns` that reads its files
+    windows: ClassVar[Any]  # the class of its window options (`windows.WindowLengths`)
+    answer_field: ClassVar[str]  # the field of results with the answer
     group_by: ClassVar[str] = ""
     """The field of examples whose equal values stay together when data is held out."""
     has_labels: ClassVar[bool] = False

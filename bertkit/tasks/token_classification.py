@@ -75,14 +75,10 @@ class WordWindows(WindowLengths):
 class WordTarget(NamedTuple):
     """The n words that are predicted in a window, in order."""
 
-    rows: np.ndarray
-    """(n,) index of the first token of each word in the sequence, [CLS] being 0."""
-    labels: np.ndarray
-    """(n,) index of its tag; `NO_TAG` if the data has none."""
-    inputs: np.ndarray
-    """(n,) index of its sentence."""
-    words: np.ndarray
-    """(n,) its number in the sentence."""
+    rows: np.ndarray  # (n,) index of the first token of each word in the sequence, [CLS] being 0
+    labels: np.ndarray  # (n,) index of its tag; `NO_TAG` if the data has none
+    inputs: np.ndarray  # (n,) index of its sentence
+    words: np.ndarray  # (n,) its number in the sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +109,7 @@ class TagsResult(Result):
     """The tags of the words of a text, and the entities that they form."""
 
     words: tuple[Word, ...]
-    entities: tuple[Entity, ...]
-    """() if the tags are not entity tags."""
+    entities: tuple[Entity, ...]  # () if the tags are not entity tags
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -128,10 +123,8 @@ class TokenClassification(Task):
 
     labels: tuple[str, ...]
     max_length: int = 512
-    stride: int = 0
-    """The number of tokens from one window to the next; 0 for 3/4 of the room."""
-    context: str = "sentence"
-    """What a window may span: one "sentence", or the whole "document"."""
+    stride: int = 0  # the number of tokens from one window to the next; 0 for 3/4 of the room
+    context: str = "sentence"  # what a window may span: one "sentence", or the whole "document"
     entities: bool = True
     """Whether tags are entity tags such as B-PER, I-PER, O; others are scored word by word."""
     task_type = "token-classification"

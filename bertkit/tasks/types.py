@@ -46,8 +46,7 @@ TASKS: dict[str, type[Task]] = {
     )
 }
 """Task type -> its class."""
-MAX_SETTING = 1 << 30
-"""The largest value of a number among a task's settings."""
+MAX_SETTING = 1 << 30  # the largest value of a number among a task's settings
 
 
 def task_class(name: str) -> type[Task]:
@@ -96,8 +95,7 @@ def model_columns(
 class LoadedTask:
     """A fine-tuned model with everything needed to use it."""
 
-    model: Any
-    """The network on the device, in evaluation mode."""
+    model: Any  # the network on the device, in evaluation mode
     task: Task
     tokenizer: Tokenizer
     details: dict[str, Any]

@@ -20,8 +20,7 @@ from bertkit.errors import BertkitError
 from bertkit.tasks.task import Encoded
 from bertkit.tokenizer.wordpiece import Tokenizer
 
-OVERLAP = 4
-"""Without a stride, neighbouring windows share 1 / OVERLAP of their room."""
+OVERLAP = 4  # without a stride, neighbouring windows share 1 / OVERLAP of their room
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,23 +35,16 @@ class WindowLengths:
     usual_length: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
-        """Reject negative numbers."""
-        for flag, value in (("--max-length", self.max_length), ("--stride", self.stride)):
-            if value < 0:
-                raise BertkitError(f"{flag} must be above 0, or 0 for the default; got {value}")
+        if min(self.max_length, self.stride) < 0:
+            raise BertkitError("--max-length and --stride must be above 0, or 0 for the default")
 
     def length(self, positions: int) -> int:
         """Return the maximum tokens of a window for a model with this number of positions."""
-        if self.max_length > positions:
-            raise BertkitError(
-                f"windows of {self.max_length} tokens do not fit the model's {positions} "
-                "positions; lower --max-length"
-            )
         max_length = self.max_length or min(self.usual_length or positions, positions)
-        if self.stride >= max_length:
+        if max_length > positions or self.stride >= max_length:
             raise BertkitError(
-                f"--stride {self.stride} must be below the {max_length} tokens of a window; choose "
-                "a lower one, or 0 for the default"
+                f"windows of {max_length} tokens with a stride of {self.stride} must fit the "
+                f"model's {positions} positions and overlap; lower --max-length or --stride"
             )
         return max_length
 
@@ -138,10 +130,7 @@ def text_windows(
     """
     room = max_length - (3 if pair else 2)
     if room < 2:
-        least = max_length + 2 - room
-        raise BertkitError(
-            f"a length of {max_length} leaves no room for text; give at least {least} tokens"
-        )
+        raise BertkitError(f"a length of {max_length} leaves no room for text; raise --max-length")
     if not pair:
         return [surround(window, None, tokenizer) for window in cut_ids(text, room, stride)]
     parts = pair_windows(text, pair, room, stride)

@@ -20,7 +20,6 @@ from bertkit.tasks.entities import (
     entity_scores,
     find_entities,
     to_iob2,
-    write_conll,
 )
 from bertkit.tasks.token_classification import tag_labels
 from bertkit.text.documents import TextCounts
@@ -123,40 +122,6 @@ def test_a_long_word_and_compression(tmp_path: Path) -> None:
 def test_bad_lines_are_errors(write: Write, text: str, message: str) -> None:
     with pytest.raises(BertkitError, match=message):
         sentences(write(text), TextCounts())
-
-
-def test_write_for_conlleval(tmp_path: Path) -> None:
-    inputs = [
-        WordsExample("0", ("New York", "", "x\u00a0y"), ("B-LOC", "O", "O"), 0, "f:1"),
-        WordsExample("1", ("b",), None, 0, "f:5"),
-    ]
-    path = tmp_path / "out.txt"
-    write_conll(path, inputs, [["B-LOC", "O", "I-PER"], ["O"]])
-    assert path.read_text() == "New_York B-LOC B-LOC\n_ O O\nx_y O B-PER\n\nb O O\n\n"
-    assert [given.tags for given in sentences(path, TextCounts())] == [
-        ("B-LOC", "O", "B-PER"),
-        ("O",),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("gold", "predicted", "columns"),
-    [
-        ("U-X U-X B-X L-X", "B-X I-X O O", ["B-X B-X", "B-X I-X", "B-X O", "I-X O"]),
-        ("S-X B-X I-X E-X", "S-X S-X E-X O", ["B-X B-X", "B-X B-X", "I-X B-X", "I-X O"]),
-        ("I-X I-X B-X O", "O O I-X I-X", ["B-X O", "I-X O", "B-X B-X", "O I-X"]),
-        ("S B I E", "B I S S", ["S B", "B I", "I S", "E S"]),  # of words, not of entities
-        ("NOUN B-X I-X O", "VERB O NOUN I-X", ["NOUN VERB", "B-X O", "I-X NOUN", "O I-X"]),
-    ],
-)
-def test_conlleval_counts_the_entities_that_we_count(
-    tmp_path: Path, gold: str, predicted: str, columns: list[str]
-) -> None:
-    """The script knows no BILOU: to it U-X U-X is one entity. Parts of speech are no entities."""
-    words = WordsExample("0", ("w",) * 4, tuple(gold.split()), 0, "f:1")
-    write_conll(tmp_path / "out.txt", [words], [predicted.split()])
-    expected = [f"w {tags}" for tags in columns]
-    assert (tmp_path / "out.txt").read_text().split("\n")[:4] == expected
 
 
 def test_comments_and_lines_of_conllu_that_are_no_words(write: Write) -> None:

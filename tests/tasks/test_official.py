@@ -11,7 +11,7 @@ import pytest
 from bertkit.errors import BertkitError
 from bertkit.tasks.data import DataFiles, load_dataset
 from bertkit.tasks.multiple_choice import ChoiceColumns
-from bertkit.tasks.official import GLUE, OFFICIAL, read_glue, read_swag, write_glue, write_swag
+from bertkit.tasks.official import GLUE, OFFICIAL, read_glue, read_swag, write_glue
 from bertkit.text.documents import TextCounts
 
 SIZES = {"cola": (8551, 1043, 1063), "mrpc": (3668, 408, 1725), "rte": (2490, 277, 3000),
@@ -74,9 +74,6 @@ def test_swag(data: Path, tmp_path: Path) -> None:
     examples = read_swag(str(data / "swag" / "sample.csv"), counts, "dev")
     assert len(examples) == 11
     assert {len(example.choices) for example in examples} == {4}
-    [path] = write_swag("swag", "test", tmp_path, examples, [0] * 11)
-    assert path.read_text() == "pred\n" + "0\n" * 11
-    assert write_swag("other", "test", tmp_path, examples, [0] * 11) == []
 
 
 def test_conll_and_squad_by_name(data: Path) -> None:
@@ -112,8 +109,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         ("0", 0),
         (1, 1),
         (2.0, 2),
-        ("wrong answer", None),
-        ("nothing", 0),
+        ("some", None),
         ("9", None),
     ],
 )

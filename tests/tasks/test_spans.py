@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.tasks.question_answering import QuestionAnswering, SpanScores, SpanWindow, align
+from bertkit.tasks.question_answering import Answer, QuestionAnswering, SpanWindow, align
 from bertkit.tasks.squad import GoldAnswer, QuestionExample, squad_scores
 from bertkit.tasks.squad import read_questions as read_squad
 from bertkit.text.documents import TextCounts
@@ -49,7 +49,7 @@ def decode(
     ends: Sequence[np.ndarray],
     context: str,
     **settings: Any,
-) -> SpanScores:
+) -> Answer:
     logits = [np.stack(pair, axis=1).astype(np.float64) for pair in zip(starts, ends, strict=True)]
     task = QuestionAnswering(**settings)
     return task.best_spans(list(zip(windows, logits, strict=True)), context)
