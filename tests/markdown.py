@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
-PROGRAMS = ("bertkit ", "make ", "python3 ", ".venv/bin/")
+PROGRAMS = {"bertkit", "make", "python", "python3", "pip"}
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -28,17 +28,13 @@ def section(text: str, title: str) -> str:
     return text.split(f"\n## {title}\n")[1].partition("\n## ")[0]
 
 
+def spans(text: str) -> list[str]:
+    """The code spans of the sentences."""
+    return SPAN.findall(BLOCK.sub("", text))
+
+
 def commands(text: str) -> list[list[str]]:
     """The command lines of the blocks without a language, as words, comments left out."""
-    lines = "".join(blocks(text, "")).splitlines()
-    return [shlex.split(line, comments=True) for line in lines if line.startswith(PROGRAMS)]
-
-
-def table_rows(text: str) -> list[list[str]]:
-    """The cells of every table row below its header."""
-    lines = [line.strip(" |") for line in text.splitlines() if line.startswith("|")]
-    rows = [[cell.strip() for cell in line.split(" | ")] for line in lines]
-    return [
-        row for row, next_ in zip(rows, [*rows[1:], [""]], strict=True)
-        if not row[0].startswith("---") and not next_[0].startswith("---")
-    ]  # fmt: skip
+    lines = "".join(blocks(text, "")).replace("\\\n", " ").splitlines()
+    split = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in split if set(words) & PROGRAMS]
