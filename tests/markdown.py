@@ -9,7 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
-PROGRAMS = {"bertkit", "make", "python", "python3", "pip"}
+SAVED = re.compile(
+    r"[Ss]ave\s+this\s+as\s+`([^`]+)`[^`]*?\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
+PROGRAMS = {"bertkit", "make", "python", "pip", "curl"}
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -23,9 +26,12 @@ def blocks(text: str, language: str) -> list[str]:
     return [content for name, content in BLOCK.findall(text) if name == language]
 
 
-def section(text: str, title: str) -> str:
-    """What stands under a heading of the second level."""
-    return text.split(f"\n## {title}\n")[1].partition("\n## ")[0]
+def saved_files(text: str) -> dict[str, str]:
+    """The files that a page asks its readers to save."""
+    saved = re.findall(
+        r"[Ss]ave\s+this\s+as\s+`([^`]+)`[^`]*?\n```\w+\n(.*?)^```$", text, re.M | re.S
+    )
+    return dict(saved)
 
 
 def spans(text: str) -> list[str]:
@@ -38,3 +44,9 @@ def commands(text: str) -> list[list[str]]:
     lines = "".join(blocks(text, "")).replace("\\\n", " ").splitlines()
     split = [shlex.split(line, comments=True) for line in lines]
     return [words for words in split if set(words) & PROGRAMS]
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of the rows of all tables, with their headers."""
+    lines = [line.strip(" |") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split(" | ")] for line in lines]

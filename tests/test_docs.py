@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from importlib import import_module
@@ -11,19 +12,26 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from cyclopts import App
 
 from benchmarks import charts, tables
-from bertkit.cli.app import application, known_flags
+from bertkit.checkpoints.save import save_model
+from bertkit.cli.app import application, main
+from bertkit.model.heads import PretrainingModel
+from bertkit.tasks.classification import Classification
+from bertkit.tokenizer.wordpiece import Tokenizer
 from docs import commands as page_of_commands
-from tests.markdown import DOCUMENTS, ROOT, blocks, commands, spans
+from tests.conftest import tiny_config
+from tests.markdown import DOCUMENTS, ROOT, blocks, commands, saved_files, spans, table_rows
 
 README = (ROOT / "README.md").read_text()
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 FILE = re.compile(
     r"(?:bertkit|tests|benchmarks|experiments|docs|results)/[\w/.*-]+(?:::\w+)?"
-    r"|(?:[A-Z]+\.md|Dockerfile|Makefile|constraints\.txt|pyproject\.toml)"
+    r"|[A-Z]+\.md|Dockerfile|Makefile|constraints\.txt|pyproject\.toml"
 )
 MODULE = re.compile(r"python3? -m ((?:bertkit|tests|benchmarks|experiments|docs)[\w.]*)")
+APP = application()
 
 
 def headings(path: Path) -> set[str]:
@@ -31,6 +39,9 @@ def headings(path: Path) -> set[str]:
     text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+# Names --------------------------------------------------------------------------------------------
 
 
 def test_links_lead_to_files_and_headings() -> None:
@@ -46,69 +57,142 @@ def test_links_lead_to_files_and_headings() -> None:
 def test_files_exist() -> None:
     missing = []
     for path in DOCUMENTS:
-        for span in spans(path.read_text()):
-            if FILE.fullmatch(span):
-                name, _, function = span.partition("::")
-                found = list(ROOT.glob(name))
-                if not found or (function and f"def {function}(" not in found[0].read_text()):
-                    missing.append(f"{path.name}: {span}")
+        for span in filter(FILE.fullmatch, spans(path.read_text())):
+            name, _, function = span.partition("::")
+            found = list(ROOT.glob(name))
+            if not found or (function and f"def {function}(" not in found[0].read_text()):
+                missing.append(f"{path.name}: {span}")
     assert missing == []
 
 
-def test_modules_exist() -> None:
-    named = {name for path in DOCUMENTS for name in MODULE.findall(path.read_text())}
-    assert [name for name in sorted(named) if find_spec(name.rstrip(".")) is None] == []
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
-def test_command_lines_are_accepted(path: Path) -> None:
-    """Every line is parsed, and its values are converted; nothing is run."""
-    app = application()
-    for words in commands(path.read_text()):
-        if "bertkit" in words:
-            app.parse_args(words[words.index("bertkit") + 1 :], exit_on_error=False)
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
-def test_flags_in_sentences_exist(path: Path) -> None:
-    for span in spans(path.read_text()):
-        if not span.startswith("bertkit "):
-            continue
-        _, *words = shlex.split(span)
-        app, chain = application(), []
-        while words and words[0] in app:
-            app = app[words[0]]
-            chain.append(words.pop(0))
-        assert chain or words[0][0] in "-C", f"{path.name}: {span}"  # COMMAND stands for any
-        flags = {word for word in words if word.startswith("--") and "." not in word}
-        assert flags <= known_flags(chain) | {"--install-completion", "--threads"}, span
-
-
-def test_make_targets_exist() -> None:
+def test_modules_and_make_targets_exist() -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for path in DOCUMENTS:
-        for target in re.findall(r"^make ([a-z]+)$", path.read_text(), re.MULTILINE):
-            assert target in targets, f"{path.name}: make {target}"
+        text = path.read_text()
+        assert [name for name in MODULE.findall(text) if not find_spec(name)] == [], path.name
+        assert set(re.findall(r"\bmake ([a-z]+)\b[`\n]", text)) <= {*targets, "it"}, path.name
 
 
-def test_python_blocks_compile() -> None:
-    for path in DOCUMENTS:
-        for number, block in enumerate(blocks(path.read_text(), "python"), start=1):
-            compile(block, f"{path.name}, block {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-
-
-def test_names_imported_in_python_blocks_exist() -> None:
+def test_python_blocks_import_names_that_exist() -> None:
     missing = []
     for path in DOCUMENTS:
         for block in blocks(path.read_text(), "python"):
             for node in ast.walk(ast.parse(block)):
                 if isinstance(node, ast.ImportFrom) and str(node.module).startswith("bertkit"):
-                    module = import_module(str(node.module))
-                    names = [alias.name for alias in node.names]
-                    missing += [f"{path.name}: {n}" for n in names if not hasattr(module, n)]
+                    module, names = str(node.module), [alias.name for alias in node.names]
+                    found = import_module(module)
+                    missing += [f"{path.name}: {n}" for n in names if not hasattr(found, n)]
     assert missing == []
 
 
+def test_names_of_the_paper_s_page_exist() -> None:
+    missing = []
+    rows = table_rows((ROOT / "docs/paper.md").read_text())
+    for row in [row for row in rows if len(row) == 4]:
+        for file in [word for word in spans(row[2]) if "/" in word]:
+            text = (ROOT / file).read_text()
+            for name in spans(row[3]):
+                if not re.search(rf"(def|class|^|\W){name.rpartition('.')[2]}\b", text):
+                    missing.append(f"{file}: {name}")
+    assert missing == []
+
+
+# Commands -----------------------------------------------------------------------------------------
+
+
+def known_flags(app: App) -> set[str]:
+    arguments = app.assemble_argument_collection() if app.default_command else []
+    return {name for argument in arguments for name in argument.names} | {"--help", "--threads"}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_command_lines_are_accepted(path: Path) -> None:
+    """Each line is parsed and its values are converted; nothing is run."""
+    for words in commands(path.read_text()):
+        if "bertkit" in words:
+            line = words[words.index("bertkit") + 1 :]
+            APP.parse_args(line, exit_on_error=False, print_error=False)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_flags_in_sentences_exist(path: Path) -> None:
+    for span in spans(path.read_text()):
+        program, *words = shlex.split(span) if span.startswith("bertkit ") else [""]
+        if not program or words[0] == "COMMAND" or words[0].startswith("-"):
+            continue
+        app = APP[words.pop(0)]
+        while words and words[0] in app:
+            app = app[words.pop(0)]
+        flags = {word for word in words if word.startswith("--") and "." not in word}
+        assert flags <= known_flags(app), span
+
+
+def test_the_page_of_commands_is_that_of_the_code() -> None:
+    """If this fails: python -m docs.commands."""
+    assert page_of_commands.PAGE.read_text() == page_of_commands.page()
+
+
+# Pages that are run -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with a small pre-trained model where the pages have one."""
+    monkeypatch.chdir(tmp_path)
+    model = PretrainingModel(tiny_config(tokenizer, initializer_range=0.1))
+    for name in ("runs/demo/model", "MODEL"):
+        save_model(tmp_path / name, model, tokenizer, {"task": "pretraining"})
+    return tmp_path
+
+
+def run(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 0, words
+
+
+@pytest.mark.slow
+def test_the_page_of_the_start(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from starlette.testclient import TestClient
+
+    from bertkit import serving_app
+
+    text = (ROOT / "docs/start.md").read_text()
+    for name, content in saved_files(text).items():
+        (folder / name).write_text(content)
+    for program, *words in commands(text):
+        if program == "bertkit" and words[0] not in ("demo", "serve"):
+            run(words)
+    [block] = blocks(text, "python")
+    exec(compile(block, "start.md", "exec"), {})
+    assert "delivery" in capsys.readouterr().out
+    requests = [words for words in commands(text) if words[0] == "curl"]
+    with TestClient(serving_app("runs/messages", "runs/demo")) as client:
+        for words in requests:
+            route, body = words[2].partition("/")[2], json.loads(words[words.index("-d") + 1])
+            assert client.post(f"/{route}", json=body).status_code == 200
+    assert len(requests) == 2
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme(folder: Path) -> None:
+    (folder / "CORPUS").write_text("The river froze. It was cold.\n\n" * 200)
+    rows = ["title,topic", *("the river stone,a\nwinter candle,b" for _ in range(20))]
+    for name in ("TRAIN.csv", "NEW.csv"):
+        (folder / name).write_text("\n".join(rows) + "\n")
+    few = "--phases.steps 2 2 2 --training.warmup-steps 2 --logging.held-out-sequences 2"
+    for program, command, *words in commands(README):
+        if program != "bertkit" or command == "serve":
+            continue
+        if command == "pretrain":
+            words += [*few.split(), "--vocabulary-size", "100", "--device", "cpu"]
+            words += ["--model.hidden-size", "32", "--model.num-attention-heads", "2"]
+        run([command, *words])
+    assert (folder / "predictions.jsonl").is_file()
+    assert (folder / "runs/topics-onnx/model.onnx").is_file()
+
+
+@pytest.mark.slow
 def test_the_python_of_the_readme_prints_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,9 +209,45 @@ def test_the_python_of_the_readme_prints_what_it_says(
     assert printed[-len(answers) :] == answers
 
 
-def test_the_page_of_commands_is_that_of_the_code() -> None:
-    """If this fails: python -m docs.commands."""
-    assert page_of_commands.PAGE.read_text() == page_of_commands.page()
+@pytest.mark.slow
+def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "corpus.txt").write_text(
+        "".join(f"Document {n} is here. The river was cold.\nIt froze {n}.\n\n" for n in range(80))
+    )
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in blocks((ROOT / "docs/tour.md").read_text(), "python"):
+        exec(compile(block, "tour.md", "exec"), names)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+@pytest.mark.parametrize("library", ["datasets", "ray", "pyspark"])
+def test_data_libraries_apply_a_model(
+    library: str, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(library)
+    page = (ROOT / "docs/scaling.md").read_text()
+    [block] = [b for b in blocks(page, "python") if library in b and "label" in b]
+    task = Classification(("dry", "wet"), max_length=40)
+    details = {"task": task.task_type, "labels": ["dry", "wet"], "settings": task.settings()}
+    network = task.build(tiny_config(tokenizer))
+    save_model(tmp_path / "runs/messages", network, tokenizer, details)
+    (tmp_path / "new.csv").write_text("text\n" + "the river\nwinter stone\n" * 10)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    exec(compile(block.replace("/shared", str(tmp_path)), "scaling.md", "exec"), names)
+    rows: object = names["rows"]
+    if library == "datasets":
+        assert set(rows["label"]) <= {"dry", "wet"}  # type: ignore[index]
+    else:
+        import pyarrow.parquet
+
+        labels = pyarrow.parquet.read_table(tmp_path / "labelled")["label"].to_pylist()
+        assert set(labels) <= {"dry", "wet"}
+        assert len(labels) == 20
+
+
+# Numbers ------------------------------------------------------------------------------------------
 
 
 def test_numbers_and_charts_are_those_of_the_results() -> None:
