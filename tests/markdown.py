@@ -12,7 +12,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 SAVED = re.compile(
     r"[Ss]ave\s+this\s+as\s+`([^`]+)`[^`]*?\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
-PROGRAMS = {"bertkit", "make", "python", "pip", "curl"}
+PROGRAMS = ("bertkit ", "torchrun ", "python ", "pip ", "curl ")
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -42,8 +42,7 @@ def spans(text: str) -> list[str]:
 def commands(text: str) -> list[list[str]]:
     """The command lines of the blocks without a language, as words, comments left out."""
     lines = "".join(blocks(text, "")).replace("\\\n", " ").splitlines()
-    split = [shlex.split(line, comments=True) for line in lines]
-    return [words for words in split if set(words) & PROGRAMS]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith(PROGRAMS)]
 
 
 def table_rows(text: str) -> list[list[str]]:
