@@ -17,9 +17,8 @@ from torch import Tensor
 
 from bertkit.checkpoints.names import FAMILIES, file_tensors
 from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
-from bertkit.checkpoints.save import check_free, config_fields
+from bertkit.checkpoints.save import check_free, config_fields, write_tensors
 from bertkit.checkpoints.sentence_transformers import tokenizer_limit
-from bertkit.checkpoints.weights import write_tensors
 from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
 from bertkit.files import from_home, new_folder, read_object, write_json

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.checkpoints.names import BERT, OWN_FIELDS, family_of, file_names, require
-from bertkit.checkpoints.weights import read_weights, shown_names
+from bertkit.checkpoints.save import read_weights, shown_names
 from bertkit.errors import BertkitError
 from bertkit.files import from_home, read_object, read_optional
 from bertkit.model.encoder import Encoder, ModelConfig, check_vocabulary, initialize

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bertkit.checkpoints.names import BERT, own_tensors
-from bertkit.checkpoints.weights import finite_weights
+from bertkit.checkpoints.save import finite_weights
 from bertkit.errors import BertkitError
 
 DTYPES: dict[Any, np.dtype[Any]] = {

@@ -20,7 +20,7 @@ from bertkit.console import Console, console_or_new
 from bertkit.corpus.blocks import TokenizedBlock, tokenize_block
 from bertkit.corpus.store import ShardInfo, TokenStore, check_shard, write_manifest, write_shard
 from bertkit.errors import BertkitError
-from bertkit.files import exclusive_lock, from_home, read_json, write_json
+from bertkit.files import claim, exclusive_lock, from_home, read_json, read_optional, write_json
 from bertkit.processes import map_in_order, open_executor
 from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
 from bertkit.text.sentences import check_language
@@ -71,9 +71,8 @@ def prepare(
         "held_out": held_out,
         "shard_megabytes": shard_megabytes,
     }
-    check_folder(folder)
     with exclusive_lock(folder), console_or_new(console) as shown:
-        claim_folder(folder, settings, loaded, sources)
+        claim_store(folder, settings, loaded, sources)
         shown.start(None, title="preparing", unit="documents")
         work = partial(
             tokenize_block,
@@ -110,31 +109,16 @@ def check_options(text: TextSource, folder: Path, held_out: float, shard_megabyt
             raise BertkitError(f"{folder} lies in {path}, whose files are all read as text")
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that is not empty and does not hold a store."""
-    used = folder.is_dir() and any(entry.name[0] != "." for entry in folder.iterdir())
-    if used and not (folder / "settings.json").is_file():
-        raise BertkitError(f"{folder} is not empty and not a token store; choose another folder")
-
-
-def claim_folder(
+def claim_store(
     folder: Path, settings: dict[str, Any], tokenizer: Tokenizer, sources: Sequence[Source]
 ) -> None:
-    """Record the settings, the tokenizer and the sources of a store; others than before are errors.
-
-    Settings that made no shard may be replaced.
-    """
+    """Record how a store is made, or check that it is made so; what made no shard may change."""
     path = folder / "settings.json"
+    made = [*folder.glob("manifest.json"), *folder.glob("shards/*.json")]
+    if not made and "tokenizer_hash" in read_optional(path, file_names=True):
+        path.unlink()
     identity = {"tokenizer_hash": tokenizer.content_hash, "sources": source_records(sources)}
-    wanted = settings | identity
-    begun = read_json(path) if path.is_file() else {}
-    changed = [key for key in wanted if begun.get(key) != wanted[key]]
-    if changed and ((folder / "manifest.json").is_file() or any(folder.glob("shards/*.json"))):
-        raise BertkitError(
-            f"store {folder} was made with other {', '.join(changed)}; choose another folder, or "
-            "remove this one"
-        )
-    write_json(path, wanted)
+    claim(folder, "token store", settings | identity)
     tokenizer.save(folder / "tokenizer")
 
 
@@ -358,8 +342,9 @@ def store_from_text(
         complete = (folder / "manifest.json").is_file()
         begun = complete or any(folder.glob("shards/*.json"))
         learned = {"vocabulary_size": vocabulary_size, "cased": cased} if tokenizer is None else {}
-        if begun:
-            check_begun(out, learned)
+        if not begun:
+            (out / "corpus.json").unlink(missing_ok=True)
+        claim(out, "corpus", learned)
         if tokenizer is not None:
             loaded = Tokenizer.load(tokenizer)
         elif begun:
@@ -369,7 +354,6 @@ def store_from_text(
             check_options(text, folder, 0.01, 64)
             loaded, _ = learn_from_files(text, vocabulary_size, options, shown, pool)
             loaded.save(out / "tokenizer")
-        write_json(out / "corpus.json", learned)
         if not complete:
             return prepare(text, loaded, folder, executor=pool, console=shown)
         store = TokenStore(folder)
@@ -380,15 +364,3 @@ def store_from_text(
                 "as it is; to train on the text of today, choose another --out"
             )
         return store
-
-
-def check_begun(out: Path, learned: dict[str, Any]) -> None:
-    """Refuse to continue a run directory whose vocabulary was learned with other settings."""
-    path = out / "corpus.json"
-    before = read_json(path) if path.is_file() else {}
-    for name in {**before, **learned}:
-        if before.get(name) != learned.get(name):
-            raise BertkitError(
-                f"{out} holds a corpus with other settings ({name}: {before.get(name)}); choose "
-                "another --out"
-            )

@@ -40,8 +40,8 @@ from bertkit.checkpoints.pretrained import (
     resolve_model,
     tuned_tensors,
 )
+from bertkit.checkpoints.save import shown_names
 from bertkit.checkpoints.sentence_transformers import TextPooling, is_embedder
-from bertkit.checkpoints.weights import shown_names
 from bertkit.errors import BertkitError, check_known
 from bertkit.model.encoder import Encoder, Layer, ModelConfig, activation
 from bertkit.model.heads import PretrainingModel, ReplacedTokenHead

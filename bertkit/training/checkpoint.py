@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bertkit.checkpoints.weights import read_tensors, write_tensors
+from bertkit.checkpoints.save import read_tensors, write_tensors
 from bertkit.errors import BertkitError
 from bertkit.files import (
     disk_errors,

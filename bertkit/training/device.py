@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-import bertkit
 from bertkit.errors import BertkitError, check_known, nearest
 from bertkit.model.encoder import residual_dtype
 from bertkit.model.native.attention import choose_kernel
@@ -222,12 +221,11 @@ def training_flops(
 
 def environment() -> dict[str, Any]:
     """Return the software and hardware of a run as JSON values, without the host's name."""
-    packages = ("numpy", "tokenizers", "safetensors")
+    packages = ("bertkit", "numpy", "tokenizers", "safetensors")
     gpus = range(torch.cuda.device_count() if has_cuda() else 0)
     return {
         "command": shlex.join(sys.argv),
         "versions": {
-            "bertkit": bertkit.__version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
             **{name: importlib.metadata.version(name) for name in packages},

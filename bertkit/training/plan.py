@@ -23,7 +23,6 @@ from bertkit.pretraining_data.batch import from_arrays
 from bertkit.pretraining_data.examples import count_targets
 from bertkit.pretraining_data.loader import START, PretrainingBatch
 from bertkit.processes import resident_bytes
-from bertkit.training.data import TrainingData
 from bertkit.training.device import (
     choose_device,
     choose_precision,
@@ -33,6 +32,7 @@ from bertkit.training.device import (
 )
 from bertkit.training.distributed import ALONE
 from bertkit.training.optimizer import build_optimizer
+from bertkit.training.pretrain import TrainingData
 from bertkit.training.recipe import PretrainRecipe, read_recipe
 from bertkit.training.step import LoopSettings, PretrainMetrics, train_steps
 

@@ -8,26 +8,47 @@ processes, they share every batch, and rank 0 writes.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
 
 from bertkit.checkpoints.save import save_generator, save_model
 from bertkit.console import Console, console_or_new
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import as_json, escaped, from_home
-from bertkit.pretraining_data.loader import START, DataPosition, check_batch_sizes
+from bertkit.pretraining_data.examples import MaskingOptions, PairOptions, measure_pairs
+from bertkit.pretraining_data.loader import (
+    START,
+    BatchBuilder,
+    DataPosition,
+    ExampleSampler,
+    PretrainingBatch,
+    StreamStep,
+    check_batch_sizes,
+    stream_steps,
+)
 from bertkit.processes import check_process_count
 from bertkit.training.checkpoint import save_training
-from bertkit.training.data import HeldOut, TrainingData
-from bertkit.training.device import choose_device, choose_precision, own_random_numbers
+from bertkit.training.device import (
+    OUT_OF_MEMORY,
+    choose_device,
+    choose_precision,
+    own_random_numbers,
+)
 from bertkit.training.distributed import (
+    ALONE,
     GracefulStop,
+    Ranks,
     init_distributed,
     local_device,
     replicate,
@@ -45,10 +66,24 @@ from bertkit.training.start import (
     resume,
     with_sizes,
 )
-from bertkit.training.step import LoopSettings, PretrainMetrics, StepRecord, train_steps
+from bertkit.training.step import (
+    LoopSettings,
+    PretrainMetrics,
+    StepRecord,
+    evaluate_batches,
+    mean_losses,
+    train_steps,
+)
 
 if TYPE_CHECKING:
     from bertkit.checkpoints.pretrained import PretrainedWeights
+
+
+Examples = tuple[ExampleSampler, BatchBuilder]
+"""The examples in their order of use, and the builder that makes batches of them."""
+
+HELD_OUT_BATCH = 64
+"""The number of sequences in an evaluation batch, if the device has enough memory for them."""
 
 
 def pretrain(
@@ -147,7 +182,10 @@ def train(run: Run, log: Journal, stop: GracefulStop, changes: Sequence[str]) ->
     started, total = time.perf_counter(), run.recipe.phases.total_steps
     with closing(TrainingData(run.recipe, run.store)) as data:
         held_out = HeldOut(run.recipe, run.store)
-        announce(run, log, data, held_out, changes)
+        notes = [f"resumed with changes: {'; '.join(changes)}"] if changes else []
+        if held_out.store is None:
+            notes.append("the store has fewer than two held-out documents; nothing is evaluated")
+        announce(run, log, data.open(0)[0], notes)
         run.console.start(total, run.step, title="training")
         run.model.train()
         try:
@@ -277,3 +315,112 @@ def write_model(run: Run, folder: Path) -> None:
         save_generator(folder.with_name(beside), run.model, tokenizer, details)
     # written last, because `is_finished` looks for this folder
     save_model(folder, run.model, tokenizer, details)
+
+
+def phase_examples(
+    recipe: PretrainRecipe, store: TokenStore, phase: int, masking: MaskingOptions, seed: int
+) -> Examples:
+    """Return the examples of a phase in order, and the builder that makes batches of them."""
+    phases, objectives = recipe.phases, recipe.objectives
+    seed += phase << 32  # each phase draws its own examples and masks
+    options = PairOptions(max_length=phases.lengths[phase], pair=objectives.pair)
+    builder = BatchBuilder(store, masking, phases.max_predictions[phase], seed, objectives.token)
+    return ExampleSampler(store, options, seed), builder
+
+
+class TrainingData:
+    """The training examples of a run, one phase at a time."""
+
+    def __init__(self, recipe: PretrainRecipe, store: TokenStore) -> None:
+        self.recipe, self.store = recipe, store
+        self._opened: tuple[int, Examples] | None = None
+
+    def open(self, phase: int) -> Examples:
+        """Return the examples of a phase, and close those of the previous one."""
+        if self._opened is None or self._opened[0] != phase:
+            self.close()
+            masking, seed = self.recipe.masking, self.recipe.training.seed
+            self._opened = phase, phase_examples(self.recipe, self.store, phase, masking, seed)
+        return self._opened[1]
+
+    def stream(
+        self, phase: int, made: int, position: DataPosition, ranks: Ranks, workers: int
+    ) -> Generator[StreamStep, None, None]:
+        """Yield this rank's micro-batches of a phase after its first `made` updates."""
+        examples, builder = self.open(phase)
+        return stream_steps(
+            examples,
+            builder,
+            batch_size=self.recipe.phases.batch_sizes[phase],
+            steps=self.recipe.phases.steps[phase] - made,
+            position=position,
+            micro_batches=ranks.micro_batches(self.recipe.training.accumulate),
+            rank=ranks.rank,
+            world=ranks.world,
+            workers=workers,
+        )
+
+    def close(self) -> None:
+        """Cancel the planning of the next window; calling this again does nothing."""
+        if self._opened is not None:
+            self._opened[1][0].close()
+            self._opened = None
+
+
+class HeldOut:
+    """The held-out examples of a run: opened and verified once, planned once for each phase.
+
+    Their seed is 0 and their masking is 15 %, 80/10/10, whatever the recipe says, so that runs with
+    different seeds and masking can be compared.
+    """
+
+    def __init__(self, recipe: PretrainRecipe, store: TokenStore) -> None:
+        self.recipe = recipe
+        self.store = store.held_out
+        """The held-out split, or None if it lacks the two documents that an evaluation needs."""
+        self.batch_size = HELD_OUT_BATCH
+        """The number of sequences in a batch; lower it if the device has too little memory."""
+        self._rows: dict[int, np.ndarray] = {}
+
+    def _examples(self, phase: int) -> Examples:
+        assert self.store is not None, "there are too few held-out documents"
+        return phase_examples(self.recipe, self.store, phase, MaskingOptions(), seed=0)
+
+    def rows(self, phase: int) -> np.ndarray:
+        """Return the examples that a phase is evaluated on."""
+        if phase not in self._rows:
+            with closing(self._examples(phase)[0]) as examples:
+                rows = examples.first(self.recipe.logging.held_out_sequences)
+            self._rows[phase] = rows.copy()  # a view would keep the whole window in memory
+        return self._rows[phase]
+
+    def batches(self, phase: int, ranks: Ranks = ALONE) -> Iterator[PretrainingBatch]:
+        """Yield a rank's batches of a phase, with the same masks at every evaluation."""
+        share, builder = self.rows(phase)[ranks.rank :: ranks.world], self._examples(phase)[1]
+        for start in range(0, len(share), self.batch_size):
+            yield builder[share[start : start + self.batch_size]]
+
+    def evaluate(self, model: nn.Module, phase: int, settings: LoopSettings) -> dict[str, Any]:
+        """Return the fields of an evaluation record; if memory is short, measure in parts."""
+        ranks = settings.ranks if len(self.rows(phase)) >= settings.ranks.world else ALONE
+        loss_fn = self.recipe.objectives.function()
+        while True:
+            torch.manual_seed(0)  # so that ELECTRA's generator, too, samples the same every time
+            try:
+                batches = self.batches(phase, ranks)
+                sums, counted = evaluate_batches(model, loss_fn, batches, settings)
+                break
+            except BertkitError as error:
+                if error.code != OUT_OF_MEMORY or self.batch_size == 1:
+                    raise
+            self.batch_size //= 2
+        counts = ranks.all_reduce_counts(counted)()
+        values = ranks.all_reduce_scalars({name: kept.value for name, kept in sums.items()})
+        means = mean_losses({n: s._replace(value=values[n]) for n, s in sums.items()}, counts)
+        token = "mlm" if "mlm_loss" in means else "lm"
+        perplexity = math.exp(min(means[f"{token}_loss"], 700.0))
+        record = {"phase": phase, **means, f"{token}_perplexity": perplexity, **counts}
+        if self.recipe.objectives.has_pairs:
+            share = measure_pairs(self.rows(phase)).random_share
+            record["nsp_majority"] = max(share, 1 - share)  # the accuracy of a constant answer
+        return record

@@ -11,19 +11,19 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
-import bertkit
 from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import as_json, claim, differences, exclusive_lock, read_optional, write_json
 from bertkit.model.encoder import ModelConfig
-from bertkit.pretraining_data.loader import START, DataPosition
+from bertkit.pretraining_data.examples import PairStatistics, measure_pairs
+from bertkit.pretraining_data.loader import START, DataPosition, ExampleSampler
 from bertkit.processes import busy_note, usable_cores
 from bertkit.training.checkpoint import load_checkpoint, load_latest, restore_training
-from bertkit.training.data import HeldOut, TrainingData, opening_lines, start_record
 from bertkit.training.device import device_notes, environment, matmul_peak
 from bertkit.training.distributed import Ranks
 from bertkit.training.journal import Journal
@@ -164,7 +164,8 @@ def claim_folder(run: Run, held: ExitStack) -> list[str]:
 
     same = {name: settings[name] for name in settings if name not in ("store", "recipe_name")}
     if ranks.world > 1:
-        ranks.check_equal(json.dumps([same, bertkit.__version__, torch.__version__]))
+        versions = environment()["versions"]
+        ranks.check_equal(json.dumps([same, versions["bertkit"], versions["torch"]]))
     return ranks.on_rank0(work) or []
 
 
@@ -241,11 +242,9 @@ def is_finished(run: Run) -> bool:
     return details.get("steps") == run.step == run.recipe.phases.total_steps
 
 
-def announce(
-    run: Run, log: Journal, data: TrainingData, held_out: HeldOut, changes: Sequence[str]
-) -> None:
-    """Log the model and the data of the run before the first update."""
-    start = start_record(run.recipe, run.store, data.open(0)[0])
+def announce(run: Run, log: Journal, examples: ExampleSampler, notes: Sequence[str]) -> None:
+    """Log the model and the data of the run, and notes, before the first update."""
+    start = start_record(run.recipe, run.store, examples)
     start |= {
         "step": run.step,
         "recipe_name": run.recipe_name,
@@ -256,10 +255,66 @@ def announce(
     }
     log.write(start)
     run.console.say(*opening_lines(start, run.recipe, run.store), *busy_note())
-    notes = device_notes(run.device, run.precision, run.model.config)
-    if changes:
-        notes.append(f"resumed with changes: {'; '.join(changes)}")
-    if held_out.store is None:
-        notes.append("the store has fewer than two held-out documents; nothing is evaluated")
-    for line in notes:
+    for line in (*device_notes(run.device, run.precision, run.model.config), *notes):
         log.note(run.step, line)
+
+
+def baselines(
+    store: TokenStore, random_share: float, specials: Sequence[float] = ()
+) -> dict[str, float]:
+    """Return what is reached without looking at the input: from the frequencies of tokens.
+
+    The entropy is in nats; it is the loss of predicting each token's frequency. `random_share` is
+    that of pairs with a random second sentence, and `specials` are the shares of [CLS] and [SEP]
+    among the targets, if they are targets.
+    """
+    shares = store.unigrams[store.unigrams > 0] / store.unigrams.sum()
+    shares = np.concatenate([shares * (1 - sum(specials)), specials])
+    return {
+        "unigram_entropy": float(-(shares * np.log(shares)).sum()),
+        "most_frequent_accuracy": float(shares.max()),
+        "nsp_majority": max(random_share, 1 - random_share),
+    }
+
+
+def special_shares(recipe: PretrainRecipe, pairs: PairStatistics) -> list[float]:
+    """Return the share of [SEP] among a causal model's targets; [] for other models."""
+    if recipe.objectives.token != "clm":
+        return []
+    return [(1 if recipe.objectives.pair == "single-segment" else 2) / (pairs.mean_tokens - 1)]
+
+
+def start_record(
+    recipe: PretrainRecipe, store: TokenStore, examples: ExampleSampler
+) -> dict[str, Any]:
+    """Return the part of the journal's first record that follows from the data alone.
+
+    `examples` are those of the first phase.
+    """
+    phases = recipe.phases
+    pairs = measure_pairs(examples.first())
+    sizes = zip(phases.lengths, phases.steps, phases.batch_sizes, strict=True)
+    return {
+        "kind": "start",
+        "baselines": baselines(store, pairs.random_share, special_shares(recipe, pairs)),
+        "pairs": as_json(pairs),
+        "tokens_total": store.tokens,
+        "steps_total": phases.total_steps,
+        "phases": [{"length": n, "steps": steps, "batch_size": size} for n, steps, size in sizes],
+    }
+
+
+def opening_lines(start: dict[str, Any], recipe: PretrainRecipe, store: TokenStore) -> list[str]:
+    """Return the lines that a run prints before the first update, from its start record."""
+    known, pairs, objectives = start["baselines"], start["pairs"], recipe.objectives
+    label_1 = "A and B swapped" if objectives.pair == "sop" else "a random next sentence"
+    share = f"{pairs['random_share']:.1%} with {label_1}, " if objectives.has_pairs else ""
+    majority = known["nsp_majority"]
+    label = f", majority label of pairs {majority:.1%}" if objectives.has_pairs else ""
+    return [
+        f"{start['parameters']:,} parameters, {start['precision']}; {store.tokens:,} training "
+        f"tokens in {store.documents:,} documents; first window: {pairs['examples']:,} examples of "
+        f"{pairs['mean_tokens']:.1f} tokens, {share}{pairs['cut_share']:.1%} of tokens cut",
+        f"baselines: unigram entropy {known['unigram_entropy']:.3f} nats, top token "
+        f"{known['most_frequent_accuracy']:.1%}{label}",
+    ]

@@ -11,8 +11,9 @@ import torch
 from bertkit.corpus.store import TokenStore
 from bertkit.pretraining_data.examples import MaskingOptions
 from bertkit.pretraining_data.loader import START
-from bertkit.training.data import HeldOut, TrainingData, start_record
+from bertkit.training.pretrain import HeldOut, TrainingData
 from bertkit.training.recipe import ModelSize, Objectives, Phases, PretrainRecipe, Training
+from bertkit.training.start import start_record
 
 RECIPE = PretrainRecipe(
     model=ModelSize(

@@ -13,8 +13,8 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import LossSum, pretraining_objective, total_loss
 from bertkit.pretraining_data.examples import MaskingOptions, PairOptions
 from bertkit.pretraining_data.loader import START, BatchBuilder, ExampleSampler, stream_steps
-from bertkit.training.data import baselines
 from bertkit.training.optimizer import build_optimizer
+from bertkit.training.start import baselines
 from bertkit.training.step import (
     LoopSettings,
     check_finite,

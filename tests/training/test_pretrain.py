@@ -26,7 +26,6 @@ from bertkit.model.encoder import Encoder
 from bertkit.objectives import Sums
 from bertkit.report.pretraining import write_report
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training import data
 from bertkit.training import pretrain as module
 from bertkit.training.distributed import Ranks
 from bertkit.training.journal import read_journal
@@ -460,13 +459,13 @@ def test_every_update_is_logged_even_where_a_phase_ends(store: TokenStore, tmp_p
 def test_signal_during_evaluation_still_saves(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = data.evaluate_batches
+    real = module.evaluate_batches
 
     def interrupted(*arguments: object, **options: object) -> object:
         signal.raise_signal(signal.SIGTERM)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(data, "evaluate_batches", interrupted)
+    monkeypatch.setattr(module, "evaluate_batches", interrupted)
     assert pretrain(TOY, store, tmp_path) == signal.SIGTERM
     (*_, latest) = sorted((tmp_path / "checkpoints").iterdir())
     assert latest.name == "step-00000011", "after the next update"
