@@ -4,9 +4,9 @@
                               optimizer.safetensors
                               progress.json
 
-`progress.json` holds the caller's progress, the size and SHA-256 of each other file, and a SHA-256
-of itself. A checkpoint appears under its name only when it is complete and flushed to disk. It is
-the only record of the step that a run has reached.
+`progress.json` holds the caller's progress, the SHA-256 of each other file, and that of itself. A
+checkpoint appears under its name only when it is complete and flushed to disk. It is the only
+record of the step that a run has reached.
 """
 
 from __future__ import annotations
@@ -67,10 +67,8 @@ def save_checkpoint(
     with new_folder(path) as temporary:
         for name, values in tensors.items():
             write_tensors(temporary / f"{name}.safetensors", values)
-        files = {
-            file.name: {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
-            for file in sorted(temporary.iterdir())
-        }
+        written = sorted(temporary.iterdir())
+        files = {file.name: {"sha256": sha256_file(file)} for file in written}
         content = {"format": FORMAT_VERSION, "step": step, "files": files, "progress": progress}
         write_json(temporary / PROGRESS, {**content, "sha256": digest(content)})
     prune(folder, step, keep)
@@ -79,8 +77,7 @@ def save_checkpoint(
 
 def digest(content: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a value as compact JSON with sorted keys; it survives a round trip."""
-    # Numeric keys become strings in the file and are sorted as strings.
-    plain = json.loads(json.dumps(content))
+    plain = json.loads(json.dumps(content))  # numeric keys become strings and are sorted as such
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -147,21 +144,13 @@ def load_checkpoint(path: Path, step: int) -> Checkpoint:
     for name, expected in content["files"].items():
         if not re.fullmatch(r"[\w-]+\.safetensors", name):
             raise BertkitError(f"{PROGRESS} names {name!r:.60}, which is not a file next to it")
-        verify_file(path / name, expected)
+        try:
+            if sha256_file(path / name) != expected["sha256"]:
+                raise BertkitError(f"{name} is damaged (its checksum is wrong)")
+        except OSError as error:
+            raise BertkitError(f"{name} cannot be read ({error.strerror})") from error
         tensors[Path(name).stem] = read_tensors(path / name)
     return Checkpoint(path, step, tensors, content["progress"])
-
-
-def verify_file(path: Path, expected: Mapping[str, Any]) -> None:
-    """Compare a file with its recorded size and checksum."""
-    try:
-        size = path.stat().st_size
-        if size != expected["bytes"]:
-            raise BertkitError(f"{path.name} has {size} bytes instead of {expected['bytes']}")
-        if sha256_file(path) != expected["sha256"]:
-            raise BertkitError(f"{path.name} is damaged (its checksum is wrong)")
-    except OSError as error:
-        raise BertkitError(f"{path.name} cannot be read ({error.strerror})") from error
 
 
 def save_training(

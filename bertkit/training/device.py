@@ -106,10 +106,9 @@ def choose_precision(name: str, device: torch.device) -> str:
 def autocast(device: torch.device, precision: str) -> Iterator[None]:
     """Provide the context in which a network is trained in a precision.
 
-    In "bf16" matrix products are computed in bf16 (torch's autocast), and the hidden states that
-    layers pass on, the residual stream, are fp32. In "bf16-residual" they are bf16, too, which
-    halves the memory traffic between the products. In "fp32" autocast is off. Weights, gradients
-    and the optimizer state are fp32 in all of them.
+    In "bf16" matrix products are bf16 (torch's autocast), and the hidden states that layers pass on
+    are fp32. In "bf16-residual" they are bf16, too, which halves the memory traffic. Weights,
+    gradients and the optimizer state are always fp32.
     """
     assert precision in PRECISIONS, precision  # `choose_precision` resolves "auto"
     enabled = precision != "fp32"
@@ -193,23 +192,15 @@ def training_flops(
 ) -> float:
     """Return the floating-point operations that a pre-training update needs, without padding.
 
-    A product of (m, k) and (k, n) is 2 m k n. With hidden size h, embedding width e (h in BERT),
-    feed-forward width f, L layers and vocabulary V, the forward pass takes
-
-        L * (4 h^2 + 2 h f) * 2           for each token: query, key, value, output, feed-forward
-        L * 4 h * length^2                for each sequence: scores and weighted values
-        (h e + e V) * 2                   for each target: MLM transform and decoder
-        (h^2 + 2 h) * 2                   for each sequence: pooler and next-sentence layer
-
-    and the backward pass twice that. Look-ups, norms, activations and softmax are left out. The
-    last layer counts in full, as is customary, although bertkit computes all of it only for targets
-    and [CLS].
+    A product of (m, k) and (k, n) is 2 m k n, and the backward pass takes twice as many as the
+    forward pass. Look-ups, norms, activations and softmax are left out. The last layer counts in
+    full, as is customary, although bertkit computes all of it only for targets and [CLS].
     BERT-base with 15 % targets takes 0.545 GFLOP per token at length 128 and 0.588 at 512.
     """
     h, layers = config.hidden_size, config.num_hidden_layers
     per_token = 2 * layers * (4 * h * h + 2 * h * config.intermediate_size)
-    per_target = 2 * config.embedding_width * (h + config.vocab_size)
-    per_sequence = 2 * (h * h + 2 * h)
+    per_target = 2 * config.embedding_width * (h + config.vocab_size)  # transform and decoder
+    per_sequence = 2 * (h * h + 2 * h)  # pooler and next-sentence layer
     forward = (
         per_token * tokens
         + 4 * h * layers * sum_squared_lengths
@@ -235,7 +226,7 @@ def environment() -> dict[str, Any]:
         "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "compiled_steps": sorted({str(x).removeprefix("torch.") for x, _ in step_types()}),
-        "memory_gib": memory_gib(),
+        "memory_gib": round((memory_bytes() or 0) / 2**30, 1) or None,
         "devices": [torch.cuda.get_device_name(number) for number in gpus],
         "cuda": torch.version.cuda,
     }
@@ -250,14 +241,6 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def memory_gib(device: torch.device | None = None) -> float | None:
-    """Return the memory of a CUDA device, else of the machine, in GiB; None if it is unknown."""
-    found = memory_bytes()
-    if device is not None and device.type == "cuda":
-        found = torch.cuda.get_device_properties(device).total_memory
-    return None if found is None else round(found / 2**30, 1)
-
-
 def lacks_memory(error: BaseException) -> bool:
     """Return whether an error says that a GPU has too little free memory."""
     return isinstance(error, torch.OutOfMemoryError) or (
@@ -270,9 +253,8 @@ def in_halves(
     inputs: Sequence[Any],
     tokens: Callable[[Any], int] = lambda part: int(part.tokens),
 ) -> list[BatchOutput]:
-    """Compute a batch, or its halves one after the other if the device has too little memory.
+    """Compute a batch without gradients, or its halves if the device has too little memory.
 
-    It is for batches without gradients, whose outputs do not depend on how inputs are distributed.
     `compute` takes the inputs or a slice of them; its outputs are returned in order. `tokens` gives
     the number of tokens of an input, for the error about an input that does not fit alone.
     """

@@ -124,8 +124,7 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
     """Join the process group of this run for the length of a block, and yield this process's ranks.
 
     An existing process group is used and left as it is. gloo connects CPUs, NCCL connects GPUs, and
-    a GPU becomes torch's current device. `timeout` is the number of seconds to wait for the other
-    processes before giving up.
+    a GPU becomes torch's current device.
     """
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():

@@ -66,7 +66,7 @@ class Plan:
     device: str
     precision: str
     memory_bytes: float
-    """The most memory that training took: of the GPU, or of this process on a CPU."""
+    """The most memory of the GPU, or of this process on a CPU; 0 if the system does not say."""
     hours: float
     """The time of all updates; evaluations and checkpoints are not included."""
     phases: tuple[PhasePlan, ...]
@@ -82,17 +82,9 @@ def plan(
 ) -> Plan:
     """Train with a recipe for some seconds, and say what the whole run takes.
 
-    Args:
-        recipe: a `PretrainRecipe`, or the path or name of one.
-        store: the token store to train on; None for random ids in examples of full length.
-        vocabulary_size: the number of ids, if there is no store.
-        device: "auto", "cpu", "cuda", "cuda:1", ...
-        seconds: about how long to measure, divided among the phases; each makes two updates at
-            least, however long they take.
-
-    Raises:
-        BertkitError: a batch does not fit into the GPU's memory, or the clock showed a speed that
-            the device cannot have.
+    The recipe is one, or its path or name. Without a store, `vocabulary_size` ids are drawn at
+    random, in examples of full length. The seconds are divided among the phases; each makes two
+    updates at least, however long they take.
     """
     recipe = recipe if isinstance(recipe, PretrainRecipe) else read_recipe(recipe)
     if not 0 < seconds < 1e6:
@@ -135,12 +127,12 @@ def plan(
                         break
                 made, record = window.updates, window.close()
             phases.append(phase_plan(recipe, phase, count, record, made))
-    memory = float(torch.cuda.max_memory_reserved(on)) if on.type == "cuda" else peak_memory()
+    memory = torch.cuda.max_memory_reserved(on) if on.type == "cuda" else resident_bytes("VmHWM")
     return Plan(
         parameters=count_parameters(config, heads=True),
         device=torch.cuda.get_device_name(on) if on.type == "cuda" else str(on),
         precision=precision,
-        memory_bytes=memory,
+        memory_bytes=float(memory or 0),
         hours=sum(part.hours for part in phases),
         phases=tuple(phases),
     )
@@ -166,14 +158,6 @@ def phase_plan(
         seconds_per_update=each,
         hours=steps * each / 3600,
     )
-
-
-def peak_memory() -> float:
-    """Return the most memory that this process has held, in bytes."""
-    peak = resident_bytes("VmHWM")
-    if peak is None:
-        raise BertkitError("this system does not report the memory of a process")
-    return peak
 
 
 def store_steps(recipe: PretrainRecipe, store: TokenStore, phase: int) -> Steps:

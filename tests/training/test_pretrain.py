@@ -422,7 +422,7 @@ def test_damaged_shard_stops_the_run_before_it_learns_nonsense(
 def test_full_disk_keeps_what_was_saved(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bertkit.checkpoints import weights as files
+    from bertkit.checkpoints import save as files
 
     real = files.save_file
     calls = []
