@@ -177,7 +177,7 @@ def test_a_wrong_first_attempt_may_be_corrected(tokenizer: Tokenizer, tmp_path: 
         prepare([text], tokenizer, folder)
     source = TextSource((str(text),), column="body")
     assert prepare(source, tokenizer, folder, held_out=0).documents == 2
-    with pytest.raises(BertkitError, match="other settings .column"):
+    with pytest.raises(BertkitError, match=r"other settings .column"):
         prepare([text], tokenizer, folder, held_out=0)
 
 
@@ -188,15 +188,15 @@ def test_other_settings_and_changed_texts_are_refused(
     text.write_text(corpus_text)
     prepare([text], tokenizer, folder)
     for options in ({"held_out": 0.5}, {"shard_megabytes": 3}):
-        with pytest.raises(BertkitError, match=f"other settings .{next(iter(options))}"):
+        with pytest.raises(BertkitError, match=rf"other settings .{next(iter(options))}"):
             prepare([text], tokenizer, folder, **options)
-    with pytest.raises(BertkitError, match="other settings .language"):
+    with pytest.raises(BertkitError, match=r"other settings .language"):
         prepare(TextSource((str(text),), language="lines"), tokenizer, folder)
     cased = Tokenizer.from_vocabulary(tokenizer.vocabulary, lowercase=False)
-    with pytest.raises(BertkitError, match="other settings .tokenizer_hash"):
+    with pytest.raises(BertkitError, match=r"other settings .tokenizer_hash"):
         prepare([text], cased, folder)
     text.write_text(corpus_text.replace("a", "e"))
-    with pytest.raises(BertkitError, match="other settings .sources"):
+    with pytest.raises(BertkitError, match=r"other settings .sources"):
         prepare([text], tokenizer, folder)
 
 
