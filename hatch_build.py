@@ -1,7 +1,7 @@
 """Compile bertkit's C code when a wheel or an editable installation is built, on Linux.
 
 Without a C compiler bertkit is installed without it; Python and torch's operators then do the same
-work (`bertkit.tokenizer.compiled`, `bertkit.model.native`). CC names the compiler.
+work (`bertkit.tokenizer.wordpiece`, `bertkit.model.native`). CC names the compiler.
 """
 
 from __future__ import annotations

@@ -25,8 +25,7 @@ from unittest import mock
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # before tokenizers is imported
 
 from benchmarks.record import data_folder, installed, new_parser, summary, write_result
-from bertkit.tokenizer.compiled import wordpiece_library
-from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer, wordpiece_library
 
 Encode = Callable[[Sequence[str]], Any]
 

@@ -26,8 +26,7 @@ from bertkit.model.encoder import Encoder
 from bertkit.model.heads import PretrainingModel
 from bertkit.text.documents import TextCounts, describe_skipped, plain_lines
 from bertkit.text.sources import one_source
-from bertkit.tokenizer.files import MAX_WORD_CHARACTERS
-from bertkit.tokenizer.normalize import split_words
+from bertkit.tokenizer.files import MAX_WORD_CHARACTERS, split_words
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 GROWING = ("encoder.word_embeddings.weight", "mlm.bias")

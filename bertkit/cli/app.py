@@ -148,7 +148,10 @@ def explain_error(error: Exception) -> str | None:
         return NO_FILES
     missing = getattr(error, "name", None) or "bertkit"
     if isinstance(error, ModuleNotFoundError) and not missing.startswith("bertkit"):
-        return f"this command needs {missing}, which is not installed; install it"
+        return (
+            f"this command needs {missing}, which is not installed; install it, or the extra of "
+            "bertkit that has it: data, remote, onnx, serve"
+        )
     if isinstance(error, OSError):
         what = error.strerror or str(error) or type(error).__name__
         return what if error.filename is None else f"{error.filename}: {what}"

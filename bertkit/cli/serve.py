@@ -10,7 +10,7 @@ from typing import Annotated
 
 from bertkit.cli.options import FLATTEN, Device, Precision
 from bertkit.errors import BertkitError
-from bertkit.serve.limits import DEFAULT_LIMITS, Limits, check_token
+from bertkit.serve.admission import DEFAULT_LIMITS, Limits, check_token
 
 TOKEN_VARIABLE = "BERTKIT_TOKEN"  # noqa: S105 - a variable's name
 
@@ -50,12 +50,7 @@ def serve_command(
         Whether to log every request.
     """
     token = read_token(token_file)
-    try:
-        from bertkit.serve.app import open_socket, serve, serving_app, socket_url
-    except ModuleNotFoundError as error:
-        raise BertkitError(
-            f"serving needs {error.name}; install bertkit with the extra 'serve'"
-        ) from error
+    from bertkit.serve.app import open_socket, serve, serving_app, socket_url
 
     with open_socket(host, port) as listening:
         hosts = host_names(host, allowed_hosts, token)

@@ -8,13 +8,14 @@ models for either.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, check_known
-from bertkit.model.encoder import Encoder, ModelConfig, initialize
+from bertkit.model.encoder import Encoder, Layer, ModelConfig, initialize
 from bertkit.model.native import Dropout
 from bertkit.pretraining_data.batch import ClassLogits, Packed, Pooled
 
@@ -199,3 +200,17 @@ def encoder_features(encoder: Encoder, packed: Packed, layers: str) -> Tensor:
         only_first = layers == "embeddings"
         states = [encoder.embed(packed)] if only_first else encoder.layers_of(packed)
     return combine(states, layers)
+
+
+def attention_weights(layer: Layer, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the attention of one sequence, whose input to the layer is `hidden` (tokens, width).
+
+    These are the weights (heads, tokens, tokens), and the values that they weigh (tokens, heads,
+    head width).
+    """
+    heads = layer.config.num_attention_heads
+    query, key, value = layer.query_key_value(hidden).unflatten(-1, (3, heads, -1)).unbind(1)
+    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
+    if layer.config.direction == "left_to_right":
+        scores += torch.full(scores.shape[1:], -math.inf, device=scores.device).triu(1)
+    return scores.softmax(dim=-1), value

@@ -25,8 +25,9 @@ from bertkit.checkpoints.pretrained import model_folder, read_pretrained
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ONE_SEGMENT, Encoder, Layer, ModelConfig, activation
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.outputs import attention_weights
 from bertkit.predict.load import load_predictor
-from bertkit.pretraining_data.batch import Hidden, Packed, pack
+from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.pretraining_data.examples import MASKS, MaskingOptions, draw_masks, keyed_rng
 from bertkit.tasks.types import is_tuned
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -218,26 +219,6 @@ def look_inside(encoder: Encoder, packed: Packed) -> tuple[np.ndarray, np.ndarra
         weights.append(shares)
     norms = torch.stack(states).norm(dim=-1)
     return torch.stack(weights).numpy(), norms.numpy(), difference
-
-
-def attention_weights(layer: Layer, hidden: Hidden) -> tuple[Tensor, Tensor]:
-    """Return the attention weights of one sequence, and the values that they weigh.
-
-    Args:
-        layer: a layer in evaluation mode.
-        hidden: (tokens, width) the layer's input.
-
-    Returns:
-        Weights (heads, tokens, tokens) and values (tokens, heads, head width).
-    """
-    config, tokens = layer.config, len(hidden)
-    projected = layer.query_key_value(hidden).unflatten(-1, (3, config.num_attention_heads, -1))
-    query, key, value = projected.unbind(1)
-    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
-    if config.direction != "bidirectional":
-        later = torch.ones(tokens, tokens, dtype=torch.bool, device=hidden.device).triu(1)
-        scores = scores.masked_fill(later, -math.inf)
-    return scores.softmax(dim=-1), value
 
 
 def print_explanation(

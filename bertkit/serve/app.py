@@ -23,9 +23,16 @@ from starlette.routing import Route
 import bertkit
 from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.serve import routes
-from bertkit.serve.limits import DEFAULT_LIMITS, Limits, RefusedError, check_token, shorten
-from bertkit.serve.metrics import Metrics
-from bertkit.serve.middleware import RequestMiddleware, json_response
+from bertkit.serve.admission import (
+    DEFAULT_LIMITS,
+    Limits,
+    Metrics,
+    RefusedError,
+    RequestMiddleware,
+    check_token,
+    json_response,
+    shorten,
+)
 from bertkit.serve.models import Service, load_models
 
 WEB = Path(__file__).parent / "web"

@@ -30,8 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from bertkit.serve.limits import Limits, RefusedError, too_many_tokens
-from bertkit.serve.metrics import Metrics
+from bertkit.serve.admission import Limits, Metrics, RefusedError, too_many_tokens
 from bertkit.tasks.inference import LEAST_TOKENS, compute_with
 
 T = TypeVar("T")

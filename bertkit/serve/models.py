@@ -31,9 +31,8 @@ from bertkit.files import from_home
 from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.predict.load import load_predictor
 from bertkit.predict.pretrained import load_pretrained
+from bertkit.serve.admission import Limits, Metrics, RefusedError, not_finite, shorten
 from bertkit.serve.batching import PreparedRequest, Worker, all_cores
-from bertkit.serve.limits import Limits, RefusedError, not_finite, shorten
-from bertkit.serve.metrics import Metrics
 from bertkit.serve.operations import (
     AttentionMaps,
     EmbeddingOperation,

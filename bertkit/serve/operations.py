@@ -22,18 +22,19 @@ import torch
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ONE_SEGMENT, Encoder, Layer
+from bertkit.model.outputs import attention_weights
 from bertkit.predict.embeddings import Embedder, EncodedText
 from bertkit.predict.load import TaskPredictor
 from bertkit.predict.pretrained import MASK, MaskedText, PairSequence, Predictor
 from bertkit.pretraining_data.batch import pack
-from bertkit.serve.batching import PreparedRequest
-from bertkit.serve.limits import (
+from bertkit.serve.admission import (
     CHARACTERS_PER_TOKEN,
     RefusedError,
     not_finite,
     shorten,
     too_many_tokens,
 )
+from bertkit.serve.batching import PreparedRequest
 from bertkit.tasks.task import Items
 from bertkit.tokenizer.wordpiece import PairEncoding
 
@@ -269,7 +270,7 @@ class AttentionMaps(Tokens):
             hidden = self.encoder.embed(packed)
             for layer in self.encoder.stack:
                 assert isinstance(layer, Layer)
-                weights = attention_weights(layer, hidden)
+                weights, _ = attention_weights(layer, hidden)
                 if not weights.isfinite().all():
                     raise not_finite()
                 roots += (weights.sqrt() * 255).round().to(torch.uint8).numpy().tobytes()
@@ -282,13 +283,3 @@ class AttentionMaps(Tokens):
         [tokens] = super().rows(content, None)
         weights = base64.b64encode(result).decode()
         return [{**tokens, "layers": layers, "heads": heads, "weights": weights}]
-
-
-def attention_weights(layer: Layer, hidden: torch.Tensor) -> torch.Tensor:
-    """Return the (heads, tokens, tokens) weights for the (tokens, width) input of a layer."""
-    heads = layer.config.num_attention_heads
-    query, key, _ = layer.query_key_value(hidden).unflatten(-1, (3, heads, -1)).unbind(1)
-    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
-    if layer.config.direction == "left_to_right":
-        scores += torch.full(scores.shape[1:], -math.inf).triu(1)
-    return scores.softmax(dim=-1)

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from bertkit.serve.limits import MAX_INPUTS, RefusedError
+from bertkit.serve.admission import MAX_INPUTS, RefusedError
 from bertkit.serve.models import Service
 from bertkit.tasks.types import TASKS
 

@@ -20,7 +20,7 @@ from bertkit.errors import BertkitError
 from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts
 from bertkit.text.documents import TextCounts, plain_lines, valid_text, value_name
 from bertkit.text.sources import extension, one_source
-from bertkit.tokenizer.normalize import IDEOGRAPHS
+from bertkit.tokenizer.files import IDEOGRAPHS
 
 TAG = re.compile(r"(?![BIESLU]-$)\S+")
 ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")

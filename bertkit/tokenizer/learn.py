@@ -28,8 +28,7 @@ from bertkit.files import check_output, write_json
 from bertkit.processes import interruptible, open_executor
 from bertkit.text.documents import TextCounts, describe_skipped, read_documents
 from bertkit.text.sources import TextSource
-from bertkit.tokenizer.files import CONTINUATION, SPECIAL_TOKENS
-from bertkit.tokenizer.normalize import stands_alone
+from bertkit.tokenizer.files import CONTINUATION, SPECIAL_TOKENS, stands_alone
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.tokenizer.words import count_words, smoothing_weights, weigh_counts
 

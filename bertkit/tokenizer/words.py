@@ -17,8 +17,7 @@ from math import fsum
 from bertkit.errors import BertkitError, checked_texts
 from bertkit.processes import map_in_order
 from bertkit.text.documents import cut_blocks
-from bertkit.tokenizer.files import MAX_WORD_CHARACTERS
-from bertkit.tokenizer.normalize import IDEOGRAPHS, WHITESPACE, split_words
+from bertkit.tokenizer.files import IDEOGRAPHS, MAX_WORD_CHARACTERS, WHITESPACE, split_words
 
 BLOCK_CHARACTERS = 1_000_000
 BETWEEN_WORDS = re.compile(f"[{WHITESPACE}{IDEOGRAPHS}]")

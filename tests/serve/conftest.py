@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import Encoder
 from bertkit.model.heads import PretrainingModel
+from bertkit.serve.admission import DEFAULT_LIMITS, Limits
 from bertkit.serve.app import serving_app
-from bertkit.serve.limits import DEFAULT_LIMITS, Limits
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import tiny_config
 from tests.predict.conftest import TASKS

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
 from bertkit.serve import batching
+from bertkit.serve.admission import Limits, Metrics, RefusedError
 from bertkit.serve.batching import MAX_RETRY_SECONDS, PreparedRequest, Worker
-from bertkit.serve.limits import Limits, RefusedError
-from bertkit.serve.metrics import Metrics
 
 
 class Doubling:

@@ -23,9 +23,8 @@ from bertkit.cli.serve import read_token
 from bertkit.errors import BertkitError
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load
+from bertkit.serve.admission import Limits, Metrics
 from bertkit.serve.app import open_socket, socket_url
-from bertkit.serve.limits import Limits
-from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import load_models, split_name
 
 TEXTS = ["river stone", "The harbour in the evening.", "a letter " * 30, "kettle", ""]

@@ -18,9 +18,8 @@ import torch
 from starlette.testclient import TestClient
 
 from bertkit.checkpoints.save import save_model
+from bertkit.serve.admission import Limits, Metrics
 from bertkit.serve.app import make_app
-from bertkit.serve.limits import Limits
-from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import Service, load_models
 from bertkit.serve.operations import AttentionMaps
 from bertkit.tokenizer.wordpiece import Tokenizer

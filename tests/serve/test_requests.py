@@ -21,9 +21,8 @@ from starlette.testclient import TestClient
 import bertkit
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder
+from bertkit.serve.admission import Limits, Metrics
 from bertkit.serve.app import make_app
-from bertkit.serve.limits import Limits
-from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import SHORT_TOKENS, Service, load_models
 
 ASKED = {"inputs": ["a secret text"]}

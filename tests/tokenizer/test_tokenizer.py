@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Pipeline
 
 from bertkit.errors import BertkitError
-from bertkit.tokenizer.compiled import wordpiece_library
-from bertkit.tokenizer.normalize import split_words
-from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+from bertkit.tokenizer.files import split_words
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer, wordpiece_library
 
 SMALL = [
     *SPECIAL_TOKENS,

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bertkit.pretraining_data.batch import Packed
-from bertkit.tokenizer.compiled import compiled_library
+from bertkit.tokenizer.wordpiece import compiled_library
 
 SOURCE = Path(__file__).with_name("native.c")
 NATIVE_LIBRARIES = {"avx512": {"avx512_dq"}, "avx2": {"avx2", "fma3"}}
