@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -38,7 +37,6 @@ from bertkit.sklearn.inputs import (
     UNLABELLED,
     InputValueError,
     examples_of_texts,
-    names_of_classes,
     read_labels,
     read_texts,
     tagged_examples,
@@ -51,7 +49,7 @@ from bertkit.training.device import choose_device, choose_precision
 
 
 class FittedModel:
-    """The model of a fitted estimator: a model directory in memory."""
+    """The model of a fitted estimator: a model directory in memory, `files` by name."""
 
     def __init__(self, write: Callable[[Path], object]) -> None:
         with TemporaryDirectory(prefix="bertkit-") as folder:
@@ -59,7 +57,6 @@ class FittedModel:
             write(home)
             paths = [path for path in sorted(home.rglob("*")) if path.is_file()]
             self.files = {path.relative_to(home).as_posix(): path.read_bytes() for path in paths}
-            """Name -> content."""
         self._used: tuple[Any, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -87,6 +84,13 @@ class FittedModel:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
+
+
+def text_tags(tags: Any) -> Any:
+    """Return scikit-learn's tags of an estimator whose X is an array of texts."""
+    tags.input_tags.one_d_array = tags.input_tags.string = True
+    tags.input_tags.two_d_array = False
+    return tags
 
 
 class TunedEstimator(BaseEstimator):
@@ -120,10 +124,7 @@ class TunedEstimator(BaseEstimator):
         self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
-        """Return the tags: X is an array of texts, and y is required."""
-        tags = super().__sklearn_tags__()
-        tags.input_tags.one_d_array = tags.input_tags.string = True
-        tags.input_tags.two_d_array = False
+        tags = text_tags(super().__sklearn_tags__())
         tags.target_tags.required = True
         return tags
 
@@ -135,9 +136,10 @@ class TunedEstimator(BaseEstimator):
         }
         [run] = Grid(**values).chosen(width, rows, task_type).runs()
         seed, generator = self.random_state, check_random_state(self.random_state)
-        if not isinstance(seed, Integral):
-            seed = generator.randint(1 << 31)
-        return replace(run, seed=int(seed))
+        return replace(
+            run,
+            seed=int(seed) if isinstance(seed, int | np.integer) else generator.randint(1 << 31),
+        )
 
     def _tune(self, task_type: str, examples: Sequence[Any], class_weights: Any = ()) -> Self:
         """Fine-tune the model on labelled examples."""
@@ -188,9 +190,7 @@ class TunedEstimator(BaseEstimator):
         if weights is None or weights == "balanced":
             return weights or ()
         if not isinstance(weights, dict):
-            raise InputValueError(
-                f"The 'class_weight' parameter must be a dict, 'balanced' or None, not {weights!r}"
-            )
+            raise InputValueError(f"class_weight must be a dict, 'balanced' or None: {weights!r}")
         named = {names.get(label, str(label)): weight for label, weight in weights.items()}
         known = {*names.values()}
         return {n: weight for n, weight in named.items() if n in present or n not in known}
@@ -227,30 +227,21 @@ class BertClassifier(ClassifierMixin, TunedEstimator):
     """
 
     def __sklearn_tags__(self) -> Any:
-        """Return the tags: y may be an indicator matrix."""
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = True
         return tags
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fine-tune the model.
+        """Fine-tune the model on texts or pairs, and a label or a row of 0 and 1 for each.
 
-        Args:
-            X: the texts, or the pairs of texts.
-            y: a label for each row, or a binary indicator matrix (rows, labels).
-
-        Raises:
-            ValueError: a text or a label is missing, the lengths differ, there is one class only,
-                or a parameter is out of range.
-            TypeError: a value of X is not a text.
-            BertkitError: there is no such model, or the loss became NaN or infinite.
+        It raises a ValueError if a text or a label is missing, the lengths differ, there is one
+        class only, or a parameter is out of range; a TypeError if a value of X is not a text; and a
+        BertkitError if there is no such model, or the loss became NaN or infinite.
         """
         table = self._texts(X, y, reset=True)
         classes, names, labels = read_labels(y, type(self).__name__)
         several = isinstance(classes, list)
-        keys: dict[Any, str] = dict(enumerate(names))
-        if not several:
-            keys = dict(zip(classes.tolist(), names, strict=True))
+        keys = dict(enumerate(names) if several else zip(classes.tolist(), names, strict=True))
         present = {name for row in labels for name in (row if several else (row,))}
         task_type = "multi-label-classification" if several else "classification"
         self._tune(task_type, examples_of_texts(table, labels), self._weights(keys, present))
@@ -264,20 +255,6 @@ class BertClassifier(ClassifierMixin, TunedEstimator):
         return np.array(
             [[result.probabilities.get(name, 0.0) for name in self._names] for result in results]
         )
-
-    def decision_function(self, X: Any) -> np.ndarray:
-        """Return scores, of which the highest is that of the predicted label.
-
-        They are (rows, classes) log probabilities; for two classes (rows,) the log odds of the
-        second; for an indicator matrix (rows, labels) the log odds of each label.
-        """
-        chances = self.predict_proba(X)
-        if isinstance(self.classes_, list):
-            edge = np.finfo(float).eps
-            chances = chances.clip(edge, 1 - edge)
-            return np.log(chances) - np.log1p(-chances)
-        logs = np.log(chances.clip(np.finfo(float).tiny))
-        return logs[:, 1] - logs[:, 0] if len(self.classes_) == 2 else logs
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable label of each row, or an indicator matrix (rows, labels)."""
@@ -302,8 +279,7 @@ class BertRegressor(RegressorMixin, TunedEstimator):
         )
         if len(set(numbers.tolist())) < 2:
             raise InputValueError(
-                f"{type(self).__name__} needs at least two different numbers in y; it has "
-                f"n_samples={len(numbers)}, all {numbers[0]:g}"
+                f"{type(self).__name__} needs two different numbers in y: n_samples={len(numbers)}"
             )
         return self._tune("regression", examples_of_texts(table, numbers.tolist()))
 
@@ -328,12 +304,6 @@ class BertTagger(TunedEstimator):
         """Fine-tune the model on a list of words and a list of tags for each row."""
         examples = tagged_examples(X, y)
         tags = {tag for example in examples for tag in example.tags or ()}
-        if len(tags) < 2:
-            raise InputValueError(
-                f"{type(self).__name__} needs at least 2 different tags in y, but y contains only "
-                f"{', '.join(tags) or 'rows without a word'}"
-            )
-        names_of_classes(sorted(tags))  # names that the model can hold
         self._tune("token-classification", examples, self._weights({}, tags))
         self.classes_ = np.array(sorted(self._predictor().task.labels))
         return self
@@ -347,12 +317,7 @@ class BertTagger(TunedEstimator):
         return rows
 
     def score(self, X: Any, y: Any) -> float:
-        """Return the F1 of entities as the conlleval script defines it; the accuracy of other tags.
-
-        Args:
-            X: a list of words for each row.
-            y: a list of tags for each row.
-        """
+        """Return the F1 of entities as conlleval defines it, or the accuracy of other tags."""
         predictor = self._predictor()
         results = predictor.predict(tagged_examples(X))  # without tags: some may be unknown
         return float(predictor.task.score(tagged_examples(X, y), results)[predictor.task.metric])
@@ -366,18 +331,15 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     Args:
         model: a model directory of bertkit, Hugging Face or sentence-transformers, a run, or a name
             on the Hugging Face hub.
-        pooling: one of `bertkit.model.outputs.POOLINGS`, or "auto": the pooling that the directory
+        pooling: "cls", "mean", "pooler", "mean-last-four", or "auto": the pooling that the directory
             configures, or else the mean.
         normalize: whether to scale vectors to length 1; None uses the setting of a directory that
             configures its pooling, and normalises for other models.
-        precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 if the device computes it
-            fast, else fp32.
+        precision: "fp32", "bf16", "int8" (CPUs only), or "auto".
         device: "auto", "cpu", "cuda", ...
 
     Attributes:
         embedder_: the model, an `Embedder`, which pickles by its directory.
-        n_features_in_: 1.
-        feature_names_in_: the column name of X, if it was a DataFrame.
     """
 
     def __init__(
@@ -396,10 +358,7 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         self.device = device
 
     def __sklearn_tags__(self) -> Any:
-        """Return the tags: X is an array of texts, and vectors are float32."""
-        tags = super().__sklearn_tags__()
-        tags.input_tags.one_d_array = tags.input_tags.string = True
-        tags.input_tags.two_d_array = False
+        tags = text_tags(super().__sklearn_tags__())
         tags.transformer_tags.preserves_dtype = []
         return tags
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,12 +33,8 @@ def read_texts(
 ) -> np.ndarray:
     """Return the texts of an X, an object array (rows, 1) or (rows, 2).
 
-    Args:
-        estimator: the estimator, which keeps or checks the number and the names of the columns.
-        given: a one-dimensional array of texts, or a two-dimensional array or DataFrame.
-        y: the labels, which are only counted.
-        reset: whether to keep the columns, in a fit, rather than to check them.
-        maximum: the maximum number of columns.
+    `y` is only counted; with `reset`, in a fit, the estimator keeps the number and the names of the
+    columns, and otherwise checks them.
     """
     name = type(estimator).__name__
     if isinstance(given, str):
@@ -90,21 +86,13 @@ def examples_of_texts(table: np.ndarray, labels: Sequence[Any] | None = None) ->
 
 def read_rows_of_words(given: Any, name: str) -> list[tuple[str, ...]]:
     """Return rows of words ("X"), or of tags ("y"), of a list, an array or a Series of lists."""
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
-        raise InputTypeError(f"{name} must be a list of lists of words, not {given!r:.40}")
     rows = []
     for number, row in enumerate(given):
-        if isinstance(row, str | Mapping) or not isinstance(row, Iterable):
+        if isinstance(row, str) or not all(isinstance(word, str) for word in row):
             raise InputTypeError(f"{name}[{number}] is {row!r:.40}, not a list of words")
-        words = tuple(row)
-        for word in words:
-            if not isinstance(word, str):
-                raise InputTypeError(f"{name}[{number}] has {word!r:.40}, which is not a word")
-        rows.append(tuple(map(str, words)))
+        rows.append(tuple(map(str, row)))
     if not rows:
-        raise InputValueError(
-            f"Found array with 0 sample(s) in {name} while a minimum of 1 is required."
-        )
+        raise InputValueError(f"Found array with 0 sample(s) in {name}; a minimum of 1 is required")
     return rows
 
 
@@ -114,31 +102,22 @@ def tagged_examples(words: Any, tags: Any = UNLABELLED) -> list[WordsExample]:
     if isinstance(tags, str) and tags == UNLABELLED:
         return [WordsExample("", row, None, f"X[{i}]", f"X[{i}]") for i, row in enumerate(rows)]
     golds = read_rows_of_words(tags, "y")
-    check_consistent_length(rows, golds)
-    examples = []
-    for i, (row, gold) in enumerate(zip(rows, golds, strict=True)):
-        if len(row) != len(gold):
-            raise InputValueError(
-                f"X[{i}] has {len(row)} words and y[{i}] has {len(gold)} tags; give each word a tag"
-            )
-        examples.append(WordsExample("", row, gold, f"X[{i}]", f"X[{i}]"))
-    return examples
+    if [len(row) for row in rows] != [len(gold) for gold in golds]:
+        raise InputValueError("X and y must have a tag for each word of each row")
+    return [
+        WordsExample("", row, gold, f"X[{i}]", f"X[{i}]")
+        for i, (row, gold) in enumerate(zip(rows, golds, strict=True))
+    ]
 
 
 def read_labels(given: Any, name: str) -> tuple[Any, list[str], list[Any]]:
-    """Return the classes of a y, their names, and the label of every row.
+    """Return the classes of a y, their names, and the name or names of every row.
 
-    Args:
-        given: one label for each row, or a binary indicator matrix (rows, classes).
-        name: the name of the estimator, for messages.
-
-    Returns:
-        The classes as `classes_` has them, which for an indicator matrix is [0, 1] for each column;
-        the name of each class or column; and for each row its name, or the names of its columns
-        that are 1.
+    `given` has one label for each row, or is a binary indicator matrix (rows, classes), of which
+    the classes are [0, 1] for each column. Messages call the estimator `name`.
     """
     rows = given.toarray() if issparse(given) else np.asarray(given, dtype=object)
-    if missing := [place for place, value in np.ndenumerate(rows) if is_missing(value)]:
+    if missing := [index for index, value in np.ndenumerate(rows) if is_missing(value)]:
         raise InputValueError(f"Input y contains NaN: row {missing[0][0]} has no label")
     if type_of_target(given, input_name="y") == "multilabel-indicator":
         names = names_of_classes(

@@ -32,7 +32,6 @@ def test_a_classifier_learns(fitted: BertClassifier, tmp_path: Path) -> None:
     chances = fitted.predict_proba(["river", ""])
     assert chances.shape == (2, 2)
     assert chances.sum(axis=1) == pytest.approx([1.0, 1.0])
-    assert (fitted.decision_function(TEXTS) > 0).tolist() == [one == "wet" for one in LABELS]
     fitted.model_.save(tmp_path / "model")
     results = load(tmp_path / "model", precision="fp32")(TEXTS[:6])
     assert [result.label for result in results] == LABELS[:6]
