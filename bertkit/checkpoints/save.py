@@ -86,10 +86,16 @@ def check_free(directory: Path) -> None:
 def head_of(model: nn.Module, details: Mapping[str, Any]) -> str:
     """Return the head of a model, a key of `Family.classes`."""
     if hasattr(model, "classifier") or hasattr(model, "qa_outputs"):
-        return SAVED_HEADS[details.get("task", "classification")][0]
+        return saved_head(details)[0]
     if isinstance(model, PretrainingModel):
         return "words" if model.nsp is None else "pairs"
     return "replaced" if hasattr(model, "rtd") else "encoder"
+
+
+def saved_head(details: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the head and the problem type of a task; of a type unknown here, it says its head."""
+    other = str(details.get("head", "sequence")), ""
+    return SAVED_HEADS.get(str(details.get("task")), other)
 
 
 def saved_class(model: nn.Module, details: Mapping[str, Any]) -> tuple[Family, str]:
@@ -111,7 +117,7 @@ def config_fields(model: nn.Module, details: Mapping[str, Any], pad_id: int) -> 
     fields["hidden_act"] = {"gelu": "gelu", "gelu_tanh": "gelu_new"}[config.hidden_act]
     head = getattr(model, "classifier", getattr(model, "qa_outputs", None))
     if isinstance(head, nn.Linear):
-        if problem := SAVED_HEADS[details.get("task", "classification")][1]:
+        if problem := saved_head(details)[1]:
             fields["problem_type"] = problem
         labels = details.get("labels") or [f"LABEL_{i}" for i in range(head.out_features)]
         if len(labels) != head.out_features:

@@ -271,6 +271,7 @@ def tuned_details(data: TaskData, task: Task) -> dict[str, Any]:
     """Return what `bertkit.json` says of a model that was fine-tuned on a data set."""
     return {
         "task": task.task_type,
+        "head": task.head,
         "labels": list(task.labels),
         "settings": task.settings(),
         "data": data.name,
