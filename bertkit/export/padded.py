@@ -68,6 +68,14 @@ OUTPUTS = {
 }
 """Head → the names of its outputs in transformers (for "embedding", in sentence-transformers)."""
 
+OUTPUTS_LIKE = {
+    "sequence": "classification",
+    "choice": "multiple-choice",
+    "token": "token-classification",
+    "span": "question-answering",
+}
+"""Head of a task type that `OUTPUTS` does not know -> the head with such outputs."""
+
 OF_TEXTS = ("classification", "multi-label-classification", "regression", "multiple-choice")
 """Heads that are one linear layer on the pooled summary."""
 
@@ -295,6 +303,7 @@ def read_export_source(
     if head == "auto" and is_tuned(model_folder(path)):
         loaded = load_task_model(path, torch.device("cpu"))
         kind, model = loaded.task.task_type, loaded.model.float()
+        kind = kind if kind in OUTPUTS else OUTPUTS_LIKE[loaded.task.head]
         return ExportSource(path, kind, model, loaded.tokenizer, loaded.details, loaded.task)
     start = read_pretrained(path)
     if head != "auto":
