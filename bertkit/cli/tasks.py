@@ -24,8 +24,6 @@ from bertkit.finetuning.settings import ONE_RUN, USUAL, FinetuneSettings, Grid, 
 from bertkit.predict.evaluate import evaluate
 from bertkit.report.finetuning import write_finetuning_report
 from bertkit.tasks.data import DataFiles
-from bertkit.tasks.official import OFFICIAL
-from bertkit.tasks.types import make_options, task_class
 
 if TYPE_CHECKING:
     ColumnFlags = Any
@@ -105,16 +103,14 @@ def finetune_command(
         Trackers that receive the records of each run: tensorboard (if it is installed), wandb,
         mlflow.
     """
-    kind, options = task_class(task), set_flags(columns)
-    own = make_options(kind, kind.columns, options)
     with Console() as console:
         finetune(
             task,
             model,
             out,
             files=DataFiles(data=data, train=train, dev=dev, test=test, dev_share=dev_share),
-            columns=None if task.lower() in OFFICIAL and not options else own,
-            windows=make_options(kind, kind.windows, set_flags(windows)),
+            columns=set_flags(columns),
+            windows=set_flags(windows),
             settings=FinetuneSettings(
                 grid=grid,
                 training=training,

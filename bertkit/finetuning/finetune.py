@@ -82,8 +82,8 @@ def finetune(
     dev: Any = None,
     test: Any = None,
     files: DataFiles | None = None,
-    columns: Columns | None = None,
-    windows: WindowLengths | None = None,
+    columns: Columns | Mapping[str, Any] | None = None,
+    windows: WindowLengths | Mapping[str, Any] | None = None,
     settings: FinetuneSettings = SETTINGS,
     console: Console | None = None,
     metrics: Mapping[str, Metric] | None = None,
@@ -100,8 +100,9 @@ def finetune(
         dev: labelled data to choose the best run by; without it a share of `train` is held out.
         test: data to predict at the end, with or without labels.
         files: the files of the data set, if they are not given by `train`, `dev` and `test`.
-        columns: the column names of the user's data; see `load_dataset`.
-        windows: the window lengths; see `load_dataset`.
+        columns: the options of the user's data by name, which are the flags of the command, such as
+            {"text": "body", "label": "team"}.
+        windows: the options of windows by name, such as {"max_length": 256, "stride": 64}.
         settings: the grid of runs and their settings.
         console: the console for progress; None for a new one.
         metrics: your own metrics by name, which are added to the scores of dev and test; the name
@@ -120,7 +121,7 @@ def finetune(
     if isinstance(task, str):
         positions = start.config.max_position_embeddings
         task = load_dataset(task, files, columns, windows, positions)
-    inputs = [str(f) for f in (files.train, files.dev, files.test) if f]
+    inputs = [f for f in (files.train, files.dev, files.test) if isinstance(f, str | Path)]
     out = check_output(out, inputs, folder=True)
     with console_or_new(console) as shown:
         setup = prepare(task, start, settings, metrics or {}, shown)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder
 from bertkit.errors import BertkitError
@@ -17,7 +17,7 @@ from bertkit.tasks.classification import TextExample
 from bertkit.tasks.columns import Columns, MemoryRows, Purpose, as_source
 from bertkit.tasks.official import OFFICIAL, official_file
 from bertkit.tasks.task import Task, TrainingData, label_counts
-from bertkit.tasks.types import TASKS, task_class, task_details
+from bertkit.tasks.types import TASKS, make_options, task_class, task_details
 from bertkit.tasks.windows import WindowLengths
 from bertkit.text.documents import TextCounts
 
@@ -72,18 +72,21 @@ class TaskData:
 def load_dataset(
     name: str,
     files: DataFiles,
-    columns: Columns | None = None,
-    windows: WindowLengths | None = None,
+    columns: Columns | Mapping[str, Any] | None = None,
+    windows: WindowLengths | Mapping[str, Any] | None = None,
     positions: int = 512,
 ) -> TaskData:
     """Read a data set: an official set (`OFFICIAL`), or the user's data for a task type (`TASKS`).
 
-    Without `columns` and `windows`, they have the defaults of the task type; `positions` is the
-    model's maximum sequence length in tokens.
+    `columns` and `windows` are options by name, such as {"text": "body"}; the others have the
+    defaults of the task type. `positions` is the model's maximum sequence length in tokens.
     """
     key, kind = name.lower(), task_class(name)
-    check_files(key, files, has_columns=columns is not None)
-    columns, windows = columns or kind.columns(), windows or kind.windows()
+    check_files(key, files, has_columns=bool(columns))
+    if isinstance(columns, Mapping | None):
+        columns = cast("Columns", make_options(kind, kind.columns, columns or {}))
+    if isinstance(windows, Mapping | None):
+        windows = cast("WindowLengths", make_options(kind, kind.windows, windows or {}))
     counts, length = TextCounts(), windows.length(positions)
     if key in OFFICIAL:
         return official_dataset(key, files, windows, length, counts)

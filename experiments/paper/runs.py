@@ -22,7 +22,6 @@ from bertkit.finetuning.train import TaskTraining
 from bertkit.tasks.data import DataFiles, TaskData, load_dataset
 from bertkit.tasks.inference import run_task
 from bertkit.tasks.task import encode
-from bertkit.tasks.types import make_options, task_class
 from bertkit.training.device import choose_device, choose_precision
 from bertkit.training.journal import read_journal
 from bertkit.training.recipe import read_recipe
@@ -158,6 +157,4 @@ def read_data(task: str, folder: Path, scale: TaskScale, positions: int) -> Task
         options["context"] = scale.context
     if task.startswith("squad") and positions < 128:
         options["max_question_length"] = max(8, positions // 4)
-    kind = task_class(task)
-    windows = make_options(kind, kind.windows, options)
-    return load_dataset(task, DataFiles(data=folder), None, windows, positions)
+    return load_dataset(task, DataFiles(data=folder), None, options, positions)
