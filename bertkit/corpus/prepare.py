@@ -8,22 +8,32 @@ that are complete and makes the rest.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bertkit.console import Console, console_or_new
-from bertkit.corpus.blocks import TokenizedBlock, tokenize_block
-from bertkit.corpus.store import ShardInfo, TokenStore, check_shard, write_manifest, write_shard
+from bertkit.corpus.store import (
+    DocumentArrays,
+    ShardInfo,
+    TokenStore,
+    check_shard,
+    token_type,
+    write_manifest,
+    write_shard,
+)
 from bertkit.errors import BertkitError
 from bertkit.files import claim, exclusive_lock, from_home, read_json, read_optional, write_json
 from bertkit.processes import map_in_order, open_executor
 from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
-from bertkit.text.sentences import check_language
+from bertkit.text.sentences import language_code, split_sentences
 from bertkit.text.sources import Source, TextSource, is_remote
 from bertkit.tokenizer.learn import LearnOptions, learn_from_files
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -94,7 +104,7 @@ def prepare(
 
 def check_options(text: TextSource, folder: Path, held_out: float, shard_megabytes: int) -> None:
     """Check the arguments of `prepare`."""
-    check_language(text.language)
+    language_code(text.language)
     if not 0 <= held_out < 1:
         raise BertkitError(f"held_out must be at least 0 and below 1, got {held_out}")
     if not 1 <= shard_megabytes <= 1000:
@@ -299,6 +309,98 @@ def describe_store(store: TokenStore) -> list[str]:
     return [line, *describe_skipped(skipped, text.get("examples", {}))]
 
 
+# Blocks -------------------------------------------------------------------------------------------
+
+MAX_SENTENCE_TOKENS = 512
+"""The longest sentence in tokens; a longer one is split and counted, and no token is lost."""
+MAX_STRING = 50_000
+"""The maximum number of characters that are tokenized at once, which bounds the memory."""
+
+
+class TokenizedBlock(NamedTuple):
+    """The tokenized documents of both splits, with the size of their text and what was counted."""
+
+    splits: dict[str, DocumentArrays]
+    text_bytes: int
+    counts: Counter[str]
+
+
+@lru_cache(maxsize=4)
+def loaded_tokenizer(folder: Path, content_hash: str) -> Tokenizer:
+    """Return the tokenizer in a store, which a worker loads once."""
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.content_hash != content_hash:
+        raise BertkitError(f"{folder} is not the tokenizer of this store; start again elsewhere")
+    return tokenizer
+
+
+def tokenize_block(
+    documents: Sequence[str],
+    tokenizer_folder: Path,
+    tokenizer_hash: str,
+    language: str,
+    held_out: float,
+) -> TokenizedBlock:
+    """Split documents into sentences and token ids: the work of the workers."""
+    tokenizer = loaded_tokenizer(tokenizer_folder, tokenizer_hash)
+    counts: Counter[str] = Counter()
+    sentences: list[str] = []
+    owned: list[int] = []
+    for document in documents:
+        pieces = split_sentences(document, language)
+        if len(document) > MAX_STRING:
+            pieces = list(cut_strings(pieces))
+        sentences += pieces
+        owned.append(len(pieces))
+    ids, lengths = tokenizer.encode_arrays(sentences)
+    owners = np.repeat(np.arange(len(documents)), owned)
+    counts["sentence without any token"] = int((lengths == 0).sum())
+    counts["sentence cut in pieces (nothing lost)"] = int((lengths > MAX_SENTENCE_TOKENS).sum())
+    cuts = -(-lengths // MAX_SENTENCE_TOKENS)  # the pieces of each sentence, none if it is empty
+    last = np.cumsum(cuts)[cuts > 0] - 1
+    sizes = np.full(cuts.sum(), MAX_SENTENCE_TOKENS)
+    sizes[last] = (lengths - (cuts - 1) * MAX_SENTENCE_TOKENS)[cuts > 0]
+    documents_of = np.repeat(owners, cuts)
+    document_lengths = np.bincount(documents_of, minlength=len(documents))
+    counts["document without any token"] = int((document_lengths == 0).sum())
+    kept = np.array([is_held_out(document, held_out) for document in documents], dtype=bool)
+    splits = {}
+    for split, chosen in (("train", ~kept), ("held_out", kept)):
+        of_sentences = chosen[documents_of]
+        if of_sentences.any():
+            splits[split] = DocumentArrays(
+                ids[np.repeat(of_sentences, sizes)].astype(token_type(tokenizer.size)),
+                sizes[of_sentences],
+                document_lengths[chosen & (document_lengths > 0)],
+            )
+    text_bytes = sum(len(document.encode()) for document in documents)
+    return TokenizedBlock(splits, text_bytes, +counts)
+
+
+def is_held_out(document: str, share: float) -> bool:
+    """Return whether a document is held out, by a hash of its text, so that copies agree."""
+    digest = hashlib.blake2b(document.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") < share * 2**64
+
+
+def cut_strings(sentences: Iterable[str]) -> Iterator[str]:
+    """Yield sentences, splitting those above MAX_STRING characters, if possible at a space."""
+    for sentence in sentences:
+        start = 0
+        while len(sentence) - start > MAX_STRING:
+            limit = start + MAX_STRING
+            space = sentence.rfind(" ", start + MAX_STRING // 2, limit)
+            end = space if space > 0 else limit
+            yield sentence[start:end]
+            start = end
+            while start < len(sentence) and sentence[start].isspace():
+                start += 1
+        yield sentence[start:]
+
+
+# Inside a run -------------------------------------------------------------------------------------
+
+
 def store_from_text(
     text: TextSource | Sequence[str | Path],
     out: Path | str,
@@ -312,20 +414,9 @@ def store_from_text(
 ) -> TokenStore:
     """Learn a vocabulary and prepare a store inside a run directory, unless already done.
 
-    Args:
-        text: the text, or only its paths.
-        out: the run directory, as for `bertkit.pretrain`. It gets the folders `tokenizer` and
-            `store`, and is locked meanwhile.
-        tokenizer: an existing tokenizer, instead of a vocabulary that is learned.
-        vocabulary_size: the size of the vocabulary that is learned.
-        cased: whether the vocabulary that is learned keeps upper case and accents.
-        processes: the number of worker processes, 0 for one per core.
-        executor: workers instead; see `prepare`.
-        console: the console for progress; None for a new one.
-
-    Raises:
-        BertkitError: the directory was begun with other text or options, they are invalid, or
-            another process is using it.
+    The run directory `out` gets the folders `tokenizer` and `store`, and is locked meanwhile. A
+    `tokenizer` is used instead of a vocabulary that is learned; the other arguments are those of
+    `prepare` and `learn_tokenizer`.
     """
     text, out = TextSource.of(text), Path(from_home(out))
     if tokenizer is not None and (vocabulary_size, cased) != (30522, False):

@@ -129,15 +129,10 @@ KEPT_MAPS = 256
 
 
 class TokenStore:
-    """One split of a prepared corpus.
-
-    Args:
-        folder: the store's folder.
-        split: "train" or "held_out".
+    """One split of a prepared corpus, "train" or "held_out".
 
     Raises:
-        BertkitError: there is no store, it is unfinished or of another format, or the split is
-            unknown.
+        BertkitError: there is no store in the folder, or it is unfinished or of another format.
     """
 
     def __init__(self, folder: Path | str, split: str = "train") -> None:
@@ -152,8 +147,6 @@ class TokenStore:
             """The `Tokenizer.content_hash` of the tokenizer that made the store."""
             if type(self.vocabulary_size) is not int or self.vocabulary_size < 1:
                 raise ValueError(f"vocabulary_size is {self.vocabulary_size!r:.40}")
-            if not isinstance(self.manifest["shards"], list):
-                raise TypeError("its shards are not a list")
             everything = [ShardInfo(**entry) for entry in self.manifest.pop("shards")]
             self.shards: Sequence[ShardInfo] = [s for s in everything if s.split == split]
         except (KeyError, TypeError, ValueError) as error:
@@ -164,50 +157,31 @@ class TokenStore:
         self._nothing_open(trusting=False)
 
     @property
-    def members(self) -> list[tuple[TokenStore, float]]:
-        """The stores of a mixture with their shares of the examples; for one store, itself."""
-        return [(self, 1.0)]
-
-    @property
     def held_out(self) -> TokenStore | None:
         """The held-out split, or None if it lacks the two documents that an evaluation needs."""
         held_out = TokenStore(self.folder, "held_out")
         return held_out if held_out.documents > 1 else None
 
-    def origin(self) -> dict[str, Any]:
-        """Return the record by which a run recognises its corpus."""
-        return {"store": str(self.folder)}
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Return what is known about each store of a mixture; [] for one store."""
-        return []
-
     @property
     def documents(self) -> int:
         """The number of documents of this split."""
-        return self._total("documents")
+        return sum(shard.documents for shard in self.shards)
 
     @property
     def sentences(self) -> int:
         """The number of sentences of this split."""
-        return self._total("sentences")
+        return sum(shard.sentences for shard in self.shards)
 
     @property
     def tokens(self) -> int:
         """The number of tokens of this split."""
-        return self._total("tokens")
-
-    def _total(self, field: str) -> int:
-        return sum(getattr(shard, field) for shard in self.shards)
-
-    def checksums(self) -> str:
-        """Return the checksums of all files of the split, in order, as hex."""
-        return "".join(shard.sha256[kind] for shard in self.shards for kind in ARRAYS)
+        return sum(shard.tokens for shard in self.shards)
 
     @property
     def content_hash(self) -> str:
         """The SHA-256, as hex, of all checksums of the split, which identifies its content."""
-        return hashlib.sha256(self.checksums().encode()).hexdigest()
+        checksums = "".join(shard.sha256[kind] for shard in self.shards for kind in ARRAYS)
+        return hashlib.sha256(checksums.encode()).hexdigest()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -233,11 +207,7 @@ class TokenStore:
         return np.array(counts)
 
     def check_tokenizer(self, tokenizer: Tokenizer, whose: str) -> None:
-        """Refuse a tokenizer other than the one that made the store's ids.
-
-        Raises:
-            BertkitError: the hashes differ; the message says how the tokenizers differ.
-        """
+        """Refuse a tokenizer other than the one that made the store's ids."""
         if tokenizer.content_hash == self.tokenizer_hash:
             return
         mine, theirs = self.tokenizer, tokenizer
@@ -251,11 +221,7 @@ class TokenStore:
         )
 
     def arrays(self, index: int) -> ShardArrays:
-        """Return the memory-mapped arrays of one shard; the first call verifies its checksums.
-
-        Raises:
-            BertkitError: the shard is missing, torn or corrupt.
-        """
+        """Return the memory-mapped arrays of one shard; the first call verifies its checksums."""
         if opened := self._arrays.get(index):
             return opened
         with self._opening:  # another thread plans the next window at the same time

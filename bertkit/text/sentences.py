@@ -30,12 +30,6 @@ WIDE_SPACES = "\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x
 """Unicode's white space beyond ASCII, except line ends."""
 
 
-def check_language(language: str) -> None:
-    """Refuse a value that cannot be a language."""
-    if language != "lines":
-        language_code(language)
-
-
 def split_sentences(document: str, language: str = "en") -> list[str]:
     """Return the sentences of a document in order, stripped and not empty.
 
@@ -49,9 +43,9 @@ def split_sentences(document: str, language: str = "en") -> list[str]:
             (Bavarian: German), and English rules for codes it does not know. "lines" makes each
             line one sentence, as `google-research/bert` does.
     """
-    if language == "lines":
-        return [line for piece in document.splitlines() if (line := piece.strip())]
     code = language_code(language)
+    if code == "lines":
+        return [line for piece in document.splitlines() if (line := piece.strip())]
     if not document.isascii():  # faster than a regular expression
         for space in WIDE_SPACES:
             document = document.replace(space, " ")
@@ -74,6 +68,8 @@ def split_sentences(document: str, language: str = "en") -> list[str]:
 @lru_cache(maxsize=16)
 def language_code(language: str) -> str:
     """Return the code as sentencex spells it; "DE" and "de_AT" would silently get English rules."""
+    if language == "lines":
+        return language
     code = language.replace("_", "-").lower()
     if with_region := REGION.fullmatch(code):
         code = with_region[1]

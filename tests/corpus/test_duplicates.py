@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.corpus.minhash import BANDS, ROWS, KeySet, band_keys, exact_key, shingles
+from bertkit.corpus.clean import BANDS, ROWS, KeySet, band_keys, exact_key, shingles
 from tests.conftest import WORDS
 
 KEYS = st.integers(0, 2**64 - 1)

@@ -19,9 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.console import Console
-from bertkit.corpus import blocks
-from bertkit.corpus.blocks import cut_strings, is_held_out
-from bertkit.corpus.prepare import prepare
+from bertkit.corpus import prepare as preparation
+from bertkit.corpus.prepare import cut_strings, is_held_out, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.text import TextSource, split_sentences
@@ -238,7 +237,7 @@ def test_impossible_arguments(tokenizer: Tokenizer, tmp_path: Path, options: Any
 @given(st.lists(st.text("ab  ", max_size=200), max_size=5))
 def test_long_strings_are_cut_at_spaces_and_lose_nothing(sentences: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "MAX_STRING", 20)
+        patch.setattr(preparation, "MAX_STRING", 20)
         parts = list(cut_strings(sentences))
     assert all(len(part) <= 20 for part in parts)
     assert "".join("".join(parts).split()) == "".join("".join(sentences).split())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
 from bertkit.text import sentences
-from bertkit.text.sentences import check_language, split_sentences
+from bertkit.text.sentences import language_code, split_sentences
 
 
 def letters(text: str) -> str:
@@ -50,7 +50,7 @@ def test_relatives_of_german_use_german_rules(language: str) -> None:
 )
 def test_what_is_no_language_code_is_refused(language: str) -> None:
     with pytest.raises(BertkitError):
-        check_language(language)
+        language_code(language)
     with pytest.raises(BertkitError, match="is not a language code"):
         split_sentences("Some text.", language)
 
@@ -59,7 +59,7 @@ def test_what_is_no_language_code_is_refused(language: str) -> None:
     "language", ["en", "lines", "zh-hant", "pt-BR", "es_419", "be-tarask", "xx"]
 )
 def test_language_codes_are_accepted(language: str) -> None:
-    check_language(language)
+    language_code(language)
     assert split_sentences("Word", language) == ["Word"]
 
 
