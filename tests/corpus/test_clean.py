@@ -1,4 +1,4 @@
-"""What clean keeps, drops and counts: hostile lines, duplicates, near-duplicates, order, outputs."""
+"""What clean keeps, drops and counts: hostile lines, duplicates, near-duplicates, outputs."""
 
 from __future__ import annotations
 
