@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections import deque
@@ -40,14 +39,6 @@ RATE_SECONDS = 60.0
 MAX_SECONDS = timedelta.max.total_seconds() - 1
 
 
-class Silence(io.StringIO):
-    """A stream that drops what is written to it."""
-
-    def write(self, text: str) -> int:
-        """Drop a text."""
-        return len(text)
-
-
 class Console:
     """Live progress: a bar on a terminal or in a notebook, otherwise plain lines at intervals.
 
@@ -66,8 +57,9 @@ class Console:
     """
 
     def __init__(self, *, interval: float = INTERVAL_SECONDS, stream: TextIO | None = None) -> None:
-        self.interval, self.default = interval, stream is None and not rank()
-        self.stream = stream or (Silence() if rank() else sys.stderr)
+        self.interval, self.default = interval, stream is None
+        self.stream = stream or sys.stderr
+        self.silent = stream is None and rank() > 0
         self.bar: Progress | None = None
         self.total: int | None = None
         self.title = self.unit = self.pending = ""
@@ -79,18 +71,14 @@ class Console:
     ) -> None:
         """Start to show a task, and close the previous one.
 
-        Args:
-            total: the total number of units, or None if it is not known.
-            done: the number of units done before now, as in a resumed run.
-            title: one or two words to show before the bar or on each line.
-            unit: the name of the units, in the plural.
+        The total is None if it is not known; `done` units were done before, as in a resumed run.
         """
         self.close()
         self.total, self.unit, self.title = total, unit, title
         self.seen = deque([(monotonic(), done)])
         self.due = monotonic() + min(FIRST_SECONDS, self.interval)
-        terminal = self.stream.isatty() and os.environ.get("TERM") != "dumb"
-        if terminal or (self.default and "ipykernel" in sys.modules):
+        terminal = not self.silent and self.stream.isatty() and os.environ.get("TERM") != "dumb"
+        if terminal or (self.default and not self.silent and "ipykernel" in sys.modules):
             self.bar = progress_bar(self.stream if terminal else None)
             self.bar.add_task(title, total=total, completed=done, text=self._counted())
             self.bar.start()
@@ -119,6 +107,8 @@ class Console:
     def say(self, *lines: str) -> None:
         """Print lines, above the bar if there is one."""
         for line in lines:
+            if self.silent:
+                continue
             if self.bar is not None:
                 self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
             else:

@@ -24,8 +24,7 @@ import torch
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, load_pretraining_model
 from bertkit.console import Console
-from bertkit.corpus.prepare import prepare
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus.prepare import store_from_text
 from bertkit.errors import BertkitError
 from bertkit.files import write_json, write_text
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
@@ -36,7 +35,6 @@ from bertkit.pretraining_data.examples import DATA_SPLIT, keyed_rng
 from bertkit.report.pretraining import write_report
 from bertkit.tasks.inference import run_task
 from bertkit.tasks.multiple_choice import ChoiceExample, MultipleChoice
-from bertkit.tokenizer.learn import learn_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
 from bertkit.training.pretrain import pretrain
@@ -159,11 +157,7 @@ class LabelledTask(NamedTuple):
 
 
 def labelled_task(text: DemoText, tokenizer: Tokenizer) -> LabelledTask:
-    """Make the examples of the task from the demo's text.
-
-    Raises:
-        BertkitError: there are fewer than 20 sentences for training or for testing.
-    """
+    """Make the examples of the task from the demo's text."""
     known = [sentence for document in text.documents for sentence in document.splitlines()]
     sides = []
     for row, (sentences, wanted) in enumerate(((known, LABELLED), (text.apart, TESTED))):
@@ -183,28 +177,29 @@ def damaged_pairs(
     A replacement is drawn from the same sentences and is about as frequent as the original: the
     counts of both have the same number of binary digits. So words alone give nothing away.
     """
-    every = Counter(word for sentence in sentences for word in spelling(sentence).split())
-    common = {word for word, _ in every.most_common(COMMON)}
-    found = [[at for at in REPLACEABLE.finditer(s) if at[0] not in common] for s in sentences]
-    counts = Counter(place[0] for places in found for place in places)
+    words = Counter(word for sentence in sentences for word in spelling(sentence).split())
+    common = {word for word, _ in words.most_common(COMMON)}
+    matches = [[at for at in REPLACEABLE.finditer(s) if at[0] not in common] for s in sentences]
+    counts = Counter(match[0] for candidates in matches for match in candidates)
     bands: dict[int, list[str]] = defaultdict(list)
     for word in counts.elements():
         bands[counts[word].bit_length()].append(word)
     pairs: list[ChoiceExample] = []
     for number in rng.permutation(len(sentences)).tolist():
-        genuine, places = sentences[number], found[number]
+        genuine, candidates = sentences[number], matches[number]
         if len(pairs) == wanted:
             break
-        if len(places) < CHANGED:
+        if len(candidates) < CHANGED:
             continue
-        chosen = [places[at] for at in sorted(rng.permutation(len(places))[:CHANGED].tolist())]
-        pools = [bands[counts[place[0]].bit_length()] for place in chosen]
+        drawn = sorted(rng.permutation(len(candidates))[:CHANGED].tolist())
+        chosen = [candidates[index] for index in drawn]
+        pools = [bands[counts[match[0]].bit_length()] for match in chosen]
         others = [pool[rng.integers(len(pool))] for pool in pools]
-        if any(other == place[0] for other, place in zip(others, chosen, strict=True)):
+        if any(other == match[0] for other, match in zip(others, chosen, strict=True)):
             continue
         damaged = genuine
-        for other, place in zip(reversed(others), reversed(chosen), strict=True):
-            damaged = damaged[: place.start()] + other + damaged[place.end() :]
+        for other, match in zip(reversed(others), reversed(chosen), strict=True):
+            damaged = damaged[: match.start()] + other + damaged[match.end() :]
         label = len(pairs) % 2
         choices = (damaged, genuine) if label else (genuine, damaged)
         pairs.append(ChoiceExample(str(number), "", choices, label, f"sentence {number}"))
@@ -237,7 +232,6 @@ def tune_and_test(
 
 
 VOCABULARY = 2500
-HELD_OUT_SHARE = 0.05
 SEEDS = (1, 2, 3)
 MASKED_SENTENCES = (
     "Return a list [MASK] strings that describe the options.",
@@ -254,16 +248,16 @@ def compare_starts(
     model: PretrainingModel, tokenizer: Tokenizer, task: LabelledTask, console: Console
 ) -> dict[str, list[float]]:
     """Return the test accuracy of each seed for both initial weights."""
-    found: dict[str, list[float]] = {"random initial weights": [], "pre-trained": []}
+    accuracies: dict[str, list[float]] = {"random initial weights": [], "pre-trained": []}
     console.start(2 * len(SEEDS), title="fine-tuning", unit="runs")
     for seed in SEEDS:
         torch.manual_seed(seed)
         untrained = PretrainingModel(model.config)
         for name, start in (("random initial weights", untrained), ("pre-trained", model)):
-            found[name].append(tune_and_test(start, tokenizer, task, seed))
-            console.update({"done": sum(map(len, found.values()))})
+            accuracies[name].append(tune_and_test(start, tokenizer, task, seed))
+            console.update({"done": sum(map(len, accuracies.values()))})
     console.close()
-    return found
+    return accuracies
 
 
 def sections(
@@ -308,26 +302,14 @@ def run_demo(out: Path, console: Console, recipe: PretrainRecipe | None = None) 
         None if the demo is complete, else the number of the signal that stopped pre-training.
     """
     gathered = gather_corpus(console)
-    documents = gathered.documents
-    text = "\n\n".join(documents)
-    path = out / "text" / "docstrings.txt"
+    text, path = "\n\n".join(gathered.documents), out / "text" / "docstrings.txt"
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_text(path, text)  # an unfinished store refuses a file that was written again
-    console.say(
-        f"text: {len(text.splitlines()):,} lines, {len(text) / 1e6:.1f} MB of short sentences"
-    )
-    store = demo_store(out, documents, console)
-    stopped = pretrain(
-        recipe or read_recipe("demo"),
-        store,
-        out,
-        recipe_name="demo",
-        console=console,
-    )
-    if stopped is not None:
+    store = store_from_text([path], out, vocabulary_size=VOCABULARY, console=console)
+    recipe = recipe or read_recipe("demo")
+    if stopped := pretrain(recipe, store, out, recipe_name="demo", console=console):
         return stopped
-    model = load_pretraining_model(out / "model")
-    tokenizer = store.tokenizer
+    model, tokenizer = load_pretraining_model(out / "model"), store.tokenizer
     task = labelled_task(gathered, tokenizer)
     accuracies = compare_starts(model, tokenizer, task, console)
     parts = sections(accuracies, task, Predictor(model, tokenizer, choose_device("cpu")))
@@ -336,16 +318,3 @@ def run_demo(out: Path, console: Console, recipe: PretrainRecipe | None = None) 
         console.say(part["title"], *("  " + "   ".join(row) for row in part["table"]["rows"]))
     console.say(f"report: {write_report(out)}")
     return None
-
-
-def demo_store(out: Path, documents: Sequence[str], console: Console) -> TokenStore:
-    """Learn the vocabulary and prepare the store, unless an earlier call finished it."""
-    if (out / "store" / "manifest.json").is_file():
-        return TokenStore(out / "store")
-    vocabulary = learn_vocabulary(documents, VOCABULARY)
-    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
-    tokenizer.save(out / "tokenizer")
-    console.say(f"vocabulary: {tokenizer.size:,} tokens")
-    text = str(out / "text" / "docstrings.txt")
-    folder = out / "store"
-    return prepare([text], tokenizer, folder, held_out=HELD_OUT_SHARE, console=console)

@@ -18,14 +18,10 @@ and surrogates (undecodable bytes of file names)."""
 
 
 class BertkitError(Exception):
-    """Bad input, a damaged file or an impossible request; the message is for the user.
+    """Bad input, a damaged file or an impossible request; the message is one line for the user.
 
-    The message may quote names from untrusted files, so characters that would break the line or
-    move the terminal's cursor are replaced by their Python escapes.
-
-    Args:
-        message: the error message, one line.
-        code: a short, stable identifier of the error for programs; messages may change.
+    The `code` is a short, stable identifier for programs; messages may change. A message may quote
+    names from untrusted files, so characters that would break the line are escaped.
     """
 
     code = "error"
@@ -37,7 +33,7 @@ class BertkitError(Exception):
 
 def escape_line_breaks(text: str) -> str:
     """Return a text on one line: line breaks and unprintable characters become Python escapes."""
-    return BREAKS.sub(lambda found: repr(found[0])[1:-1], text)
+    return BREAKS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 class InputTypeError(BertkitError, TypeError):
@@ -69,10 +65,10 @@ def short_repr(value: object) -> str:
     return reprlib.repr(value)[:60]
 
 
-def is_ordered(given: Any) -> bool:
+def is_ordered(value: Any) -> bool:
     """Return whether a value is a list or the like: not text, and not a DataFrame of columns."""
-    unordered = isinstance(given, str | bytes | Mapping | Set) or hasattr(given, "columns")
-    return isinstance(given, Iterable) and not unordered and getattr(given, "ndim", 1) > 0
+    unordered = isinstance(value, str | bytes | Mapping | Set) or hasattr(value, "columns")
+    return isinstance(value, Iterable) and not unordered and getattr(value, "ndim", 1) > 0
 
 
 def checked_texts(texts: Any) -> Iterator[str]:
@@ -88,8 +84,8 @@ def checked_texts(texts: Any) -> Iterator[str]:
         yield text
 
 
-def refuse_twice(path: str, column: str, names: Sequence[str]) -> None:
-    """Refuse a file with two columns of the wanted name: the values of one would be lost."""
+def reject_duplicate_column(path: str, column: str, names: Sequence[str]) -> None:
+    """Refuse a file with two columns of a name: the values of one would be lost."""
     if names.count(column) > 1:
         raise BertkitError(f"{path} has two columns '{column}'; rename one of them")
 

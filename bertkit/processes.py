@@ -70,22 +70,10 @@ def resident_bytes(field: str = "VmRSS") -> float | None:
     """Return this process's memory in bytes (VmRSS, RssAnon or, at its peak, VmHWM), or None."""
     try:
         with open("/proc/self/status", encoding="ascii") as lines:  # noqa: PTH123
-            found = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
+            sizes = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
     except OSError:
         return None
-    return float(found[0]) * 1024 if found else None
-
-
-def busy_note() -> list[str]:
-    """Return a line that says that the machine is busy, or [] if it is not or does not tell."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load < usable_cores() + 0.5:
-        return []
-    cores = "1 core" if usable_cores() == 1 else f"{usable_cores()} cores"
-    return [
-        f"the machine is busy: {load:.1f} threads have wanted to run on {cores} in the last "
-        "minute, so this takes longer than it could"
-    ]
+    return float(sizes[0]) * 1024 if sizes else None
 
 
 Item = TypeVar("Item")

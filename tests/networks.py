@@ -12,7 +12,7 @@ import torch
 
 from bertkit.checkpoints.names import BERT
 from bertkit.checkpoints.save import foreign_tensors
-from bertkit.checkpoints.sentence_transformers import MODULES, OLD_MODES, TextPooling
+from bertkit.checkpoints.sentence_transformers import MODULES, TextPooling
 from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.pretraining_data.batch import Packed, pack
@@ -108,7 +108,8 @@ def write_pooling(folder: Path, pooling: TextPooling, config: ModelConfig) -> No
         for i, (name, path) in enumerate(zip(names, ("", "1_Pooling", "2_Normalize"), strict=False))
     ]
     write_json(folder / "modules.json", modules)
-    flags = {flag: name == mode for flag, name in OLD_MODES.items()}
+    names = {"mean": "mean_tokens", "cls": "cls_token", "lasttoken": "lasttoken"}
+    flags = {f"pooling_mode_{flag}": name == mode for name, flag in names.items()}
     pooled = {"word_embedding_dimension": config.hidden_size, **flags}
     write_json(folder / "1_Pooling" / "config.json", pooled)
     max_length = pooling.max_length or config.max_position_embeddings

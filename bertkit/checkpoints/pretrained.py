@@ -96,7 +96,7 @@ class PretrainedWeights:
 
     @property
     def pair(self) -> str:
-        """The objective of the pair head, "nsp" or "sop"; by the family if none is recorded."""
+        """The objective of the pair head."""
         return pair_objective(self.details, self.config)
 
     def with_dropout(self, share: float) -> PretrainedWeights:
@@ -154,11 +154,10 @@ def load_pretraining_model(directory: Path) -> PretrainingModel:
 def load_model(
     directory: Path, build: Callable[[ModelConfig], Model], *, trainable: bool = True
 ) -> LoadResult[Model]:
-    """Build a model, and load the directory's weights into it.
+    """Build a model, and load the directory's weights into it; heads and pooler may be missing.
 
-    Heads and pooler may be missing, so `load_model(folder, lambda c: ClassificationModel(c, 3))`
-    returns a model ready for fine-tuning. If it is not `trainable`, what is missing is 0, so that
-    no random numbers are drawn, which another thread may be training with.
+    If it is not `trainable`, what is missing is 0, so that no random numbers are drawn, which
+    another thread may be training with.
     """
     return load_into(*load_parts(directory), build, directory, trainable=trainable)
 
@@ -178,10 +177,7 @@ def load_parts(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def require_all_weights(loaded: LoadResult[Model], source: Path, *, pooler: bool = True) -> Model:
-    """Return the loaded model, or raise a BertkitError if a weight of it is missing.
-
-    `pooler` says whether the weights of the pooler, which many heads do not read, are needed.
-    """
+    """Return the loaded model, or raise a BertkitError if a weight (of the `pooler`) is missing."""
     needed = [n for n in loaded.missing_keys if pooler or not n.startswith("encoder.pooler.")]
     if needed:
         tuned = tuned_tensors(loaded.unexpected_keys)
@@ -270,10 +266,7 @@ def file_list(names: Iterable[str]) -> str:
 
 
 def is_optional_weight(name: str) -> bool:
-    """Return whether a file may lack a parameter of a head or the pooler, or have one more.
-
-    Models that were trained without next-sentence prediction have no pooler.
-    """
+    """Return whether a file may lack a parameter, or have one more: of a head or the pooler."""
     encoder = ("encoder.", "embeddings.", "bert.", "albert.", "electra.")
     return name.startswith("encoder.pooler.") or not name.startswith(encoder)
 
@@ -331,9 +324,8 @@ def read_model_config(path: Path) -> ModelConfig:
 def model_folder(path: Path | str) -> Path:
     """Return the model directory that a path or a hub name means.
 
-    It is the path itself, `model/` inside a run directory, `0_Transformer/` or the like inside a
-    directory of an old sentence-transformers, or the folder of a model of the Hugging Face hub,
-    which is downloaded if the cache does not have it.
+    It is the path itself, `model/` in a run directory, or `0_Transformer/` in a directory of an old
+    sentence-transformers. A model of the hub is downloaded if the cache does not have it.
     """
     path = resolve_model(path)
     modules = sorted(path.glob("0_*")) if (path / "modules.json").is_file() else []
@@ -378,21 +370,13 @@ def hub_commit(folder: Path) -> str:
     return f"{match['repo'].replace('--', '/', 1)}@{match['commit']}" if match else ""
 
 
-def model_name(folder: Path) -> str:
-    """Return the name of a model's folder, or of its parent if the folder is called "model"."""
-    return folder.parent.name if folder.name == "model" else folder.name
-
-
 def read_details(folder: Path) -> dict[str, Any]:
     """Return the content of a model's `bertkit.json`; {} if there is none."""
     return read_optional(folder / "bertkit.json")
 
 
 def pair_objective(details: Mapping[str, Any], config: ModelConfig) -> str:
-    """Return the objective of a pair head, "nsp" or "sop"; ALBERT's is "sop" if none is recorded.
-
-    `details` are the content of a `bertkit.json`, which may be anything.
-    """
+    """Return the objective of a pair head, "nsp" or "sop"; without a record, ALBERT's is "sop"."""
     recipe = details.get("recipe")
     objectives = recipe.get("objectives") if isinstance(recipe, dict) else None
     usual = "sop" if config.share_layers else "nsp"

@@ -22,15 +22,6 @@ from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS
 
 MODULES = ("Transformer", "Pooling", "Normalize")
 """sentence-transformers' modules that bertkit supports."""
-OLD_MODES = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-"""The flags by which sentence-transformers before version 6 selects a mode."""
 SPECIAL = re.compile(f"({'|'.join(map(re.escape, SPECIAL_TOKENS))})")
 
 
@@ -134,9 +125,9 @@ def configured_pooling(path: Path, weights: Path, prompt: str) -> str:
             f"{path}: include_prompt false is not supported with a prompt; choose --pooling, which "
             "reads the prompt, too"
         )
-    mode = settings.get("pooling_mode") or [
-        m for flag, m in OLD_MODES.items() if settings.get(flag)
-    ]
+    flags = [flag for flag, value in settings.items() if value and flag.startswith("pooling_mode_")]
+    old = [re.sub("pooling_mode_|_tokens?$", "", flag) for flag in flags]  # before version 6
+    mode = settings.get("pooling_mode") or old
     modes = mode if isinstance(mode, list) else [mode]
     if modes in (["mean"], []):
         return "mean"

@@ -19,12 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import bertkit
 from bertkit.checkpoints.pretrained import hub_commit
 from bertkit.checkpoints.save import config_fields
 from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError, check_known
-from bertkit.export.onnx import ONNX_FILE, graph_facts, open_graph, write_onnx, write_onnx_int8
+from bertkit.export.onnx import ONNX_FILE, graph_facts, open_graph, write_onnx
 from bertkit.export.padded import (
     PADDED_INPUTS,
     ExportSource,
@@ -42,12 +41,9 @@ from bertkit.model.outputs import OVER_TOKENS, summary_vectors, weighted_vectors
 from bertkit.pretraining_data.batch import Packed, pack
 
 Arrays = dict[str, np.ndarray]
-WRITERS: dict[str, Callable[[ExportSource, Path], None]] = {
-    "onnx": write_onnx,
-    "onnx-int8": write_onnx_int8,
-}
+FORMATS = ("onnx", "onnx-int8")
 MANIFEST = "export.json"
-LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
+LIBRARIES = ("bertkit", "torch", "onnx", "onnxscript", "onnxruntime")
 MAX_ERROR = 1e-4
 """The largest difference of an fp32 output, multiplied by the largest value if that is above 1."""
 BATCH_SEQUENCES = 3
@@ -95,7 +91,7 @@ def export_model(
         BertkitError: there is no model, it has no ONNX form, a library is missing, the outputs
             differ too much, or `out` holds something other than an export. Nothing is written then.
     """
-    check_known("format", to, WRITERS)
+    check_known("format", to, FORMATS)
     if max_error is not None and not math.isfinite(max_error):
         raise BertkitError(f"--max-error must be a finite number, not {max_error}", code="number")
     out = check_output(out, folder=True)
@@ -106,7 +102,7 @@ def export_model(
     bound = max_error if max_error is not None else MAX_ERROR if to == "onnx" else None
     with console_or_new(console) as shown:
         with new_folder(out) as folder:
-            WRITERS[to](source, folder)
+            write_onnx(source, folder, eight_bits=to == "onnx-int8")
             manifest = write_companions(source, to, folder)
             manifest["check"] = compare_outputs(source, open_graph(folder / ONNX_FILE), bound)
             write_json(folder / MANIFEST, manifest)
@@ -119,26 +115,20 @@ def write_companions(source: ExportSource, to: str, folder: Path) -> dict[str, A
     source.tokenizer.save(folder, source.max_length)
     config = config_fields(source.model, source.details, source.tokenizer.pad_id)
     write_json(folder / "config.json", config)
-    settings: dict[str, Any] = {}
-    if source.pooling is None:
-        settings = {name: source.details.get(name) for name in ("labels", "settings")}
-    else:
-        for name in ("pooling", "normalize", "prompt", "lowercase"):
-            settings[name] = getattr(source.pooling, name)
+    settings = {name: source.details.get(name) for name in ("labels", "settings")}
+    if source.pooling is not None:
+        settings = {n: v for n, v in vars(source.pooling).items() if n != "max_length"}
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
         for path in sorted(folder.rglob("*"))
     }
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    versions["python"] = platform.python_version()
     return {
         "format": to,
         "head": source.head,
         "start": hub_commit(source.path),
-        "versions": {
-            "bertkit": bertkit.__version__,
-            "python": platform.python_version(),
-            **versions,
-        },
+        "versions": versions,
         **{name: value for name, value in settings.items() if value is not None},
         "max_length": source.max_length,
         **graph_facts(folder / ONNX_FILE),
@@ -184,7 +174,10 @@ def compare_outputs(
             theirs = exported[name]
             if is_token_output(source.head, name):
                 theirs = theirs[arrays["attention_mask"].astype(bool)]
-            check_finite(name, own, theirs)
+            if theirs.shape != own.shape or not np.isfinite([own, theirs]).all():
+                raise BertkitError(
+                    f"{name} has NaN or infinity, in the model or the export; export another model"
+                )
             errors[name].append(float(np.abs(theirs - own).max()))
             largest[name].append(float(np.abs(own).max()))
             agreed[name].append(agreement(name, own, theirs))
@@ -204,16 +197,6 @@ def compare_outputs(
                 "format or --max-error"
             )
     return {"sequences": sequences, "tokens": tokens, "bound": bound, "outputs": outputs}
-
-
-def check_finite(name: str, own: np.ndarray, theirs: np.ndarray) -> None:
-    """Raise a BertkitError if an output has NaN or infinity, or another shape than bertkit's."""
-    if theirs.shape != own.shape:
-        raise BertkitError(f"{name} has shape {theirs.shape}, but bertkit's has {own.shape}")
-    if not np.isfinite(own).all():
-        raise BertkitError(f"the model's own {name} has NaN or infinity; export another model")
-    if not np.isfinite(theirs).all():
-        raise BertkitError(f"the exported {name} has NaN or infinity; choose another format")
 
 
 def agreement(name: str, own: np.ndarray, theirs: np.ndarray) -> float:

@@ -33,11 +33,8 @@ QUIET = ("", "torch.onnx", "transformers")
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Suppress the exporters' warnings and log lines; their results are compared with the model.
-
-    The levels are raised one by one: with `logging.disable`, torch's tracing would not notice that
-    nobody reads its trace, and would continue to write one.
-    """
+    """Suppress the exporters' warnings and log lines; their results are compared with the model."""
+    # one by one: with `logging.disable`, torch would not notice that nobody reads its trace
     loggers = [logging.getLogger(name) for name in QUIET]
     before = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -75,14 +72,14 @@ def trace(model: PaddedModel) -> Any:
         return torch.export.export(model, arguments, dynamic_shapes=shapes)
 
 
-def write_onnx(source: ExportSource, folder: Path) -> None:
-    """Write `model.onnx` in fp32."""
-    export_graph(source, folder / ONNX_FILE)
-
-
-def write_onnx_int8(source: ExportSource, folder: Path) -> None:
-    """Write `model.onnx` with 8-bit weights."""
-    check_libraries()
+def write_onnx(source: ExportSource, folder: Path, *, eight_bits: bool = False) -> None:
+    """Write `model.onnx` in fp32 or with 8-bit weights."""
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        if importlib.util.find_spec(name) is None:
+            raise BertkitError(f"ONNX files need {name}; install bertkit with the extra 'onnx'")
+    if not eight_bits:
+        export_graph(source, folder / ONNX_FILE)
+        return
     from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch, silence():
@@ -91,16 +88,8 @@ def write_onnx_int8(source: ExportSource, folder: Path) -> None:
         quantize_dynamic(exact, folder / ONNX_FILE, per_channel=True, weight_type=QuantType.QInt8)
 
 
-def check_libraries() -> None:
-    """Raise a BertkitError if a library of the `onnx` extra is missing."""
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        if importlib.util.find_spec(name) is None:
-            raise BertkitError(f"ONNX files need {name}; install bertkit with the extra 'onnx'")
-
-
 def export_graph(source: ExportSource, path: Path) -> None:
     """Write the fp32 graph, with readable names for its dynamic dimensions."""
-    check_libraries()
     import onnx
 
     size = sum(tensor.nbytes for tensor in source.model.state_dict().values())

@@ -53,21 +53,17 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 EXPORT_HEADS = ("auto", "encoder", "embedding")
 PADDED_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
-OUTPUTS = {
-    "classification": ("logits",),
-    "multi-label-classification": ("logits",),
-    "regression": ("logits",),
-    "multiple-choice": ("logits",),
-    "token-classification": ("logits",),
+OF_TEXTS = ("classification", "multi-label-classification", "regression", "multiple-choice")
+"""Heads that are one linear layer on the pooled summary."""
+TOKEN_HEADS = ("token-classification", "words", "replaced")
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys((*OF_TEXTS, *TOKEN_HEADS), ("logits",)),
     "question-answering": ("start_logits", "end_logits"),
     "pretraining": ("prediction_logits", "seq_relationship_logits"),
-    "words": ("logits",),
-    "replaced": ("logits",),
     "encoder": ("last_hidden_state", "pooler_output"),
     "embedding": ("sentence_embedding",),
 }
 """Head → the names of its outputs in transformers (for "embedding", in sentence-transformers)."""
-
 OUTPUTS_LIKE = {
     "sequence": "classification",
     "choice": "multiple-choice",
@@ -75,11 +71,6 @@ OUTPUTS_LIKE = {
     "span": "question-answering",
 }
 """Head of a task type that `OUTPUTS` does not know -> the head with such outputs."""
-
-OF_TEXTS = ("classification", "multi-label-classification", "regression", "multiple-choice")
-"""Heads that are one linear layer on the pooled summary."""
-
-TOKEN_HEADS = ("token-classification", "words", "replaced")
 TOKEN_OUTPUTS = ("start_logits", "end_logits", "prediction_logits", "last_hidden_state")
 
 

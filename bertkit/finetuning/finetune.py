@@ -37,7 +37,6 @@ from bertkit.finetuning.results import (
 )
 from bertkit.finetuning.settings import SETTINGS, FinetuneSettings, RunSettings
 from bertkit.finetuning.train import TaskTraining
-from bertkit.processes import busy_note
 from bertkit.tasks.columns import Columns
 from bertkit.tasks.data import (
     DataFiles,
@@ -260,7 +259,7 @@ def prepare(
     keep_head = same_task and not settings.new_head
     if keep_head:
         console.say("reusing the checkpoint's task head")
-    console.say(*device_notes(device, precision, start.config), *busy_note())
+    console.say(*device_notes(device, precision, start.config))
     return Setup(
         data, task, start, settings, console, metrics, metric, device, precision, keep_head, items,
         baselines,

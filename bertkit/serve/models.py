@@ -21,7 +21,6 @@ from starlette.responses import Response
 from bertkit.checkpoints.pretrained import (
     PretrainedWeights,
     model_folder,
-    model_name,
     read_pretrained,
     resolve_model,
 )
@@ -119,7 +118,8 @@ def split_name(given: str) -> tuple[str, str]:
     name, equals, path = given.partition("=")
     if not equals or Path(given).exists():  # as in runs/lr=3e-5
         path = given
-        name = model_name(Path(os.path.abspath(path)))  # noqa: PTH100 (without "..")
+        folder = Path(os.path.abspath(path))  # noqa: PTH100 (without "..")
+        name = folder.parent.name if folder.name == "model" else folder.name
     if not NAME.fullmatch(name):
         raise BertkitError(
             f"'{name}' cannot be a model's name; use letters, digits and ._:- as in mine={path}"

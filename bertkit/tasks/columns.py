@@ -22,7 +22,7 @@ from bertkit.errors import (
     BertkitError,
     InputTypeError,
     nearest,
-    refuse_twice,
+    reject_duplicate_column,
     short_repr,
 )
 from bertkit.text.documents import (
@@ -445,7 +445,7 @@ def require_columns(path: str, columns: Iterable[str], names: Sequence[str]) -> 
         if column not in names:
             hint = nearest(column, names)
             raise BertkitError(f"{path} has no column '{column}'{hint}", code="column")
-        refuse_twice(path, column, names)
+        reject_duplicate_column(path, column, names)
 
 
 def column_names(data: str | MemoryRows, format: str = "auto", *, header: bool = True) -> list[str]:  # noqa: A002

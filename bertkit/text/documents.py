@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
-from bertkit.errors import BertkitError, escape_line_breaks, nearest, refuse_twice
+from bertkit.errors import BertkitError, escape_line_breaks, nearest, reject_duplicate_column
 from bertkit.text.sources import DAMAGE, HEAD_BYTES, Source, one_line, open_binary
 
 PARQUET_ROWS = 1024
@@ -304,7 +304,7 @@ def separated_rows(source: Source, counts: TextCounts, columns: Sequence[str]) -
     rows = split_rows(source, counts)
     header = [name.strip() for name in next(rows, (0, []))[1]]
     for column in columns:
-        refuse_twice(source.path, column, header)
+        reject_duplicate_column(source.path, column, header)
     for number, fields in rows:
         if any(map(str.strip, fields[len(header) :])):  # as from a comma that is not quoted
             reason = "row with more fields than the first line"
@@ -320,7 +320,7 @@ def parquet_file(source: Source, columns: Sequence[str] | None) -> Iterator[Row]
         for column in columns or names:
             if column not in names:
                 raise missing_column(source, column, names)
-            refuse_twice(source.path, column, names)
+            reject_duplicate_column(source.path, column, names)
         yield from parquet_rows(file, columns)
 
 

@@ -22,7 +22,7 @@ from bertkit.files import as_json, claim, differences, exclusive_lock, read_opti
 from bertkit.model.encoder import ModelConfig
 from bertkit.pretraining_data.examples import PairStatistics, measure_pairs
 from bertkit.pretraining_data.loader import START, DataPosition, ExampleSampler
-from bertkit.processes import busy_note, usable_cores
+from bertkit.processes import usable_cores
 from bertkit.training.checkpoint import load_checkpoint, load_latest, restore_training
 from bertkit.training.device import device_notes, environment, matmul_peak
 from bertkit.training.distributed import Ranks
@@ -254,7 +254,7 @@ def announce(run: Run, log: Journal, examples: ExampleSampler, notes: Sequence[s
         "parameters": sum(weights.numel() for _, weights in trainable_parameters(run.model)),
     }
     log.write(start)
-    run.console.say(*opening_lines(start, run.recipe, run.store), *busy_note())
+    run.console.say(*opening_lines(start, run.recipe, run.store))
     for line in (*device_notes(run.device, run.precision, run.model.config), *notes):
         log.note(run.step, line)
 
