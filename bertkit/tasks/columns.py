@@ -33,7 +33,6 @@ from bertkit.text.documents import (
     plain_lines,
     split_rows,
     valid_text,
-    value_name,
 )
 from bertkit.text.sources import Source, extension, find_sources, one_source
 
@@ -47,8 +46,6 @@ not read in "predict". Only "train" leaves out answers that cannot be learned.""
 class Columns(ABC):
     """The column names of a file; each type of example has a subclass."""
 
-    id: str = ""
-    """The column of the IDs; without one, rows are numbered from 0."""
     format: str = "auto"
     """csv, tsv, jsonl, parquet, huggingface, text (one input per line, only for predict), or
     auto."""
@@ -56,17 +53,17 @@ class Columns(ABC):
     """Whether the first row names the columns; if it does not, they are called 0, 1, 2, ..."""
 
     input_options: ClassVar[tuple[str, ...]]
-    """The options that name the columns every row must have, except labels and IDs."""
+    """The options that name the columns every row must have, except labels."""
     target_option: ClassVar[str] = "label"
     """The option that names the column of the labels, tags or answers."""
     wanted: ClassVar[str]
     """What inputs in memory are, for messages."""
-    file_options: ClassVar[tuple[str, ...]] = ("format", "id", "header")
+    file_options: ClassVar[tuple[str, ...]] = ("format", "header")
     """The options that depend on the file and are not taken from the model."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns that every row must have, except labels and IDs."""
+        """The columns that every row must have, except labels."""
         values = [getattr(self, option) for option in self.input_options]
         lists = (value if isinstance(value, tuple) else (value,) for value in values)
         return tuple(name for names in lists for name in names if name)
@@ -118,46 +115,29 @@ class Columns(ABC):
 
         `rows`, if any, gets all fields of the row of each example, by its location.
         """
-        if not isinstance(data, MemoryRows):
-            if is_plain(data, self):
-                return self.read_lines(data, counts)
-            if not self.in_rows(data):
-                return self.read_own_format(data, counts, purpose)
-        return self._from_rows(data, counts, purpose, rows)
-
-    def _from_rows(
-        self,
-        data: str | Path | MemoryRows,
-        counts: TextCounts,
-        purpose: Purpose,
-        rows: dict[str, Fields] | None,
-    ) -> Iterator[Any]:
-        read, seen = TextCounts(), set[str]()
+        if not isinstance(data, MemoryRows) and is_plain(data, self):
+            yield from self.read_lines(data, counts)
+            return
+        if not isinstance(data, MemoryRows) and not self.in_rows(data):
+            yield from self.read_own_format(data, counts, purpose)
+            return
+        read, used = TextCounts(), False
         target = "" if purpose == "predict" else self.target
+        columns = [*self.inputs, target] if target else self.inputs
+        optional = target if purpose == "test" else ""
         for number, location, row in read_rows(
-            data,
-            read,
-            self.format,
-            header=self.header,
-            columns=[name for name in (*self.inputs, target, self.id) if name],
-            optional=target if purpose == "test" else "",
-            whole=rows is not None,
+            data, read, self.format, self.header, columns, optional, whole=rows is not None
         ):
             example = self.example(row, location, read, purpose)
-            if example is None:
-                continue
-            if target and example.gold is None:
+            unlabelled = target and example is not None and example.gold is None
+            if unlabelled:
                 read.note("row without label" + ", kept" * (purpose == "test"), location)
-                if purpose != "test":
-                    continue
-            if rows is not None:
-                rows[location] = row
-            name = value_name(row[self.id]) if self.id else str(number)
-            if not name or name in seen:
-                raise BertkitError(f"{location}: ID '{name}' is empty or used twice")
-            seen.add(name)
-            yield example._replace(id=name)
-        if not seen:
+            if example is not None and not (unlabelled and purpose != "test"):
+                used = True
+                if rows is not None:
+                    rows[location] = row
+                yield example._replace(id=str(number))
+        if not used:
             why = first_left_out(read) or ": it has no rows"
             raise BertkitError(f"{data} has no row that can be used{why}")
         counts += read
@@ -189,12 +169,10 @@ def row_texts(
 ) -> list[str] | None:
     """Return the texts of some columns, or None (and a count) if one is empty or not text."""
     for column in columns:
-        value = row[column]
-        if value is not None and not isinstance(value, str):
-            counts.note(f"column '{column}' is not text", location)
-            return None
-        if not value or value.isspace():
-            counts.note(f"empty '{column}'", location)
+        value = row[column] or ""
+        if not isinstance(value, str) or not value.strip():
+            what = "empty" if isinstance(value, str) else "no text in"
+            counts.note(f"{what} '{column}'", location)
             return None
     return [valid_text(row[column], location, counts) for column in columns]
 
@@ -293,10 +271,10 @@ def read_rows(
     data: str | Path | MemoryRows,
     counts: TextCounts,
     format: str = "auto",  # noqa: A002
-    *,
     header: bool | Sequence[str] = True,
     columns: Sequence[str] = (),
     optional: str = "",
+    *,
     whole: bool = False,
 ) -> Iterator[tuple[int, str, Fields]]:
     """Yield (number from 0, "file:line", fields) of usable rows; rows left out are numbered too.
