@@ -34,7 +34,7 @@ from benchmarks.record import (
 )
 from benchmarks.reference import build
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.finetuning.settings import RunSettings, TrainingSettings
+from bertkit.finetuning.runs import RunSettings, TrainingSettings
 from bertkit.processes import resident_bytes
 from bertkit.tasks.task import Items
 

@@ -35,7 +35,7 @@ from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.console import Console
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
+from bertkit.finetuning.runs import FinetuneSettings, Grid, TrainingSettings
 from bertkit.predict.load import load_predictor
 from bertkit.training.device import choose_precision
 

@@ -21,7 +21,7 @@ from benchmarks.record import start_model
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import write_json, write_text
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
+from bertkit.finetuning.runs import FinetuneSettings, Grid, TrainingSettings
 from bertkit.tasks.data import TaskData, load_dataset
 from bertkit.tasks.windows import QuestionWindows, WindowLengths, WordWindows
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from bertkit.errors import BertkitError as BertkitError
     from bertkit.export.export import export_model as export_model
     from bertkit.finetuning.finetune import finetune as finetune
-    from bertkit.finetuning.settings import FinetuneSettings as FinetuneSettings
-    from bertkit.finetuning.settings import Grid as Grid
-    from bertkit.finetuning.settings import TrainingSettings as TrainingSettings
+    from bertkit.finetuning.runs import FinetuneSettings as FinetuneSettings
+    from bertkit.finetuning.runs import Grid as Grid
+    from bertkit.finetuning.runs import TrainingSettings as TrainingSettings
     from bertkit.predict.embeddings import load_embedder as load_embedder
     from bertkit.predict.evaluate import evaluate as evaluate
     from bertkit.predict.features import embed_file as embed_file
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 MODULES = {
     "BertkitError": "errors",
-    "FinetuneSettings": "finetuning.settings",
-    "Grid": "finetuning.settings",
+    "FinetuneSettings": "finetuning.runs",
+    "Grid": "finetuning.runs",
     "TextSource": "text.sources",
     "TokenStore": "corpus.store",
     "Tokenizer": "tokenizer.wordpiece",
-    "TrainingSettings": "finetuning.settings",
+    "TrainingSettings": "finetuning.runs",
     "clean": "corpus.clean",
     "embed_file": "predict.features",
     "evaluate": "predict.evaluate",

@@ -27,7 +27,7 @@ from bertkit.console import Console
 from bertkit.corpus.prepare import store_from_text
 from bertkit.errors import BertkitError
 from bertkit.files import write_json, write_text
-from bertkit.finetuning.settings import RunSettings, TrainingSettings
+from bertkit.finetuning.runs import RunSettings, TrainingSettings
 from bertkit.finetuning.train import TaskTraining
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.pretrained import Predictor

@@ -34,7 +34,7 @@ from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import foreign_tensors
 from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
-from bertkit.finetuning.settings import RunSettings, TrainingSettings
+from bertkit.finetuning.runs import RunSettings, TrainingSettings
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.outputs import ClassificationModel

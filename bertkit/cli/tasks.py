@@ -19,8 +19,14 @@ from bertkit.cli.options import (
 from bertkit.console import Console
 from bertkit.files import check_output
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.results import scores_text
-from bertkit.finetuning.settings import ONE_RUN, USUAL, FinetuneSettings, Grid, TrainingSettings
+from bertkit.finetuning.runs import (
+    ONE_RUN,
+    USUAL,
+    FinetuneSettings,
+    Grid,
+    TrainingSettings,
+    scores_text,
+)
 from bertkit.predict.evaluate import evaluate
 from bertkit.report.finetuning import write_finetuning_report
 from bertkit.tasks.data import DataFiles

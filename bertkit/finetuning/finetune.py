@@ -23,9 +23,12 @@ from bertkit.checkpoints.save import save_model
 from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError, DivergedError, check_known, short_repr
 from bertkit.files import as_json, check_output, claim, exclusive_lock, new_folder, write_json
-from bertkit.finetuning.results import (
+from bertkit.finetuning.runs import (
+    SETTINGS,
     FinetuneResult,
+    FinetuneSettings,
     RunResult,
+    RunSettings,
     Scores,
     best_run,
     grid_summary,
@@ -35,7 +38,6 @@ from bertkit.finetuning.results import (
     scores_text,
     setting_text,
 )
-from bertkit.finetuning.settings import SETTINGS, FinetuneSettings, RunSettings
 from bertkit.finetuning.train import TaskTraining
 from bertkit.tasks.columns import Columns
 from bertkit.tasks.data import (

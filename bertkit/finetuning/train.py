@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.errors import BertkitError, nearest
-from bertkit.finetuning.settings import BALANCED, RunSettings, TrainingSettings
+from bertkit.finetuning.runs import BALANCED, RunSettings, TrainingSettings
 from bertkit.model.encoder import Encoder
 from bertkit.pretraining_data.examples import FINE_TUNING, keyed_rng
 from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.files import write_text
-from bertkit.finetuning.results import (
+from bertkit.finetuning.runs import (
     FinetuneResult,
     RunResult,
     is_fraction,

@@ -29,7 +29,7 @@ from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.console import Console
 from bertkit.files import from_home, new_folder
-from bertkit.finetuning.settings import Grid, RunSettings, TrainingSettings
+from bertkit.finetuning.runs import Grid, RunSettings, TrainingSettings
 from bertkit.finetuning.train import TaskTraining
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import TaskPredictor, load_predictor

@@ -17,7 +17,7 @@ import bertkit
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.corpus.prepare import store_from_text
 from bertkit.errors import DivergedError
-from bertkit.finetuning.settings import RunSettings
+from bertkit.finetuning.runs import RunSettings
 from bertkit.finetuning.train import TaskTraining
 from bertkit.tasks.data import DataFiles, TaskData, load_dataset
 from bertkit.tasks.inference import run_task

@@ -13,7 +13,7 @@ from bertkit import load
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.errors import BertkitError
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
+from bertkit.finetuning.runs import FinetuneSettings, Grid, TrainingSettings
 from bertkit.finetuning.train import TaskTraining
 from bertkit.predict.evaluate import evaluate
 from bertkit.tasks.types import TASKS

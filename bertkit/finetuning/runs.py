@@ -1,0 +1,363 @@
+"""Runs of fine-tuning: their settings, alone or in a grid (paper section A.3), and results."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError, DivergedError
+from bertkit.files import read_object
+
+BALANCED = "balanced"
+ClassWeights = tuple[str, ...] | str | Mapping[str, float]
+"""`BALANCED`, or label -> weight; as strings, LABEL=WEIGHT."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The settings that differ between the runs of a grid."""
+
+    batch_size: int
+    learning_rate: float
+    epochs: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        return f"b{self.batch_size}-lr{self.learning_rate:.12g}-e{self.epochs}-s{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The settings that all runs of a grid share."""
+
+    warmup: float = 0.1
+    """The share of the updates over which the learning rate rises; it then falls to 0."""
+    weight_decay: float = 0.01
+    """The weight decay, which does not apply to biases and LayerNorm."""
+    max_gradient_norm: float = 1.0
+    """The maximum gradient norm, to which gradients are clipped."""
+    dropout: float | None = None
+    """The dropout of the encoder and the head; by default that of the pre-trained model."""
+    bias_correction: bool = True
+    """False for the paper's variant of Adam, with which runs on small data often learn nothing."""
+    precision: str = "auto"
+    """fp32, bf16, bf16-residual (hidden states between layers, too), or auto: bf16 if the device
+    computes it fast."""
+    max_tokens: int = 16384
+    """The maximum tokens per forward pass; larger batches are split, with the same result except
+    for rounding and dropout."""
+    eval_every: int = 0
+    """Updates between evaluations on dev; 0 for one in each epoch. A stopped run resumes from its
+    last evaluation."""
+    early_stopping: int = 0
+    """Stop a run after this many evaluations without a better score, and keep the model of its best
+    evaluation; 0 trains to the end and keeps the last model."""
+    class_weights: ClassWeights = ()
+    """balanced, or LABEL=WEIGHT ...: factors of the classes' losses; classes that are not named
+    have 1."""
+
+    def __post_init__(self) -> None:
+        shares = {
+            "warmup": self.warmup,
+            "dropout": self.dropout or 0,
+            "weight_decay": self.weight_decay,
+        }
+        for name, value in shares.items():
+            if not 0 <= value < 1:
+                raise BertkitError(f"{name} is a share from 0 to below 1, not {value}")
+        if not 0 < self.max_gradient_norm < math.inf or self.max_tokens < 1:
+            raise BertkitError("max_gradient_norm and max_tokens must be above 0 and finite")
+        if self.eval_every < 0 or self.early_stopping < 0:
+            raise BertkitError("eval_every and early_stopping must be 0 or more")
+        object.__setattr__(self, "class_weights", weight_settings(self.class_weights))
+
+
+def weight_settings(weights: ClassWeights) -> tuple[str, ...]:
+    """Return class weights as they are recorded: "balanced", or LABEL=WEIGHT for each label."""
+    if isinstance(weights, Mapping):
+        weights = tuple(f"{label}={weight}" for label, weight in weights.items())
+    listed = (weights,) if isinstance(weights, str) else tuple(map(str, weights or ()))
+    for text in () if listed == (BALANCED,) else listed:
+        _, equals, weight = text.rpartition("=")
+        try:
+            usable = bool(equals) and 0 < float(weight) < math.inf
+        except ValueError:
+            usable = False
+        if not usable:
+            raise BertkitError(
+                f"class_weights takes {BALANCED}, or LABEL=WEIGHT with a weight above 0, not "
+                f"{text!r:.60}",
+                code="class-weights",
+            )
+    return listed
+
+
+RATES = ((1024, 2e-5), (768, 5e-5), (384, 1e-4), (256, 4e-4), (0, 5e-4))
+"""(width, learning rate): the default rate for models of at least this width."""
+FULL_WIDTH, TAGGING = 768, 2
+"""For token classification, the factor of the rates of models that are narrower than BERT-base
+(benchmarks/defaults.py)."""
+NARROW_WIDTH, MANY_INPUTS = 384, 3_000
+"""Models narrower than `NARROW_WIDTH` get half of the rate from `MANY_INPUTS` inputs on, which was
+better on MRPC and on CoLA: at the whole rate one of two runs of CoLA learned nothing."""
+BATCHES = ((5000, 32), (500, 16), (50, 8), (0, 4))
+"""(training inputs, batch size): the default batch size for at least so many inputs."""
+DEFAULT_EPOCHS, MAX_EPOCHS = 3, 20
+MAX_RUNS = 100_000
+MIN_UPDATES = 200
+"""The default number of epochs grows from `DEFAULT_EPOCHS` to `MAX_EPOCHS` to make as many updates:
+few inputs need more epochs (Mosbach et al. 2021, section 6)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A grid of settings, of which every combination is trained with every seed."""
+
+    batch_size: tuple[int, ...] = ()
+    """Inputs per update; by default 32, or fewer if there are fewer than 5,000 inputs. The paper
+    tries 16 and 32."""
+    learning_rate: tuple[float, ...] = ()
+    """The peak learning rate; by default it is chosen by the model's width, from 2e-5 for 1024 and
+    5e-5 for 768 to 5e-4 below 256, twice as much for tags below 768, and below 384 half as much for
+    3,000 inputs or more. The paper tries 5e-5, 3e-5 and 2e-5."""
+    epochs: tuple[int, ...] = ()
+    """Passes over the training data; by default 3, or more (up to 20) until there are 200 updates.
+    The paper tries 2, 3 and 4."""
+    seeds: int = 1
+    """The number of runs of each setting, with seeds 1, 2, ..."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "learning_rate", "epochs"):
+            values = getattr(self, name)
+            if isinstance(values, str) or not hasattr(values, "__len__"):
+                raise BertkitError(f"{name} takes several values: ({values!r},), not {values!r}")
+            kind = float if name == "learning_rate" else int
+            numbers = tuple(kind(value) for value in values)
+            if numbers != tuple(values) or not all(0 < number < math.inf for number in numbers):
+                raise BertkitError(f"{name} takes finite numbers above 0 ({kind.__name__})")
+            if len({f"{number:.12g}" for number in numbers}) < len(numbers):
+                raise BertkitError(f"{name} has a value twice; give each value once")
+            object.__setattr__(self, name, numbers)
+        sizes = (self.batch_size, self.learning_rate, self.epochs)
+        if not 0 < self.seeds * math.prod(len(values) or 1 for values in sizes) <= MAX_RUNS:
+            raise BertkitError(f"a grid has 1 to {MAX_RUNS:,} runs; give other values or seeds")
+
+    def chosen(self, width: int, inputs: int, task_type: str) -> Grid:
+        """Return the grid with values for the fields that were not given.
+
+        They depend on the hidden size of the model and on the number of training inputs, from many
+        of which narrow models learn at a lower rate; and small models learn tags at a higher rate.
+        """
+        batch = self.batch_size or (next(batch for least, batch in BATCHES if inputs >= least),)
+        own = next(rate for least, rate in RATES if width >= least)
+        if task_type == "token-classification" and width < FULL_WIDTH:
+            own *= TAGGING
+        if width < NARROW_WIDTH and inputs >= MANY_INPUTS:
+            own /= 2
+        rate = self.learning_rate or (own,)
+        needed = math.ceil(MIN_UPDATES / math.ceil(inputs / max(batch)))
+        epochs = self.epochs or (min(MAX_EPOCHS, max(DEFAULT_EPOCHS, needed)),)
+        return replace(self, batch_size=batch, learning_rate=rate, epochs=epochs)
+
+    def reasons(self, width: int, inputs: int, task_type: str) -> list[str]:
+        """Return a line that says what `chosen` fills in and why, or [] if it fills in nothing."""
+        chosen, said = self.chosen(width, inputs, task_type), []
+        if not self.learning_rate:
+            fit = f"{task_type}, {inputs:,} inputs and a model of width {width}"
+            said.append(f"learning rate {chosen.learning_rate[0]:g} for {fit}")
+        if not self.batch_size:
+            said.append(f"batch size {chosen.batch_size[0]} for {inputs:,} inputs")
+        if not self.epochs:
+            said.append(f"{chosen.epochs[0]} epochs")
+        return [f"chosen: {', '.join(said)}"] if said else []
+
+    def runs(self) -> list[RunSettings]:
+        """Return all runs of a `chosen` grid: first each setting with seed 1, then with seed 2."""
+        settings = itertools.product(
+            range(1, self.seeds + 1), self.batch_size, self.learning_rate, self.epochs
+        )
+        return [
+            RunSettings(seed=seed, batch_size=batch, learning_rate=rate, epochs=epochs)
+            for seed, batch, rate, epochs in settings
+        ]
+
+
+ONE_RUN, USUAL = Grid(), TrainingSettings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSettings:
+    """The runs to train and their settings."""
+
+    grid: Grid = ONE_RUN
+    """The grid of runs; a single run by default."""
+    training: TrainingSettings = USUAL
+    """The settings that all runs share."""
+    new_head: bool = False
+    """Initialise the head randomly even if the model has one for the same task and labels."""
+    metric: str = ""
+    """The dev score by which runs are compared and stopped early, such as macro_f1; by default the
+    task's first."""
+    device: str = "auto"
+    """auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps."""
+    track: tuple[str, ...] = ("tensorboard",)
+    """Trackers that receive the records of every run: tensorboard (if it is installed), wandb,
+    mlflow."""
+
+
+SETTINGS = FinetuneSettings()
+
+
+# Results -----------------------------------------------------------------------------------------
+
+FRACTION = re.compile(r"(^|_)(accuracy|precision|recall|f1|exact|match|matthews|pearson|spearman)$")
+SHOWN_SCORES = 5
+Scores = dict[str, dict[str, float]]  # split -> metric -> value
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of one run."""
+
+    name: str
+    settings: dict[str, Any]  # the fields of `RunSettings`
+    scores: Scores  # the scores on the dev splits; {} if the run diverged
+    metric: float | None  # the score by which runs are compared; None if the run diverged
+    degenerate: str  # why the run learned nothing; "" if it learned something
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+    @property
+    def setting(self) -> str:
+        """The name of the run without its seed."""
+        return self.name.rpartition("-s")[0]
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """What `results.json` holds."""
+
+    folder: Path
+    best: RunResult
+    runs: tuple[RunResult, ...]
+    values: dict[str, Any]  # the content of the file
+
+    @property
+    def scores(self) -> Scores:
+        """The scores of the best run on dev, and on test data with labels."""
+        return dict(self.values["scores"])
+
+    @property
+    def model(self) -> Path:
+        """The directory of the best model."""
+        return self.folder / "model"
+
+
+def read_run(path: Path) -> RunResult:
+    """Read the `run.json` of a run of a grid."""
+    try:
+        return RunResult(**read_object(path))
+    except TypeError:
+        raise BertkitError(f"{path} is damaged; delete it to repeat the run") from None
+
+
+def read_results(folder: Path) -> FinetuneResult:
+    """Read the `results.json` of a finished folder."""
+    path = folder / "results.json"
+    values = read_object(path)
+    try:
+        runs = tuple(RunResult(**run) for run in values["runs"])
+        best = next(run for run in runs if run.name == values["best"])
+    except (TypeError, KeyError, StopIteration):
+        raise BertkitError(f"{path} is damaged; delete it and fine-tune again") from None
+    return FinetuneResult(folder, best, runs, values)
+
+
+def best_run(results: Sequence[RunResult]) -> RunResult:
+    """Return the run with the highest metric, the first of equals; degenerate ones come last."""
+    usable = [result for result in results if result.metric is not None]
+    if not usable:
+        raise DivergedError("every run diverged; lower the learning rate or raise the warm-up")
+    return min(usable, key=lambda result: (bool(result.degenerate), -(result.metric or 0.0)))
+
+
+def grid_summary(results: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Summarize each setting: its runs, how many failed, and the median and spread of scores."""
+    rows = []
+    for setting in dict.fromkeys(result.setting for result in results):
+        runs = [result for result in results if result.setting == setting]
+        scored = [result for result in runs if result.scores]
+        row: dict[str, Any] = {
+            "setting": setting,
+            "runs": len(runs),
+            "diverged": len(runs) - len(scored),
+            "degenerate": sum(bool(result.degenerate) for result in scored),
+            "scores": {},
+        }
+        for split in scored[0].scores if scored else {}:
+            for metric in scored[0].scores[split]:
+                if all(metric in result.scores[split] for result in scored):  # entity types vary
+                    values = [result.scores[split][metric] for result in scored]
+                    row["scores"].setdefault(split, {})[metric] = metric_spread(values)
+        rows.append(row)
+    return rows
+
+
+def metric_spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Return median, range and standard deviation; a single value has no deviation."""
+    return {
+        "median": statistics.median(values),
+        "lowest": min(values),
+        "highest": max(values),
+        "deviation": statistics.stdev(values) if len(values) > 1 else None,
+    }
+
+
+# Texts --------------------------------------------------------------------------------------------
+
+
+def is_fraction(metric: str) -> bool:
+    """Return whether a metric, such as "macro_f1" or "f1/PER", is a fraction, shown in percent."""
+    return FRACTION.search(metric.partition("/")[0]) is not None
+
+
+def score_text(metric: str, value: float) -> str:
+    """Format a score: fractions in percent, other values as numbers."""
+    return f"{value:.1%}" if is_fraction(metric) else f"{value:.4g}"
+
+
+def scores_text(scores: dict[str, float], main: str = "") -> str:
+    """Format the main metric, if there is one, and the first few other scores."""
+    overall = (name for name in scores if "/" not in name or name == main)
+    names = sorted(overall, key=lambda name: name != main)
+    return ", ".join(f"{name} {score_text(name, scores[name])}" for name in names[:SHOWN_SCORES])
+
+
+def run_text(result: RunResult, main: str = "") -> str:
+    """Describe a run in one line, beginning with its main metric."""
+    flag = f" [degenerate: {result.degenerate}]" if result.degenerate else ""
+    scores = "; ".join(f"{split} {scores_text(v, main)}" for split, v in result.scores.items())
+    return f"{result.name}: {scores or 'no score'} ({result.seconds:.0f} s){flag}"
+
+
+def setting_text(row: dict[str, Any], main: str) -> str:
+    """Describe a setting in one line, with median and range of its main metric."""
+    parts = []
+    for split, metrics in row["scores"].items():
+        spread = metrics.get(main) or next(iter(metrics.values()))
+        median, low, high = (score_text(main, spread[k]) for k in ("median", "lowest", "highest"))
+        parts.append(f"{split} {main} median {median} ({low} to {high})")
+    failed = f", {row['degenerate']} degenerate" if row["degenerate"] else ""
+    failed += f", {row['diverged']} diverged" if row["diverged"] else ""
+    return f"{row['setting']}, n={row['runs']}{failed}: {', '.join(parts)}"
