@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -201,42 +202,36 @@ def hold_out(
         groups.setdefault(key, []).append(example)
     order = keyed_rng(0, DATA_SPLIT).permutation(len(groups)).tolist()
     held_out = set(order[: max(1, round(share * len(groups)))])
-    labels = [set(label_counts(group if kind.has_labels else ())) for group in groups.values()]
-    known = set().union(*(names for n, names in enumerate(labels) if n not in held_out))
-    for number in sorted(held_out):
-        if lost := sorted(labels[number] - known):
-            counts.note("label of too few inputs to hold one out, kept", f"label {lost[0]!r}")
-            known |= labels[number]
-            held_out.remove(number)
+    left = label_counts(inputs if kind.has_labels else ())
     sides: tuple[list[Any], list[Any]] = ([], [])
     for number, group in enumerate(groups.values()):
-        sides[number in held_out].extend(group)
+        labels, out = label_counts(group if kind.has_labels else ()), number in held_out
+        if out and any(left[label] <= count for label, count in labels.items()):
+            counts.note("label of too few inputs to hold one out, kept", group[0].location)
+            out = False
+        left -= labels if out else Counter()
+        sides[out].extend(group)
     if not (sides[0] and sides[1]):
         raise BertkitError(
-            f"{len(inputs)} inputs in {len(groups)} groups with {len(known)} labels are too few to "
-            "hold some out for dev; check the columns, or give --dev"
+            f"{len(inputs)} inputs in {len(groups)} groups are too few to hold some out for dev; "
+            "check the columns, or give --dev"
         )
     return sides
 
 
 def check_labelled(split: str, inputs: Sequence[Any]) -> None:
     """Check that there are inputs, and that each has a label."""
-    if not inputs:
-        raise BertkitError(f"the {split} data has no usable input; see what was skipped")
-    missing = next((example for example in inputs if example.gold is None), None)
-    if missing is not None:
-        raise BertkitError(f"{missing.location}: the {split} data has no label here; it needs one")
+    missing = next((example.location for example in inputs if example.gold is None), "")
+    if missing or not inputs:
+        raise BertkitError(f"the {split} data needs a label for each input; {missing} has none")
 
 
 def digest_inputs(splits: Sequence[Sequence[Any]]) -> str:
     """Return the hex SHA-256 of all inputs, which does not depend on the paths of their files."""
     digest = hashlib.sha256()
-    for inputs in splits:
-        for example in inputs:
-            fields = example._replace(location="")
-            if hasattr(fields, "document"):  # it may hold the path
-                fields = fields._replace(document="")
-            digest.update(repr(tuple(fields)).encode(errors="surrogatepass"))
+    for example in (example for inputs in splits for example in inputs):
+        fields = {**example._asdict(), "location": "", "document": ""}  # they may hold the path
+        digest.update(repr(fields).encode(errors="surrogatepass"))
     return digest.hexdigest()
 
 

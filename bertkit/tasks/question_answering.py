@@ -100,14 +100,6 @@ class SpanWindow(NamedTuple):
     it."""
 
 
-class SpanTarget(NamedTuple):
-    """The first and last token of the answer in a window, and the window for decoding."""
-
-    start: int
-    end: int
-    window: SpanWindow
-
-
 def usual_stride(room: int) -> int:
     """Return the default stride for a window with this room, at which windows overlap."""
     return max(1, min(USUAL_STRIDE, room - max(1, room // 4)))
@@ -190,12 +182,9 @@ class QuestionAnswering(Task):
     threshold: float = 0.0  # the null odds above which a question gets no answer
     max_length: int = USUAL_WINDOW
     stride: int = 0
-    """The number of context tokens from one window to the next; 0 for `usual_stride`."""
     max_question_length: int = USUAL_QUESTION
     nbest: int = 20
     max_answer_length: int = 30
-    """The maximum tokens of a predicted answer; longer ones are used in training, as in the
-    published code."""
     task_type = "question-answering"
     head = "span"
     columns = QuestionColumns
@@ -236,9 +225,10 @@ class QuestionAnswering(Task):
     def items(self, inputs: Inputs, tokenizer: Tokenizer) -> Items:
         """Each window is a separate item, as in the published code.
 
-        Windows are made before the shuffle; a window without the answer has [CLS] as its target.
+        Windows are made before the shuffle; a window without the answer has [CLS] as its target. A
+        target is (first token, last token, window).
         """
-        items, windowed, cut, unaligned, empty, long = [], 0, 0, 0, 0, 0
+        items, windowed, cut, unaligned, empty = [], 0, 0, 0, 0
         questions = tokenizer.encode_batch([example.question for example in inputs])
         context, encoding = "", None
         for i, (example, question) in enumerate(zip(inputs, questions, strict=True)):
@@ -250,16 +240,13 @@ class QuestionAnswering(Task):
             empty += not question or not len(windows[0].offsets)
             golds = example.answers or ()
             spans = first_aligned(golds, windows)
-            aligned = [span for span in spans if span]
-            unaligned += any(answer.start >= 0 for answer in golds) and not aligned
-            long += bool(aligned) and all(b - a >= self.max_answer_length for a, b in aligned)
+            unaligned += any(answer.start >= 0 for answer in golds) and not any(spans)
             for window, span in zip(windows, spans, strict=True):
-                target = SpanTarget(*(span or NO_ANSWER), window)
-                items.append(Item(i, [ItemPart((Encoded(window.ids, window.first),), target)]))
+                sequence = Encoded(window.ids, window.first)
+                items.append(Item(i, [ItemPart((sequence,), (*(span or NO_ANSWER), window))]))
         lost = {
             f"questions cut at {self.max_question_length} tokens": cut,
             "answers in no window whole": unaligned,
-            f"answers of more than {self.max_answer_length} tokens, never predicted": long,
             "questions without tokens, or with a context without": empty,
         }
         return Items(items, len(inputs), windowed, lost)
@@ -306,7 +293,7 @@ class QuestionAnswering(Task):
     def decode(self, inputs: Inputs, items: Items, outputs: Outputs) -> list[Answer]:
         windows: list[list[tuple[SpanWindow, np.ndarray]]] = [[] for _ in inputs]
         for item, [logits] in zip(items.items, outputs, strict=True):
-            windows[item.input].append((item.parts[0].target.window, logits.astype(np.float64)))
+            windows[item.input].append((item.parts[0].target[2], logits.astype(np.float64)))
         return self.decided(
             [self.best_spans(w, e.context) for e, w in zip(inputs, windows, strict=True)]
         )

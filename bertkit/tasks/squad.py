@@ -173,12 +173,10 @@ def parse_json(path: str) -> Any:
     try:
         with open_binary(path) as stream:
             return json.load(stream)
-    except DAMAGE as error:
-        raise BertkitError(f"{path} cannot be read ({one_line(error)}); restore it") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, too long, too deep
+    except (*DAMAGE, ValueError, RecursionError) as error:
         raise BertkitError(
-            f"{path} is not valid JSON ({error}); restore it, or give --format jsonl if it has an "
-            "object on each line"
+            f"{path} is not valid JSON ({one_line(error)}); restore it, or give --format jsonl if "
+            "it has an object on each line"
         ) from None
 
 

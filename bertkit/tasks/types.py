@@ -21,7 +21,7 @@ from bertkit.checkpoints.pretrained import (
     require_all_weights,
 )
 from bertkit.errors import BertkitError, flag, nearest
-from bertkit.files import matches_type, read_object, read_optional
+from bertkit.files import matches_type, read_optional
 from bertkit.model.encoder import check_vocabulary
 from bertkit.model.outputs import ClassificationModel
 from bertkit.tasks.classification import Classification, MultiLabelClassification
@@ -145,10 +145,9 @@ def is_tuned(folder: Path) -> bool:
 
 def task_details(folder: Path) -> dict[str, Any]:
     """Return the task, labels and settings of a fine-tuned model, as in `bertkit.json`."""
-    details = read_details(folder)
+    details, config = read_details(folder), read_optional(folder / "config.json")
     if str(details.get("task")) in TASKS:
         return details
-    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     task = transformers_task(config, folder)
     if task is None:
         what = details.get("task") or (config.get("architectures") or ["none"])[0]

@@ -208,7 +208,7 @@ def test_compressed_files_and_addresses(write: Callable[..., Path], tmp_path: Pa
     for place in (packed, path.as_uri(), packed.as_uri()):
         assert [found[:4] for found in read_squad(place, TextCounts())] == plain
     packed.write_bytes(packed.read_bytes()[:-9])
-    with pytest.raises(BertkitError, match=r"questions\.json\.gz cannot be read .*; restore it"):
+    with pytest.raises(BertkitError, match=r"questions\.json\.gz is not valid JSON .*; restore it"):
         read_squad(packed, TextCounts())
     with pytest.raises(BertkitError, match=r"does not exist; check the path"):
         read_squad(tmp_path / "x.json", TextCounts())
