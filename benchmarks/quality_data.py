@@ -22,8 +22,8 @@ from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import write_json, write_text
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.runs import FinetuneSettings, Grid, TrainingSettings
-from bertkit.tasks.data import TaskData, load_dataset
-from bertkit.tasks.windows import QuestionWindows, WindowLengths, WordWindows
+from bertkit.tasks.sequences import QuestionWindows, WindowLengths, WordWindows
+from bertkit.tasks.types import TaskData, load_dataset
 
 
 class Setting(NamedTuple):

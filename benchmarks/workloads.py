@@ -28,8 +28,8 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.native.compiled import has_bf16
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.question_answering import QuestionAnswering
+from bertkit.tasks.sequences import surround
 from bertkit.tasks.task import Encoded, Items
-from bertkit.tasks.windows import surround
 from bertkit.text.documents import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import matmul_peak, training_flops

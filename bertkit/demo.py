@@ -33,8 +33,8 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.predict.pretrained import Predictor
 from bertkit.pretraining_data.examples import DATA_SPLIT, keyed_rng
 from bertkit.report.pretraining import write_report
-from bertkit.tasks.inference import run_task
 from bertkit.tasks.multiple_choice import ChoiceExample, MultipleChoice
+from bertkit.tasks.sequences import run_task
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
 from bertkit.training.pretrain import pretrain

@@ -29,7 +29,7 @@ from bertkit.finetuning.runs import (
 )
 from bertkit.predict.evaluate import evaluate
 from bertkit.report.finetuning import write_finetuning_report
-from bertkit.tasks.data import DataFiles
+from bertkit.tasks.types import DataFiles
 
 if TYPE_CHECKING:
     ColumnFlags = Any

@@ -32,29 +32,26 @@ from bertkit.finetuning.runs import (
     Scores,
     best_run,
     grid_summary,
+    labelled_part,
     read_results,
     read_run,
     run_text,
     scores_text,
     setting_text,
+    write_results,
 )
-from bertkit.finetuning.train import TaskTraining
+from bertkit.finetuning.train import TaskTraining, label_order, tuned_details
 from bertkit.tasks.columns import Columns
-from bertkit.tasks.data import (
+from bertkit.tasks.sequences import WindowLengths, run_task
+from bertkit.tasks.task import Items, Task, encode
+from bertkit.tasks.types import (
     DataFiles,
     TaskData,
     check_labelled,
     digest_inputs,
-    label_order,
-    labelled_part,
     load_dataset,
-    tuned_details,
-    write_results,
+    load_task_model,
 )
-from bertkit.tasks.inference import run_task
-from bertkit.tasks.task import Items, Task, encode
-from bertkit.tasks.types import load_task_model
-from bertkit.tasks.windows import WindowLengths
 from bertkit.text.documents import describe_skipped
 from bertkit.training.device import (
     choose_device,

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.files import read_object
+from bertkit.files import read_object, write_json_lines
+from bertkit.tasks.classification import TextExample
+from bertkit.tasks.task import Task
 
 BALANCED = "balanced"
 ClassWeights = tuple[str, ...] | str | Mapping[str, float]
@@ -322,6 +324,30 @@ def metric_spread(values: Sequence[float]) -> dict[str, float | None]:
         "highest": max(values),
         "deviation": statistics.stdev(values) if len(values) > 1 else None,
     }
+
+
+def write_results(
+    task: Task, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
+) -> list[Path]:
+    """Write results: one JSON object per line and input, and the official files of the set."""
+    path = folder / f"{split}.jsonl"
+    rows = []
+    for example, result in zip(inputs, results, strict=True):
+        rows.append({"id": example.id, **result.to_dict()})
+        if isinstance(example, TextExample):  # readers want the texts next to a prediction
+            rows[-1] |= {"gold": example.label, "text": example.text, "pair": example.pair}
+    write_json_lines(path, rows)
+    return [path, *task.official_files(name, split, folder, inputs, results)]
+
+
+def labelled_part(
+    inputs: Sequence[Any], results: Sequence[Any]
+) -> tuple[list[Any], list[Any], str]:
+    """Return the labelled inputs, their results, and a note on how many have no label."""
+    known = [number for number, example in enumerate(inputs) if example.gold is not None]
+    lost = len(inputs) - len(known)
+    note = f"{lost:,} of {len(inputs):,} inputs have no label and are not scored" if lost else ""
+    return [inputs[i] for i in known], [results[i] for i in known], note
 
 
 # Texts --------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,12 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertkit.checkpoints.pretrained import PretrainedWeights
+from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder
 from bertkit.errors import BertkitError, nearest
 from bertkit.finetuning.runs import BALANCED, RunSettings, TrainingSettings
 from bertkit.model.encoder import Encoder
 from bertkit.pretraining_data.examples import FINE_TUNING, keyed_rng
 from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
+from bertkit.tasks.types import TASKS, TaskData, task_details
 from bertkit.training.checkpoint import load_latest, restore_training, save_training
 from bertkit.training.device import own_random_numbers
 from bertkit.training.optimizer import build_optimizer
@@ -242,3 +244,35 @@ def class_weights(task: Task, items: Items, weights: Any) -> Tensor | None:
             )
         by_label[label] = float(weight)
     return torch.tensor(list(by_label.values()))
+
+
+def tuned_details(data: TaskData, task: Task) -> dict[str, Any]:
+    """Return what `bertkit.json` says of a model that was fine-tuned on a data set."""
+    return {
+        "task": task.task_type,
+        "head": task.head,
+        "labels": list(task.labels),
+        "settings": task.settings(),
+        "data": data.name,
+        "columns": dict(data.columns),
+        "pairs": data.has_pairs,
+        "made_by": "bertkit finetune",
+    }
+
+
+def label_order(data: TaskData, start: PretrainedWeights) -> tuple[Task, bool]:
+    """Return the task of a data set for a start, and whether the start's head is for the same task.
+
+    If the start was fine-tuned for the same labels, they get its order. Only those of the user's
+    data do, since the metrics of an official set depend on the order.
+    """
+    task, details = data.task, dict(start.details)
+    if "task" not in details:  # the task may be in the config.json of transformers
+        with suppress(BertkitError):
+            details = task_details(model_folder(start.path))
+    if details.get("task") != task.task_type:
+        return task, False
+    labels = tuple(details.get("labels") or ())
+    if task.has_labels and data.name in TASKS and sorted(labels) == sorted(task.labels):
+        task = replace(task, labels=labels)  # type: ignore[type-var]
+    return task, not task.has_labels or labels == task.labels

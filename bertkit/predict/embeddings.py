@@ -32,9 +32,8 @@ from bertkit.checkpoints.sentence_transformers import TextPooling, read_pooling
 from bertkit.errors import BertkitError, checked_texts
 from bertkit.model.encoder import Encoder, check_vocabulary
 from bertkit.model.outputs import OVER_TOKENS, check_pooling, summary_vectors, weighted_vectors
-from bertkit.tasks.inference import choose_mode, prepare_network, run_model
+from bertkit.tasks.sequences import choose_mode, plan_windows, prepare_network, run_model, surround
 from bertkit.tasks.task import ItemPart, TaskBatch
-from bertkit.tasks.windows import plan_windows, surround
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
 

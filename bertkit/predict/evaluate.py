@@ -10,18 +10,13 @@ from typing import Any
 from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
+from bertkit.finetuning.runs import labelled_part, write_results
 from bertkit.predict.load import TaskPredictor, load_predictor, text_columns_of
 from bertkit.tasks.classification import Classification, TextColumns
 from bertkit.tasks.columns import as_source, column_names
-from bertkit.tasks.data import (
-    DataFiles,
-    labelled_part,
-    read_split,
-    write_results,
-)
 from bertkit.tasks.official import OFFICIAL
 from bertkit.tasks.task import Items, Task
-from bertkit.tasks.types import task_class
+from bertkit.tasks.types import DataFiles, read_split, task_class
 from bertkit.text.documents import TextCounts, describe_skipped
 from bertkit.training.device import environment
 

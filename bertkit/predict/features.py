@@ -28,9 +28,8 @@ from bertkit.model.encoder import Encoder
 from bertkit.model.outputs import check_layers, encoder_features
 from bertkit.predict.embeddings import load_embedder, text_chunks
 from bertkit.tasks.columns import read_rows, require_all
-from bertkit.tasks.inference import run_model
+from bertkit.tasks.sequences import WindowLengths, plan_windows, run_model, surround
 from bertkit.tasks.task import ItemPart, split_parts
-from bertkit.tasks.windows import WindowLengths, plan_windows, surround
 from bertkit.text.documents import (
     TextCounts,
     describe_skipped,

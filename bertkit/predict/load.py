@@ -27,9 +27,9 @@ from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.predict.pretrained import Predictor, load_pretrained
 from bertkit.tasks.classification import TextColumns, TextExample
 from bertkit.tasks.columns import Columns, MemoryRows, as_source
-from bertkit.tasks.inference import choose_mode, prepare_network, run_task
 from bertkit.tasks.official import GLUE
 from bertkit.tasks.question_answering import QuestionAnswering
+from bertkit.tasks.sequences import choose_mode, prepare_network, run_task
 from bertkit.tasks.task import NOTHING_READ, Items, encode
 from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tasks.types import (

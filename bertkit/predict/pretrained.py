@@ -47,7 +47,7 @@ from bertkit.errors import (
 from bertkit.model.encoder import ONE_SEGMENT, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.embeddings import text_chunks
-from bertkit.tasks.inference import choose_mode, prepare_network, run_model
+from bertkit.tasks.sequences import choose_mode, prepare_network, run_model
 from bertkit.tasks.task import Encoded, ItemPart, TaskBatch, split_parts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from bertkit.serve.admission import Limits, Metrics, RefusedError, too_many_tokens
-from bertkit.tasks.inference import LEAST_TOKENS, compute_with
+from bertkit.tasks.sequences import LEAST_TOKENS, compute_with
 
 T = TypeVar("T")
 MAX_RETRY_SECONDS = 60

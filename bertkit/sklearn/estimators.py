@@ -30,7 +30,7 @@ from bertkit.checkpoints.save import save_model
 from bertkit.console import Console
 from bertkit.files import from_home, new_folder
 from bertkit.finetuning.runs import Grid, RunSettings, TrainingSettings
-from bertkit.finetuning.train import TaskTraining
+from bertkit.finetuning.train import TaskTraining, label_order, tuned_details
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import TaskPredictor, load_predictor
 from bertkit.sklearn.inputs import (
@@ -41,9 +41,8 @@ from bertkit.sklearn.inputs import (
     read_texts,
     tagged_examples,
 )
-from bertkit.tasks.data import TaskData, label_order, tuned_details
 from bertkit.tasks.task import TrainingData, encode
-from bertkit.tasks.types import TASKS, make_options
+from bertkit.tasks.types import TASKS, TaskData, make_options
 from bertkit.text.documents import TextCounts
 from bertkit.training.device import choose_device, choose_precision
 

@@ -24,6 +24,7 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.outputs import ClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts, row_texts
+from bertkit.tasks.sequences import WindowLengths, text_windows
 from bertkit.tasks.task import (
     NOTHING_READ,
     SEEN_ONCE,
@@ -47,7 +48,6 @@ from bertkit.tasks.task import (
     softmax,
     unknown_label,
 )
-from bertkit.tasks.windows import WindowLengths, text_windows
 from bertkit.text.documents import TextCounts, value_name
 from bertkit.tokenizer.wordpiece import Tokenizer
 

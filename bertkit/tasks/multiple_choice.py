@@ -22,6 +22,7 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.outputs import ClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts, row_texts
+from bertkit.tasks.sequences import WindowLengths, aligned, text_windows
 from bertkit.tasks.task import (
     NOTHING_READ,
     Inputs,
@@ -40,7 +41,6 @@ from bertkit.tasks.task import (
     count_examples,
     softmax,
 )
-from bertkit.tasks.windows import WindowLengths, aligned, text_windows
 from bertkit.text.documents import TextCounts, value_name
 from bertkit.tokenizer.wordpiece import Tokenizer
 

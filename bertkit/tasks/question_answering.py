@@ -27,6 +27,7 @@ from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.outputs import SpanModel
 from bertkit.objectives import LossSum, Sums
+from bertkit.tasks.sequences import WindowLengths, plan_windows
 from bertkit.tasks.squad import (
     GoldAnswer,
     QuestionColumns,
@@ -52,7 +53,6 @@ from bertkit.tasks.task import (
     in_packed_order,
     softmax,
 )
-from bertkit.tasks.windows import WindowLengths, plan_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 NO_ANSWER = (0, 0)  # the target (start, end) of a window without the answer: the index of [CLS]

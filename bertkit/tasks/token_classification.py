@@ -35,6 +35,7 @@ from bertkit.tasks.entities import (
     joined,
     to_iob2,
 )
+from bertkit.tasks.sequences import WindowLengths, plan_windows, surround
 from bertkit.tasks.task import (
     Inputs,
     Item,
@@ -53,7 +54,6 @@ from bertkit.tasks.task import (
     softmax,
     unknown_label,
 )
-from bertkit.tasks.windows import WindowLengths, plan_windows, surround
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 CONTEXTS = ("sentence", "document")

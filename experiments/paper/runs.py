@@ -19,9 +19,9 @@ from bertkit.corpus.prepare import store_from_text
 from bertkit.errors import DivergedError
 from bertkit.finetuning.runs import RunSettings
 from bertkit.finetuning.train import TaskTraining
-from bertkit.tasks.data import DataFiles, TaskData, load_dataset
-from bertkit.tasks.inference import run_task
+from bertkit.tasks.sequences import run_task
 from bertkit.tasks.task import encode
+from bertkit.tasks.types import DataFiles, TaskData, load_dataset
 from bertkit.training.device import choose_device, choose_precision
 from bertkit.training.journal import read_journal
 from bertkit.training.recipe import read_recipe

@@ -20,7 +20,7 @@ from bertkit.model.native import possible_modes
 from bertkit.predict import embeddings as embedding
 from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.predict.features import Extraction, extract
-from bertkit.tasks import inference as engine
+from bertkit.tasks import sequences as engine
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import load_encoder, tiny_config
 from tests.networks import write_pooling

@@ -20,7 +20,7 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict import pretrained as module
 from bertkit.predict.pretrained import Predictor, choose_method
-from bertkit.tasks.inference import compute_with
+from bertkit.tasks.sequences import compute_with
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import WORDS, tiny_config
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bertkit.errors import BertkitError
-from bertkit.tasks.data import DataFiles, load_dataset
 from bertkit.tasks.multiple_choice import ChoiceColumns
 from bertkit.tasks.official import GLUE, OFFICIAL, read_glue, read_swag, write_glue
+from bertkit.tasks.types import DataFiles, load_dataset
 from bertkit.text.documents import TextCounts
 
 SIZES = {"cola": (8551, 1043, 1063), "mrpc": (3668, 408, 1725), "rte": (2490, 277, 3000),

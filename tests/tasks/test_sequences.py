@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
 from bertkit.predict.features import Extraction
-from bertkit.tasks.windows import WindowLengths, cut_ids, plan_windows, text_windows
+from bertkit.tasks.sequences import WindowLengths, cut_ids, plan_windows, text_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 
