@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bertkit.training.data import training_examples
 
 from benchmarks.plan import recipe_of, wikipedia_store
 from benchmarks.record import data_folder, new_parser, summary, write_result
@@ -32,7 +33,6 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters
 from bertkit.objectives import pretraining_objective
 from bertkit.pretraining_data.loader import stream_steps
-from bertkit.training.data import training_examples
 from bertkit.training.device import choose_precision, training_flops
 from bertkit.training.journal import read_journal
 from bertkit.training.optimizer import build_optimizer

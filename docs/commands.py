@@ -46,7 +46,7 @@ def every_command() -> Iterator[tuple[str, App]]:
 def description(command: Any) -> str:
     """A function's docstring without its parameters."""
     text = inspect.getdoc(command) or ""
-    return re.split(r"\n+Parameters\n-+\n", text)[0].strip()
+    return re.split(r"\n+Args:\n", text)[0].strip()
 
 
 def is_switch(argument: Argument) -> bool:

@@ -160,7 +160,7 @@ def explain_error(error: Exception) -> str | None:
 
 def say(line: str) -> None:
     """Print a line on the standard error."""
-    print(line, file=sys.stderr)  # noqa: T201 - the command line prints
+    print(line, file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

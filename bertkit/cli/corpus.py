@@ -35,14 +35,10 @@ def clean_command(
 ) -> None:
     """Drop duplicates and, optionally, low-quality documents from text, and count what is dropped.
 
-    Parameters
-    ----------
-    paths
-        Files, folders, globs, URLs, or Hugging Face data sets, as for `bertkit prepare`.
-    out
-        The file to write: NAME.jsonl, NAME.jsonl.gz or NAME.jsonl.zst.
-    json
-        A JSON file to write the counts to.
+    Args:
+        paths: Files, folders, globs, URLs, or Hugging Face data sets, as for `bertkit prepare`.
+        out: The file to write: NAME.jsonl, NAME.jsonl.gz or NAME.jsonl.zst.
+        json: A JSON file to write the counts to.
     """
     json = json and check_output(json, paths)
     text = TextSource(paths, reading.format, reading.column)
@@ -60,14 +56,10 @@ def learn_command(
 ) -> None:
     """Learn a WordPiece vocabulary from text.
 
-    Parameters
-    ----------
-    paths
-        Files, folders, globs, URLs, or Hugging Face data sets as hf:NAME.
-    out
-        The folder for vocab.txt, tokenizer.json, tokenizer_config.json and vocabulary.json.
-    size
-        The number of tokens, including the five special tokens.
+    Args:
+        paths: Files, folders, globs, URLs, or Hugging Face data sets as hf:NAME.
+        out: The folder for vocab.txt, tokenizer.json, tokenizer_config.json and vocabulary.json.
+        size: The number of tokens, including the five special tokens.
     """
     text = TextSource(paths, reading.format, reading.column)
     learn_tokenizer(text, out, size, options, processes=reading.processes)
@@ -76,12 +68,9 @@ def learn_command(
 def extend_command(model: AnyModel, words: Path, *, out: Path) -> None:
     """Add words to the vocabulary of an existing model, each as one token.
 
-    Parameters
-    ----------
-    words
-        A file with one word per line.
-    out
-        The folder to write the complete extended model to.
+    Args:
+        words: A file with one word per line.
+        out: The folder to write the complete extended model to.
     """
     from bertkit.checkpoints.extend import extend_vocabulary
 
@@ -97,16 +86,11 @@ def measure_command(
 ) -> None:
     """Measure how well a vocabulary fits a text: fertility, [UNK], characters per token.
 
-    Parameters
-    ----------
-    tokenizer
-        A folder made by `bertkit learn`, a model directory, or a vocab.txt.
-    paths
-        The text to measure, preferably not the text that the vocabulary was learned from.
-    max_documents
-        The maximum number of documents to measure, from the first on.
-    json
-        A file to write the report to.
+    Args:
+        tokenizer: A folder made by `bertkit learn`, a model directory, or a vocab.txt.
+        paths: The text to measure, preferably not the text that the vocabulary was learned from.
+        max_documents: The maximum number of documents to measure, from the first on.
+        json: A file to write the report to.
     """
     if max_documents is not None and max_documents < 1:
         raise BertkitError(f"--max-documents must be at least 1, got {max_documents}")
@@ -119,7 +103,7 @@ def measure_command(
     if json is not None:
         write_json(json, {"tokenizer": str(tokenizer), "paths": list(paths), **report})
     unknown = ", ".join(f"{word} ({times:,})" for word, times in report["unknown_words"])
-    print(  # noqa: T201 - the result
+    print(
         f"documents                    {report['documents']:,}",
         f"words                        {report['words']:,}",
         f"tokens                       {report['tokens']:,}",
@@ -148,20 +132,14 @@ def prepare_command(
 ) -> None:
     """Tokenize text into a token store.
 
-    Parameters
-    ----------
-    paths
-        Files, folders, globs, URLs, or Hugging Face data sets as hf:NAME. Formats: plain text (a
-        blank line ends a document), WikiExtractor, JSONL, CSV, TSV and Parquet, which may be
-        compressed as .gz, .bz2, .xz or .zst.
-    tokenizer
-        A folder made by `bertkit learn`, a model directory, a run, or a vocab.txt file.
-    out
-        The store's folder. The same command resumes a stopped run.
-    held_out
-        Share of documents kept for evaluation, chosen by a hash of their text.
-    shard_megabytes
-        Text per shard, in units of 1,000,000 bytes.
+    Args:
+        paths: Files, folders, globs, URLs, or Hugging Face data sets as hf:NAME. Formats: plain
+            text (a blank line ends a document), WikiExtractor, JSONL, CSV, TSV and Parquet, which
+            may be compressed as .gz, .bz2, .xz or .zst.
+        tokenizer: A folder made by `bertkit learn`, a model directory, a run, or a vocab.txt file.
+        out: The store's folder. The same command resumes a stopped run.
+        held_out: Share of documents kept for evaluation, chosen by a hash of their text.
+        shard_megabytes: Text per shard, in units of 1,000,000 bytes.
     """
     prepare(
         TextSource(paths, reading.format, reading.column, language),

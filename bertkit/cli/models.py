@@ -18,10 +18,8 @@ MAX_SHOWN = 20
 def info_command(model: AnyModel, *, json: Path | None = None) -> None:
     """Show what a model is: its task, labels, network, vocabulary, size and origin.
 
-    Parameters
-    ----------
-    json
-        The file for the same facts as JSON.
+    Args:
+        json: The file for the same facts as JSON.
     """
     from bertkit.predict.load import model_info
 
@@ -29,7 +27,7 @@ def info_command(model: AnyModel, *, json: Path | None = None) -> None:
     for name, value in facts.items():
         if value not in (None, "", [], {}):
             line = f"{name.replace('_', ' '):12}{shown(value)}"
-            print(escape_line_breaks(line))  # noqa: T201 - the result
+            print(escape_line_breaks(line))
     if json is not None:
         write_json(check_output(json), facts)
 
@@ -61,18 +59,12 @@ def explain_command(
 ) -> None:
     """Trace one example through a model: words, tokens, masks, attention, vectors, losses.
 
-    Parameters
-    ----------
-    text
-        The text.
-    pair
-        A second text, which may or may not follow the first.
-    seed
-        The seed of the masks.
-    layer
-        The layer whose attention is printed, from 1; by default the last.
-    head
-        The head whose attention is printed, from 1; by default the mean of all heads.
+    Args:
+        text: The text.
+        pair: A second text, which may or may not follow the first.
+        seed: The seed of the masks.
+        layer: The layer whose attention is printed, from 1; by default the last.
+        head: The head whose attention is printed, from 1; by default the mean of all heads.
     """
     import rich.console
 
@@ -97,22 +89,15 @@ def export_command(
     The file is run on built-in sequences and compared with bertkit; export.json, next to it,
     records the differences. If a difference exceeds its bound, nothing is written.
 
-    Parameters
-    ----------
-    out
-        The folder to write.
-    to
-        onnx, or onnx-int8 (8-bit weights).
-    head
-        auto for the head that the model was trained with; encoder works for any model,
-        and embedding for any model directory.
-    pooling
-        The pooling of embeddings: cls, mean, pooler, mean-last-four, or auto.
-    normalize
-        Whether to scale embeddings to unit norm.
-    max_error
-        The largest allowed difference in an output; if the output's largest value is above 1, the
-        limit is multiplied by it. By default 0.0001, and unlimited for onnx-int8.
+    Args:
+        out: The folder to write.
+        to: onnx, or onnx-int8 (8-bit weights).
+        head: auto for the head that the model was trained with; encoder works for any model, and
+            embedding for any model directory.
+        pooling: The pooling of embeddings: cls, mean, pooler, mean-last-four, or auto.
+        normalize: Whether to scale embeddings to unit norm.
+        max_error: The largest allowed difference in an output; if the output's largest value is
+            above 1, the limit is multiplied by it. By default 0.0001, and unlimited for onnx-int8.
     """
     bertkit.export_model(
         *(model, out, to), head=head, pooling=pooling, normalize=normalize, max_error=max_error
@@ -133,20 +118,13 @@ def push_command(
     The model's files and its card are uploaded in one commit, and nothing else. Log in first with
     `hf auth login`, or set HF_TOKEN.
 
-    Parameters
-    ----------
-    model
-        A model directory, a run directory or an export.
-    name
-        The name on the hub, ORG/NAME; it is created if it does not exist.
-    private
-        Let only members of ORG see the model, if it is created.
-    revision
-        The branch to write; main if it is not given.
-    message
-        The message of the commit.
-    license
-        The license for the model card, such as apache-2.0; by default what the card says.
+    Args:
+        model: A model directory, a run directory or an export.
+        name: The name on the hub, ORG/NAME; it is created if it does not exist.
+        private: Let only members of ORG see the model, if it is created.
+        revision: The branch to write; main if it is not given.
+        message: The message of the commit.
+        license: The license for the model card, such as apache-2.0; by default what the card says.
     """
     from bertkit.checkpoints.hub import push
 
@@ -155,4 +133,4 @@ def push_command(
     if done.left_out:
         console.say(f"not uploaded: {', '.join(done.left_out)}")
     console.say(f"uploaded {len(done.files)} files: {', '.join(done.files)}")
-    print(escape_line_breaks(f"{done.url} {done.commit}"))  # noqa: T201 - the result
+    print(escape_line_breaks(f"{done.url} {done.commit}"))

@@ -60,18 +60,13 @@ def predict_texts(
     data set. A few thousand inputs are in memory at a time, so a file may be larger than memory
     (except SQuAD's JSON and SWAG's files).
 
-    Parameters
-    ----------
-    file
-        A file (.csv, .tsv, .jsonl, .parquet, .txt, hf:NAME, CoNLL columns or SQuAD's JSON).
-    text
-        With a file, the column of the text. Without, the texts of one input: a text, two texts of a
-        pair, a question and its context, or a text and its choices.
-    ensemble
-        More models of the same task; the outputs of all are averaged.
-    out
-        The file for the predictions, by its ending JSON lines, CSV, TSV or Parquet, with all
-        columns of the input; it is created once all are made. By default they are printed.
+    Args:
+        file: A file (.csv, .tsv, .jsonl, .parquet, .txt, hf:NAME, CoNLL columns or SQuAD's JSON).
+        text: With a file, the column of the text. Without, the texts of one input: a text, two
+            texts of a pair, a question and its context, or a text and its choices.
+        ensemble: More models of the same task; the outputs of all are averaged.
+        out: The file for the predictions, by its ending JSON lines, CSV, TSV or Parquet, with all
+            columns of the input; it is created once all are made. By default they are printed.
     """
     if not file and not text:
         raise BertkitError("there is no input; give a file, or the texts of one input with --text")
@@ -98,17 +93,14 @@ def fill_mask_command(
 ) -> None:
     """Predict the tokens at each [MASK] of a text.
 
-    Parameters
-    ----------
-    text
-        A text with one or more [MASK].
-    top
-        The number of predictions per mask.
+    Args:
+        text: A text with one or more [MASK].
+        top: The number of predictions per mask.
     """
     predictor = load_pretrained(model, **vars(compute))
     for number, candidates in enumerate(predictor.fill_mask(text, top), start=1):
         for token, probability in candidates:
-            print(f"{number}\t{token}\t{probability:.4f}")  # noqa: T201
+            print(f"{number}\t{token}\t{probability:.4f}")
 
 
 def next_sentence_command(
@@ -120,15 +112,12 @@ def next_sentence_command(
 ) -> None:
     """Estimate the probability that one text follows another.
 
-    Parameters
-    ----------
-    text
-        The first text.
-    following
-        The text that may or may not follow it.
+    Args:
+        text: The first text.
+        following: The text that may or may not follow it.
     """
     predictor = load_pretrained(model, **vars(compute))
-    print(f"{predictor.next_sentence(text, following):.4f}")  # noqa: T201
+    print(f"{predictor.next_sentence(text, following):.4f}")
 
 
 def embed_command(
@@ -147,16 +136,12 @@ def embed_command(
     In plain text each line is a text; CSV, TSV, JSON lines, Parquet and hf:NAME have a column of
     texts. Long texts are read through windows. The file may be larger than memory.
 
-    Parameters
-    ----------
-    file
-        The texts.
-    out
-        The file to write: .npy or .parquet.
-    normalize
-        Divide vectors by their norm; by default as the model's directory specifies, else yes.
-    cut
-        Drop the text beyond the model's length, as sentence-transformers does.
+    Args:
+        file: The texts.
+        out: The file to write: .npy or .parquet.
+        normalize: Divide vectors by their norm; by default as the model's directory specifies, else
+            yes.
+        cut: Drop the text beyond the model's length, as sentence-transformers does.
     """
     embed_file(
         *(model, file, out),
@@ -180,14 +165,10 @@ def similar_command(
 ) -> None:
     """Find the texts of a file that are most similar to a text, by the cosine of their vectors.
 
-    Parameters
-    ----------
-    file
-        The texts; see bertkit predict embed.
-    text
-        The text to look for.
-    top
-        The number of texts to show.
+    Args:
+        file: The texts; see bertkit predict embed.
+        text: The text to look for.
+        top: The number of texts to show.
     """
     embedder = load_embedder(model, pooling=pooling, **vars(compute))
     counts = TextCounts()
@@ -215,14 +196,10 @@ def features_command(
     In plain text each line is a text; CSV, TSV, JSON lines, Parquet and hf:NAME have a column of
     texts. No text is dropped or cut: long texts are read through windows.
 
-    Parameters
-    ----------
-    file
-        The texts.
-    out
-        The file to write: .npy (pooled) or .parquet.
-    precision
-        fp32, bf16, or auto: bf16 if the device computes it fast.
+    Args:
+        file: The texts.
+        out: The file to write: .npy (pooled) or .parquet.
+        precision: fp32, bf16, or auto: bf16 if the device computes it fast.
     """
     extract_file(model, file, out, extraction, column=column, precision=precision, device=device)
 

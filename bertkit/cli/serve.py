@@ -31,23 +31,16 @@ def serve_command(
     A model is named after its folder if no NAME is given. /docs describes the routes, /v1/models
     lists the models, /metrics is for Prometheus. The log contains no texts.
 
-    Parameters
-    ----------
-    models
-        Model directories, run directories or models of the hub, each as FOLDER or NAME=FOLDER:
-        fine-tuned, pre-trained or sentence-transformers models.
-    host
-        The address to listen on; 0.0.0.0 for all addresses of this machine.
-    port
-        The port; 0 for any free port.
-    token_file
-        A file with the token that clients must send (Authorization: Bearer ...). The environment
-        variable BERTKIT_TOKEN can hold the token instead.
-    allowed_hosts
-        Host names that clients may use, in addition to IP addresses, localhost and this machine's
-        name; * for any. With a token, the default is any.
-    log_requests
-        Whether to log every request.
+    Args:
+        models: Model directories, run directories or models of the hub, each as FOLDER or
+            NAME=FOLDER: fine-tuned, pre-trained or sentence-transformers models.
+        host: The address to listen on; 0.0.0.0 for all addresses of this machine.
+        port: The port; 0 for any free port.
+        token_file: A file with the token that clients must send (Authorization: Bearer ...). The
+            environment variable BERTKIT_TOKEN can hold the token instead.
+        allowed_hosts: Host names that clients may use, in addition to IP addresses, localhost and
+            this machine's name; * for any. With a token, the default is any.
+        log_requests: Whether to log every request.
     """
     token = read_token(token_file)
     from bertkit.serve.app import open_socket, serve, serving_app, socket_url
@@ -59,9 +52,9 @@ def serve_command(
         )
         for card in (model.card for model in app.state.service.models.values()):
             routes = ", ".join(card["routes"])
-            print(f"{card['id']}: {card['task_type']} in {card['precision']}: {routes}")  # noqa: T201
+            print(f"{card['id']}: {card['task_type']} in {card['precision']}: {routes}")
         address = socket_url(listening)
-        print(f"serving at {address}, documented at {address}/docs", flush=True)  # noqa: T201
+        print(f"serving at {address}, documented at {address}/docs", flush=True)
         serve(app, listening, log_requests=log_requests)
 
 

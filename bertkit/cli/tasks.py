@@ -80,34 +80,23 @@ def finetune_command(
     mrpc --data GLUE --learning-rate 5e-5 3e-5 2e-5 --seeds 3
     ```
 
-    Parameters
-    ----------
-    task
-        The name of a data set, or a task type.
-    model
-        The model to initialise from: a model directory, a run, a model of the hub, or a Google
-        checkpoint.
-    out
-        The folder for the model and its results.
-    data
-        The folder of an official data set.
-    train
-        Your training data; it also replaces an official file of SQuAD, SWAG or CoNLL.
-    dev
-        Labelled data for choosing the best run; without it, a share of the training data is held
-        out.
-    test
-        Data to predict at the end, with or without labels.
-    dev_share
-        The share of the training data that is held out if there is no --dev.
-    metric
-        The dev score by which runs are compared and stopped early, such as macro_f1; by default the
-        task's first.
-    new_head
-        Initialise the head randomly even if the model has one for the same task and labels.
-    track
-        Trackers that receive the records of each run: tensorboard (if it is installed), wandb,
-        mlflow.
+    Args:
+        task: The name of a data set, or a task type.
+        model: The model to initialise from: a model directory, a run, a model of the hub, or a
+            Google checkpoint.
+        out: The folder for the model and its results.
+        data: The folder of an official data set.
+        train: Your training data; it also replaces an official file of SQuAD, SWAG or CoNLL.
+        dev: Labelled data for choosing the best run; without it, a share of the training data is
+            held out.
+        test: Data to predict at the end, with or without labels.
+        dev_share: The share of the training data that is held out if there is no --dev.
+        metric: The dev score by which runs are compared and stopped early, such as macro_f1; by
+            default the task's first.
+        new_head: Initialise the head randomly even if the model has one for the same task and
+            labels.
+        track: Trackers that receive the records of each run: tensorboard (if it is installed),
+            wandb, mlflow.
     """
     with Console() as console:
         finetune(
@@ -145,21 +134,14 @@ def evaluate_command(
 ) -> None:
     """Score a fine-tuned model on a file or an official data set, or predict for its server.
 
-    Parameters
-    ----------
-    file
-        Your labelled data; its columns are those that the model was fine-tuned with.
-    data
-        The folder of an official data set, of which --split is read.
-    split
-        dev, test, or another split of the set, such as dev-mismatched; a file read as test may lack
-        labels.
-    task
-        The official data set, if it is not the one that the model was fine-tuned on.
-    ensemble
-        More models of the same task; the outputs of all are averaged.
-    out
-        The folder for predictions, official files and scores.
+    Args:
+        file: Your labelled data; its columns are those that the model was fine-tuned with.
+        data: The folder of an official data set, of which --split is read.
+        split: dev, test, or another split of the set, such as dev-mismatched; a file read as test
+            may lack labels.
+        task: The official data set, if it is not the one that the model was fine-tuned on.
+        ensemble: More models of the same task; the outputs of all are averaged.
+        out: The folder for predictions, official files and scores.
     """
     models = [model, *ensemble]
     out = out and check_output(out, [file], folder=True)
@@ -178,7 +160,7 @@ def evaluate_command(
         )
         if evaluation.scores:
             name = file or f"{evaluation.name} {evaluation.split}"
-            print(f"{name}: {scores_text(evaluation.scores)}")  # noqa: T201
+            print(f"{name}: {scores_text(evaluation.scores)}")
         if out is not None:
             files = evaluation.save(out, models)
             console.say(f"predictions: {', '.join(map(str, files))}")

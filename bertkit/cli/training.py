@@ -27,10 +27,8 @@ def demo_command(*, out: Path = Path("runs/demo")) -> int:
 
     Nothing is downloaded. It takes minutes on two cores.
 
-    Parameters
-    ----------
-    out
-        The run directory, in which the report is report.html.
+    Args:
+        out: The run directory, in which the report is report.html.
     """
     import torch
 
@@ -46,14 +44,12 @@ def demo_command(*, out: Path = Path("runs/demo")) -> int:
 def report_command(run: Path) -> None:
     """Write a run's report as one self-contained HTML page with plots.
 
-    Parameters
-    ----------
-    run
-        The folder of a pre-training run or a fine-tuning, finished or still running.
+    Args:
+        run: The folder of a pre-training run or a fine-tuning, finished or still running.
     """
     from bertkit.report.pretraining import write_report
 
-    print(f"report: {write_report(run)}")  # noqa: T201
+    print(f"report: {write_report(run)}")
 
 
 def plan_command(
@@ -68,18 +64,13 @@ def plan_command(
 ) -> None:
     """Measure the speed, time and memory of a pre-training run by training for some seconds.
 
-    Parameters
-    ----------
-    recipe
-        A shipped recipe or a .toml file, as for `bertkit pretrain`; flags override its fields.
-    store
-        The token store to train on; without it, random ids in examples of full length.
-    vocabulary_size
-        The number of ids, without a store.
-    seconds
-        About how long to measure.
-    json
-        A file to write the plan to.
+    Args:
+        recipe: A shipped recipe or a .toml file, as for `bertkit pretrain`; flags override its
+            fields.
+        store: The token store to train on; without it, random ids in examples of full length.
+        vocabulary_size: The number of ids, without a store.
+        seconds: About how long to measure.
+        json: A file to write the plan to.
     """
     from bertkit.training.plan import plan
 
@@ -95,7 +86,7 @@ def plan_command(
         for phase in made.phases
     ]
     lines += [f"in all {made.hours:,.3g} hours, {made.memory_bytes / 2**30:.2f} GiB of memory"]
-    print(*lines, sep="\n")  # noqa: T201
+    print(*lines, sep="\n")
     if json is not None:
         write_json(json, as_json(made))
 
@@ -119,28 +110,21 @@ def pretrain_command(
     Run the same command again to resume a stopped run. Ctrl-C saves a checkpoint and stops. With
     several GPUs or machines: torchrun --nproc-per-node 8 -m bertkit pretrain ...
 
-    Parameters
-    ----------
-    recipe
-        A shipped recipe (such as base, large, small, two-cores, no-nsp, albert-base; a wrong name
-        lists all) or a .toml file. The dotted flags below override its fields; the defaults shown
-        are for fields that it leaves out.
-    out
-        The run directory.
-    store
-        A token store made by `bertkit prepare`.
-    init_from
-        A model to take the weights and sizes from: a directory, or a name on the Hugging Face hub.
-        --text is tokenized with its tokenizer, and a --store must have been made with it.
-    workers
-        The number of loader processes: by default 0 on a CPU, and up to 4 on a GPU.
-    compile
-        Compile layers, head and losses (CUDA only); the first update waits for the compiler.
-    timeout
-        With several processes: the seconds to wait for another process before giving up.
-    track
-        Trackers that receive the journal's records: tensorboard (if it is installed), wandb,
-        mlflow.
+    Args:
+        recipe: A shipped recipe (such as base, large, small, two-cores, no-nsp, albert-base; a
+            wrong name lists all) or a .toml file. The dotted flags below override its fields; the
+            defaults shown are for fields that it leaves out.
+        out: The run directory.
+        store: A token store made by `bertkit prepare`.
+        init_from: A model to take the weights and sizes from: a directory, or a name on the Hugging
+            Face hub. --text is tokenized with its tokenizer, and a --store must have been made with
+            it.
+        workers: The number of loader processes: by default 0 on a CPU, and up to 4 on a GPU.
+        compile: Compile layers, head and losses (CUDA only); the first update waits for the
+            compiler.
+        timeout: With several processes: the seconds to wait for another process before giving up.
+        track: Trackers that receive the journal's records: tensorboard (if it is installed), wandb,
+            mlflow.
     """
     from bertkit.training.device import choose_device, choose_precision
     from bertkit.training.journal import check_trackers
