@@ -35,8 +35,7 @@ from benchmarks.record import (
 from bertkit.checkpoints.save import save_model
 from bertkit.corpus.store import TokenStore
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import PretrainingModel
-from bertkit.objectives import pretraining_objective
+from bertkit.model.heads import PretrainingModel, pretraining_objective
 from bertkit.pretraining_data.examples import MaskingOptions, PairOptions
 from bertkit.pretraining_data.loader import (
     BatchBuilder,

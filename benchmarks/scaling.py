@@ -30,8 +30,7 @@ from benchmarks.plan import recipe_of, wikipedia_store
 from benchmarks.record import data_folder, new_parser, summary, write_result
 from bertkit.corpus.store import TokenStore
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import PretrainingModel, count_parameters
-from bertkit.objectives import pretraining_objective
+from bertkit.model.heads import PretrainingModel, count_parameters, pretraining_objective
 from bertkit.pretraining_data.loader import stream_steps
 from bertkit.training.device import choose_precision, training_flops
 from bertkit.training.journal import read_journal

@@ -22,7 +22,6 @@ STORY = [
     ("corpus",),
     ("pretraining_data",),
     ("model", "checkpoints"),
-    ("objectives",),
     ("training", "planning"),
     ("tasks", "datasets"),
     ("finetuning",),

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, InputTypeError
 from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import LossSum, Sums
 from bertkit.model.outputs import ClassificationModel
-from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts, row_texts
 from bertkit.tasks.sequences import WindowLengths, text_windows
 from bertkit.tasks.task import (

@@ -19,8 +19,8 @@ from torch import nn
 
 from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import LossSum, Sums
 from bertkit.model.outputs import ClassificationModel
-from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts, row_texts
 from bertkit.tasks.sequences import WindowLengths, aligned, text_windows
 from bertkit.tasks.task import (

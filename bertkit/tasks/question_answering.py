@@ -25,8 +25,8 @@ from torch import nn
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import LossSum, Sums
 from bertkit.model.outputs import SpanModel
-from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.sequences import WindowLengths, plan_windows
 from bertkit.tasks.squad import (
     GoldAnswer,

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bertkit.errors import BertkitError
 from bertkit.files import as_json
 from bertkit.model.encoder import ONE_SEGMENT, ModelConfig
-from bertkit.objectives import Sums
+from bertkit.model.heads import Sums
 from bertkit.pretraining_data.batch import Packed, TensorFields, from_arrays
 from bertkit.text.documents import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer

@@ -21,8 +21,8 @@ from torch import nn
 
 from bertkit.errors import BertkitError, check_known
 from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import LossSum, Sums
 from bertkit.model.outputs import TokenClassificationModel
-from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.entities import (
     ENTITY_TAG,
     NO_TAGS,

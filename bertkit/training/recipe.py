@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bertkit.model.encoder import ModelConfig
-    from bertkit.objectives import Sums
+    from bertkit.model.heads import Sums
 
 
 OPTIMIZERS = ("adamw", "muon")
@@ -176,7 +176,7 @@ class Objectives:
 
     def function(self) -> Callable[..., Sums]:
         """Return the loss function of these objectives: (model, batch) → sums."""
-        from bertkit.objectives import pretraining_objective, replaced_objective
+        from bertkit.model.heads import pretraining_objective, replaced_objective
 
         if self.token == "rtd":
             return replaced_objective

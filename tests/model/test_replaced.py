@@ -9,8 +9,13 @@ import torch
 from torch import Tensor
 
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import ReplacedTokenModel, generator_config
-from bertkit.objectives import DISCRIMINATOR_WEIGHT, replaced_objective, total_loss
+from bertkit.model.heads import (
+    DISCRIMINATOR_WEIGHT,
+    ReplacedTokenModel,
+    generator_config,
+    replaced_objective,
+    total_loss,
+)
 from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.pretraining_data.loader import PretrainingBatch
 

@@ -9,8 +9,7 @@ import torch
 
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.model.heads import PretrainingModel
-from bertkit.objectives import LossSum, pretraining_objective, total_loss
+from bertkit.model.heads import LossSum, PretrainingModel, pretraining_objective, total_loss
 from bertkit.pretraining_data.examples import MaskingOptions, PairOptions
 from bertkit.pretraining_data.loader import START, BatchBuilder, ExampleSampler, stream_steps
 from bertkit.training.optimizer import build_optimizer

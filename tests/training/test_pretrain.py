@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
-from bertkit import objectives
 from bertkit.checkpoints.pretrained import load_model, load_pretraining_model, read_pretrained
 from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock
+from bertkit.model import heads
 from bertkit.model.encoder import Encoder
-from bertkit.objectives import Sums
+from bertkit.model.heads import Sums
 from bertkit.report.pretraining import write_report
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training import pretrain as module
@@ -383,7 +383,7 @@ def test_corpus_without_held_out_documents_trains_with_a_note(
 def test_divergence_stops_the_run_and_keeps_the_last_checkpoint(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = objectives.pretraining_objective
+    real = heads.pretraining_objective
     calls = []
 
     def broken(model: Any, batch: Any, **names: str) -> Sums:
@@ -394,7 +394,7 @@ def test_divergence_stops_the_run_and_keeps_the_last_checkpoint(
             sums["mlm_loss"] = loss._replace(value=loss.value * float("nan"))
         return sums
 
-    monkeypatch.setattr(objectives, "pretraining_objective", broken)
+    monkeypatch.setattr(heads, "pretraining_objective", broken)
     with pytest.raises(BertkitError, match="training has diverged"):
         pretrain(TOY, store, tmp_path, save_models_at=range(1, TOY.phases.total_steps))
     written = sorted((tmp_path / "models").iterdir())
