@@ -78,7 +78,9 @@ def test_sums_in_parts_equal_the_plain_formula(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss, correct predictions and gradients, with ties for the highest logit among them."""
-    monkeypatch.setattr("bertkit.model.heads.CACHED_LOGITS", 3 * 40)  # three rows, the last part two
+    monkeypatch.setattr(
+        "bertkit.model.heads.CACHED_LOGITS", 3 * 40
+    )  # three rows, the last part two
     generator = torch.Generator().manual_seed(0)
     given = torch.randint(-4, 5, (11, 40), generator=generator).to(dtype)
     labels = given.argsort(dim=-1, descending=True)[:, 0]
