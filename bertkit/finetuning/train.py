@@ -28,9 +28,8 @@ from bertkit.model.encoder import Encoder
 from bertkit.pretraining_data.examples import FINE_TUNING, keyed_rng
 from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
 from bertkit.tasks.types import TASKS, TaskData, task_details
-from bertkit.training.checkpoint import load_latest, restore_training, save_training
 from bertkit.training.device import own_random_numbers
-from bertkit.training.optimizer import build_optimizer
+from bertkit.training.optimizer import build_optimizer, load_latest, restore_training, save_training
 from bertkit.training.recipe import learning_rate
 from bertkit.training.step import LoopSettings, StepRecord, train_steps
 

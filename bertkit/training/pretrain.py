@@ -38,7 +38,6 @@ from bertkit.pretraining_data.loader import (
     stream_steps,
 )
 from bertkit.processes import check_process_count
-from bertkit.training.checkpoint import save_training
 from bertkit.training.device import (
     OUT_OF_MEMORY,
     choose_device,
@@ -54,6 +53,7 @@ from bertkit.training.distributed import (
     replicate,
 )
 from bertkit.training.journal import Journal, OnRecord, check_trackers
+from bertkit.training.optimizer import save_training
 from bertkit.training.recipe import PretrainRecipe, read_recipe
 from bertkit.training.start import (
     Run,

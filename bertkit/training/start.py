@@ -23,11 +23,17 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.pretraining_data.examples import PairStatistics, measure_pairs
 from bertkit.pretraining_data.loader import START, DataPosition, ExampleSampler
 from bertkit.processes import usable_cores
-from bertkit.training.checkpoint import load_checkpoint, load_latest, restore_training
 from bertkit.training.device import device_notes, environment, matmul_peak
 from bertkit.training.distributed import Ranks
 from bertkit.training.journal import Journal
-from bertkit.training.optimizer import AdamW, build_optimizer, trainable_parameters
+from bertkit.training.optimizer import (
+    AdamW,
+    build_optimizer,
+    load_checkpoint,
+    load_latest,
+    restore_training,
+    trainable_parameters,
+)
 from bertkit.training.recipe import ModelSize, PretrainRecipe
 from bertkit.training.step import compile_training
 

@@ -24,7 +24,7 @@ from bertkit.model.native.attention import has_triton
 from bertkit.pretraining_data.batch import Packed
 from bertkit.training.device import OUT_OF_MEMORY, autocast, lacks_memory, training_flops
 from bertkit.training.distributed import ALONE, Ranks, gradient_sync
-from bertkit.training.optimizer import AdamW, clip_gradients, set_learning_rate
+from bertkit.training.optimizer import AdamW, clip_gradients
 
 
 class BatchLike(Protocol):
@@ -124,7 +124,8 @@ def train_steps(
     ranks = settings.ranks
     for step, (micro_batches, after) in enumerate(steps, start=done):
         rate = settings.learning_rate(step)
-        set_learning_rate(optimizer, rate)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         exchanged = ranks.all_reduce_counts(step_counts(micro_batches, settings.asked_to_stop()))
         counts: dict[str, int] = {}
         kept: Sums | None = None

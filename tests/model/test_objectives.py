@@ -78,6 +78,7 @@ def test_sums_in_parts_equal_the_plain_formula(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss, correct predictions and gradients, with ties for the highest logit among them."""
+    # three rows, the last part two
     monkeypatch.setattr(
         "bertkit.model.heads.CACHED_LOGITS", 3 * 40
     )  # three rows, the last part two

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, sha256_file, write_json
-from bertkit.training.checkpoint import (
+from bertkit.training.optimizer import (
     PROGRESS,
     checkpoints,
     digest,

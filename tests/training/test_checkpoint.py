@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
-from bertkit.training import checkpoint
-from bertkit.training.checkpoint import (
+from bertkit.training import optimizer as checkpoint
+from bertkit.training.optimizer import (
+    AdamW,
+    build_optimizer,
     load_latest,
     model_tensors,
     optimizer_tensors,
@@ -21,7 +23,6 @@ from bertkit.training.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
-from bertkit.training.optimizer import AdamW, build_optimizer
 
 
 class Tied(nn.Module):
