@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 from cyclopts import App
 
 from bertkit.cli.options import (
@@ -25,14 +23,11 @@ from bertkit.cli.options import (
     set_flags,
     task_flags,
 )
-from bertkit.console import Console
 from bertkit.errors import BertkitError
-from bertkit.predict.embeddings import load_embedder, nearest_texts
-from bertkit.predict.features import WHOLE, Extraction, embed_file, extract_file, read_lines
+from bertkit.predict.features import WHOLE, Extraction, embed_file, extract_file
 from bertkit.predict.files import check_ending, new_rows, predict_file
 from bertkit.predict.load import load_predictor
 from bertkit.predict.pretrained import load_pretrained
-from bertkit.text.documents import TextCounts, describe_skipped
 
 if TYPE_CHECKING:
     ColumnFlags = Any
@@ -153,34 +148,6 @@ def embed_command(
     )
 
 
-def similar_command(
-    model: EmbeddingModel,
-    file: str,
-    text: str,
-    *,
-    top: int = 5,
-    column: Column = "text",
-    pooling: Pooling = "auto",
-    compute: Annotated[Compute, FLATTEN] = AUTO,
-) -> None:
-    """Find the texts of a file that are most similar to a text, by the cosine of their vectors.
-
-    Args:
-        file: The texts; see bertkit predict embed.
-        text: The text to look for.
-        top: The number of texts to show.
-    """
-    embedder = load_embedder(model, pooling=pooling, **vars(compute))
-    counts = TextCounts()
-    texts = list(read_lines(file, column, counts))
-    if not texts:
-        raise BertkitError(f"there is no text in {file}; check the input")
-    cosines, numbers = nearest_texts(embedder.encode(texts), embedder.encode([text]), top)
-    for cosine, number in zip(np.ravel(cosines), np.ravel(numbers), strict=True):
-        sys.stdout.write(f"{number + 1}\t{cosine:.4f}\t{texts[number].strip()}\n")
-    Console().say(*describe_skipped(counts.skipped, counts.examples))
-
-
 def features_command(
     model: AnyModel,
     file: str,
@@ -209,4 +176,3 @@ predict_command.command(embed_command, name="embed")
 predict_command.command(features_command, name="features")
 predict_command.command(fill_mask_command, name="fill-mask")
 predict_command.command(next_sentence_command, name="next-sentence")
-predict_command.command(similar_command, name="similar")

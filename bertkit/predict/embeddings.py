@@ -236,22 +236,6 @@ def read_embedder(
     return loaded, tokenizer, settings
 
 
-def nearest_texts(
-    vectors: np.ndarray, queries: np.ndarray, top: int = 5
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the most similar vectors for each query, most similar first.
-
-    Cosines that differ by rounding count as equal; vectors with equal cosines keep their order. The
-    vectors, (texts, width), and the queries, (queries, width), may have any length; the cosines and
-    the indices are (queries, top).
-    """
-    if top < 1:
-        raise BertkitError(f"top must be above 0, got {top}")
-    cosines = normalize_rows(queries.copy()) @ normalize_rows(vectors.copy()).T
-    order = np.argsort(-np.round(cosines, 6), axis=1, kind="stable")[:, :top]
-    return np.take_along_axis(cosines, order, axis=1), order
-
-
 def text_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
     """Yield lists of at most `CHUNK_TEXTS` texts, reading them lazily; see `checked_texts`."""
     remaining = checked_texts(texts)

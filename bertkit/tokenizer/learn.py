@@ -4,15 +4,17 @@ Google did not publish its program. The pair of neighbouring tokens that is merg
 frequent one, as in byte-pair encoding; the trainer is that of the `tokenizers` library. The library
 alone gives another vocabulary at each run, because it numbers the "##" characters in hash order and
 breaks ties by number. Here they are numbered beforehand, so that equal texts give equal
-vocabularies. The smoothing of languages is that of multilingual BERT.
+vocabularies.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,19 @@ from tokenizers.trainers import WordPieceTrainer
 from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError, checked_texts
 from bertkit.files import check_output, write_json
-from bertkit.processes import interruptible, open_executor
-from bertkit.text.documents import TextCounts, describe_skipped, read_documents
+from bertkit.processes import interruptible, map_in_order, open_executor
+from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
 from bertkit.text.sources import TextSource
-from bertkit.tokenizer.files import CONTINUATION, SPECIAL_TOKENS, stands_alone
+from bertkit.tokenizer.files import (
+    CONTINUATION,
+    IDEOGRAPHS,
+    MAX_WORD_CHARACTERS,
+    SPECIAL_TOKENS,
+    WHITESPACE,
+    split_words,
+    stands_alone,
+)
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.tokenizer.words import count_words, smoothing_weights, weigh_counts
 
 MEASURED_DOCUMENTS = PROGRESS_DOCUMENTS = 1000
 BLOCK_WORDS = 10_000
@@ -44,9 +53,6 @@ integers."""
 class LearnOptions:
     """The settings with which a vocabulary is learned, in addition to its text and size."""
 
-    smoothing: float = 1.0
-    """The exponent S of exponentially smoothed sampling, as for multilingual BERT (0.7): each path
-    is one language, and its share p of all words becomes p**S, divided by the sum of all p**S."""
     cased: bool = False
     """Keep upper case and accents."""
     min_frequency: int = 2
@@ -120,7 +126,7 @@ def learn_from_files(
     """Return a learned tokenizer and how it was learned; see `learn_tokenizer`."""
     check_settings(size, options.min_frequency, options.max_alphabet)
     skipped: Counter[str] = Counter()
-    counts, sources = count_sources(text, options, skipped, console, executor)
+    counts = count_source(text, options, skipped, console, executor)
     vocabulary = learn_from_counts(
         counts, size, min_frequency=options.min_frequency, max_alphabet=options.max_alphabet
     )
@@ -131,63 +137,40 @@ def learn_from_files(
             "add more text or lower --min-frequency to get more"
         )
     settings = {"size": size, **asdict(options), "format": text.format, "column": text.column}
-    made = {"settings": settings, "sources": sources, "distinct_words": len(counts)}
+    source = {"paths": list(text.paths), "words": counts.total()}
+    made = {"settings": settings, "sources": [source], "distinct_words": len(counts)}
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=not options.cased)
     return tokenizer, made | {"skipped": dict(skipped)}
 
 
-def count_sources(
+def count_source(
     text: TextSource,
     options: LearnOptions,
     skipped: Counter[str],
     console: Console,
     executor: Executor | None,
-    strip_accents: bool | None = None,
-) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """Count the words of all paths together, weighted by path if smoothing is not 1."""
-    smoothing_weights([1] * len(text.paths), options.smoothing)  # refuses it before any reading
+) -> Counter[str]:
+    """Count the words of a text, and show progress."""
+    counts = TextCounts()
 
-    def count(paths: tuple[str, ...]) -> Counter[str]:
-        counts = TextCounts()
+    def shown() -> Iterator[str]:
+        for document in documents(text, counts):
+            yield document
+            if counts.documents % PROGRESS_DOCUMENTS == 0:
+                console.update({"done": counts.documents, "bytes": counts.bytes})
+        console.update({"done": counts.documents, "bytes": counts.bytes})
 
-        def shown() -> Iterator[str]:
-            for document in documents(source, counts):
-                yield document
-                if counts.documents % PROGRESS_DOCUMENTS == 0:
-                    console.update({"done": counts.documents, "bytes": counts.bytes})
-            console.update({"done": counts.documents, "bytes": counts.bytes})
-
-        source = TextSource(paths, text.format, text.column)
-        console.start(None, title="counting words", unit="documents")
-        words = count_words(
-            shown(),
-            lowercase=not options.cased,
-            strip_accents=strip_accents,
-            max_distinct_words=options.max_distinct_words,
-            skipped=skipped,
-            executor=executor,
-        )
-        console.close()
-        console.say(*describe_skipped(counts.skipped, counts.examples))
-        return words
-
-    if options.smoothing == 1:
-        counts = count(text.paths)
-        return counts, [{"paths": list(text.paths), "words": counts.total(), "weight": 1.0}]
-    tables = [count((path,)) for path in text.paths]
-    words = [table.total() for table in tables]
-    weights = smoothing_weights(words, options.smoothing)
-    rows = list(zip(text.paths, words, weights, strict=True))
-    for path, number, weight in rows:
-        share = number / sum(words)
-        console.say(
-            f"{path}: {number:,} words, {share:.2%} of all words, weighted by {weight:.4g} to "
-            f"{share * weight:.2%}"
-        )
-    sources = [
-        {"paths": [path], "words": number, "weight": weight} for path, number, weight in rows
-    ]
-    return weigh_counts(tables, weights, skipped), sources
+    console.start(None, title="counting words", unit="documents")
+    words = count_words(
+        shown(),
+        lowercase=not options.cased,
+        max_distinct_words=options.max_distinct_words,
+        skipped=skipped,
+        executor=executor,
+    )
+    console.close()
+    console.say(*describe_skipped(counts.skipped, counts.examples))
+    return words
 
 
 def documents(text: TextSource, counts: TextCounts) -> Iterator[str]:
@@ -359,3 +342,73 @@ def measure_vocabulary(
         characters_per_token=characters / tokens if tokens else 0.0,
         unused_tokens=[token for token in tokenizer.vocabulary if token not in used],
     )
+
+
+# Counting words ---------------------------------------------------------------------------------
+
+BLOCK_CHARACTERS = 1_000_000
+BETWEEN_WORDS = re.compile(f"[{WHITESPACE}{IDEOGRAPHS}]")
+KEPT_SHARE = 0.75
+"""The share of `max_distinct_words` kept when rare words are dropped, so that sorting is rare."""
+
+TOO_LONG = f"word of more than {MAX_WORD_CHARACTERS} characters"
+PRUNED_WORDS = "rare word dropped (max_distinct_words)"
+PRUNED = "occurrence of a rare word dropped (max_distinct_words)"
+
+
+def count_words(
+    texts: Iterable[str],
+    *,
+    lowercase: bool,
+    max_distinct_words: int | None = None,
+    skipped: Counter[str] | None = None,
+    executor: Executor | None = None,
+) -> Counter[str]:
+    """Count each normalised word; words that are too long for a tokenizer are left out.
+
+    Texts are dealt out in blocks, whose counts are added in order, so that any number of workers
+    gives the same table. `max_distinct_words` bounds the memory: whenever the table has more words
+    after a block, the rarest are dropped (of equals the later in the alphabet) until three quarters
+    of the limit remain. A dropped word that occurs again is counted from 0, so the counts of rare
+    words are then too low. What was left out is added to `skipped`, by reason.
+    """
+    if max_distinct_words is not None and max_distinct_words < 1:
+        raise BertkitError(f"max_distinct_words must be at least 1, got {max_distinct_words}")
+    lost: Counter[str] = Counter() if skipped is None else skipped
+    counts: Counter[str] = Counter()
+    parts = (cut_text(text, BLOCK_CHARACTERS) for text in checked_texts(texts))
+    blocks = cut_blocks(chain.from_iterable(parts), BLOCK_CHARACTERS)
+    work = partial(count_block, lowercase=lowercase)
+    for counted, long_words in map_in_order(work, blocks, executor):
+        counts.update(counted)
+        if long_words:
+            lost[TOO_LONG] += long_words
+        if max_distinct_words is not None and len(counts) > max_distinct_words:
+            drop_rarest(counts, max(1, int(KEPT_SHARE * max_distinct_words)), lost)
+    return counts
+
+
+def cut_text(text: str, characters: int) -> Iterator[str]:
+    """Yield a text in parts of slightly more than `characters` characters, cut between words."""
+    start = 0
+    while cut := BETWEEN_WORDS.search(text, start + characters):
+        yield text[start : cut.end()]
+        start = cut.end()
+    yield text[start:]
+
+
+def count_block(texts: Sequence[str], lowercase: bool) -> tuple[Counter[str], int]:
+    """Return the counts of the words of some texts, and the number of words that were too long."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(split_words(text, lowercase=lowercase, strip_accents=lowercase))
+    too_long = [word for word in counts if len(word) > MAX_WORD_CHARACTERS]
+    return counts, sum(counts.pop(word) for word in too_long)
+
+
+def drop_rarest(counts: Counter[str], keep: int, skipped: Counter[str]) -> None:
+    """Keep the `keep` most frequent words; ties go to the first in the alphabet."""
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    for word in ranked[keep:]:
+        skipped[PRUNED] += counts.pop(word)
+    skipped[PRUNED_WORDS] += len(ranked) - keep
