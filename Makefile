@@ -21,12 +21,11 @@ test: .venv/installed  ## the tests that take less than five seconds each, a pro
 slow: .venv/installed  ## the tests that take longer
 	$(PYTEST) -m slow
 
-
 check: .venv/installed  ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q tests/test_imports.py tests/test_docs.py
+	$(BIN)/pytest -q -m "not slow" tests/test_imports.py tests/test_docs.py
 
 bench: .venv/installed  ## the benchmarks that take minutes; writes results/*.json (BERTKIT_DATA: data folder)
 	for name in tokenization prepare pretraining finetuning embeddings inference; do \
