@@ -405,9 +405,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder and rename it to `path` if the block succeeds.
 
     An existing `path` is replaced only after the new folder is complete. After an error the
-    temporary folder is removed and the old one, if any, is unchanged. If several processes fill the
-    same folder at once, each writes its own temporary folder, and the last one to finish wins.
-    OSErrors of the block about files outside of the folder, such as inputs, are not converted.
+    temporary folder is removed and the old one, if any, is unchanged. OSErrors of the block about
+    files outside of the folder, such as inputs, are not converted.
     """
     temporary = temporary_name(path)
     aside = temporary.with_name(f"{temporary.name}-old")
@@ -423,7 +422,9 @@ def new_folder(path: Path) -> Iterator[Path]:
                     with file.open("rb") as handle:
                         os.fsync(handle.fileno())
             sync_folder(temporary)
-            replace_folder(path, temporary, aside)
+            if path.exists():
+                path.replace(aside)
+            temporary.replace(path)
             sync_folder(path.parent)
             remove_path(aside)  # here, so that the block below goes on if a signal interrupts it
     finally:
@@ -432,24 +433,6 @@ def new_folder(path: Path) -> Iterator[Path]:
                 aside.replace(path)
         remove_path(temporary)
         remove_path(aside)
-
-
-def replace_folder(path: Path, new: Path, aside: Path) -> None:
-    """Rename a folder to `path`, after a rename of what is there to `aside`.
-
-    This is repeated if another process has put its folder there between the two.
-    """
-    for attempt in range(10):
-        if path.exists():
-            remove_path(aside)
-            with suppress(FileNotFoundError):  # another process has just renamed it
-                path.replace(aside)
-        try:
-            new.replace(path)
-            return
-        except OSError as error:
-            if attempt == 9 or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def write_pooling(folder: Path, pooling: TextPooling, config: ModelConfig) -> No
     pooled = {"word_embedding_dimension": config.hidden_size, **flags}
     write_json(folder / "1_Pooling" / "config.json", pooled)
     max_length = pooling.max_length or config.max_position_embeddings
-    transformer = {"max_seq_length": max_length, "do_lower_case": pooling.lowercase}
+    transformer = {"max_seq_length": max_length, "do_lower_case": False}
     write_json(folder / "sentence_bert_config.json", transformer)
     if pooling.prompt:
         prompts = {"prompts": {"default": pooling.prompt}, "default_prompt_name": "default"}

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -61,35 +60,6 @@ def test_interrupted_folder_leaves_the_old_one(tmp_path: Path) -> None:
     with new_folder(target) as folder:
         (folder / "other").write_text("new")
     assert [entry.name for entry in target.iterdir()] == ["other"]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
-
-
-@pytest.mark.parametrize("event", ["another finishes", "another starts"])
-def test_the_last_writer_of_a_folder_wins_whenever_others_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
-) -> None:
-    """Another writer works between the two renames of the one that finishes last."""
-    path, rename, begun = tmp_path / "model", Path.replace, ExitStack()
-    with new_folder(path) as folder:
-        (folder / "old").touch()
-    if event == "another finishes":
-        (begun.enter_context(new_folder(path)) / "other").touch()
-
-    def replace(self: Path, target: Path) -> Path:
-        renamed = rename(self, target)
-        if self == path:  # the old folder is set aside
-            monkeypatch.setattr(Path, "replace", rename)
-            if event == "another starts":
-                (begun.enter_context(new_folder(path)) / "other").touch()
-            else:
-                begun.close()
-        return renamed
-
-    with new_folder(path) as folder:
-        (folder / "new").touch()
-        monkeypatch.setattr(Path, "replace", replace)
-    assert [entry.name for entry in path.iterdir()] == ["new"]
-    begun.close()
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 

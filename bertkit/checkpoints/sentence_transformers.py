@@ -11,18 +11,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bertkit.checkpoints.pretrained import load_config
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, read_object, read_optional
-from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS
 
 MODULES = ("Transformer", "Pooling", "Normalize")
 """sentence-transformers' modules that bertkit supports."""
-SPECIAL = re.compile(f"({'|'.join(map(re.escape, SPECIAL_TOKENS))})")
 
 
 @dataclass(frozen=True)
@@ -37,31 +34,6 @@ class TextPooling:
     """Tokens per window, including special tokens; 0 for as many as the model has positions."""
     prompt: str = ""
     """A prefix for every text."""
-    lowercase: bool = False
-    """Whether to lowercase prompt and text before tokenization."""
-
-    def whole_texts(self, texts: Sequence[str], *, special: bool) -> list[str]:
-        """Return the texts to tokenize: with the prompt, and in lower case if that is set.
-
-        If the tokenizer reads `special` tokens in raw text, such as "[MASK]", as one token, these
-        stay in upper case, as in sentence-transformers.
-        """
-        prompted = [self.prompt + text for text in texts]
-        if not self.lowercase:
-            return prompted
-        return [lower_around(text) if special else lower(text) for text in prompted]
-
-
-def lower(text: str) -> str:
-    """Lowercase letter by letter, like `tokenizers`; `str.lower` has a sigma for ends of words."""
-    return text.lower() if text.isascii() else "".join(map(str.lower, text))
-
-
-def lower_around(text: str) -> str:
-    """Lowercase a text, except for its special tokens."""
-    pieces = SPECIAL.split(text)
-    pieces[::2] = map(lower, pieces[::2])
-    return "".join(pieces)
 
 
 def is_embedder(folder: Path) -> bool:
@@ -96,6 +68,13 @@ def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling
         raise BertkitError(
             f"{folder}: the prompt or the maximum length is not valid; copy it again"
         )
+    cased = read_optional(weights / "tokenizer_config.json").get("do_lower_case") is False
+    if cased and transformer.get("do_lower_case"):
+        raise BertkitError(
+            f"{weights} lowercases texts for a cased tokenizer (do_lower_case in "
+            "sentence_bert_config.json), which is not supported; set it to false to embed them as "
+            "they are"
+        )
     if pooling == "auto":
         pooling = configured_pooling(folder / modules["Pooling"] / "config.json", weights, prompt)
     return weights, TextPooling(
@@ -103,7 +82,6 @@ def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling
         normalize="Normalize" in modules,
         max_length=max_length,
         prompt=prompt,
-        lowercase=bool(transformer.get("do_lower_case")),
     )
 
 

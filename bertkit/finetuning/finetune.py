@@ -258,7 +258,7 @@ def prepare(
     keep_head = same_task and not settings.new_head
     if keep_head:
         console.say("reusing the checkpoint's task head")
-    console.say(*device_notes(device, precision, start.config))
+    console.say(*device_notes(device, precision))
     return Setup(
         data, task, start, settings, console, metrics, metric, device, precision, keep_head, items,
         baselines,

@@ -119,8 +119,7 @@ class Embedder:
 
     def tokenize(self, texts: Sequence[str], *, windows: bool = True) -> list[EncodedText]:
         """Tokenize texts, and split them into windows or truncate them; see `encode`."""
-        whole = self.settings.whole_texts(texts, special=True)
-        ids = self.tokenizer.encode_batch(whole)
+        ids = self.tokenizer.encode_batch([self.settings.prompt + text for text in texts])
         return [self.split_ids(np.array(row, dtype=np.int32), windows) for row in ids]
 
     def split_ids(self, ids: np.ndarray, windows: bool) -> EncodedText:
@@ -230,10 +229,7 @@ def read_embedder(
     check_pooling(settings.pooling, loaded.model.config)
     if settings.pooling == "pooler" and loaded.missing_keys:
         raise BertkitError(f"{folder} has no pooler (trained without one); choose --pooling mean")
-    tokenizer = Tokenizer.load(folder)
-    if tokenizer.lowercase:
-        settings = replace(settings, lowercase=False)
-    return loaded, tokenizer, settings
+    return loaded, Tokenizer.load(folder), settings
 
 
 def text_chunks(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -19,7 +19,6 @@ import torch
 
 from bertkit.errors import BertkitError, check_known, nearest
 from bertkit.model.encoder import residual_dtype
-from bertkit.model.native.attention import choose_kernel
 from bertkit.model.native.compiled import has_bf16, library, step_types
 from bertkit.processes import memory_bytes, usable_cores
 
@@ -120,34 +119,19 @@ def autocast(device: torch.device, precision: str) -> Iterator[None]:
         yield
 
 
-def device_notes(device: torch.device, precision: str, config: ModelConfig) -> list[str]:
+def device_notes(device: torch.device, precision: str) -> list[str]:
     """Return notes about what makes a run on this device slow, one line each."""
+    if device.type != "cpu":
+        return []
     notes, able = [], torch.cpu.get_capabilities()
-    if device.type == "cuda":
-        return [note] if (note := slow_attention(device, precision, config)) else []
-    if device.type == "cpu" and precision != "fp32" and not (has_bf16() or able.get("bf16")):
+    if precision != "fp32" and not (has_bf16() or able.get("bf16")):
         notes.append("this CPU has no instructions for bf16 and may be many times faster in fp32")
-    if device.type == "cpu" and able.get("avx2") and not library():
-        notes += [
+    if able.get("avx2") and not library() and "BERTKIT_NATIVE" not in os.environ:
+        notes.append(
             "bertkit's compiled code is missing, and training is slower without it; install "
             "bertkit again where there is a C compiler"
-        ] * ("BERTKIT_NATIVE" not in os.environ)
+        )
     return notes
-
-
-def slow_attention(device: torch.device, precision: str, config: ModelConfig) -> str:
-    """Return why attention on a CUDA device pads its sequences, or "" if it need not."""
-    width = config.hidden_size // config.num_attention_heads
-    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
-    query = torch.empty(0, config.num_attention_heads, width, dtype=dtype, device=device)
-    if choose_kernel(query) != "padded":
-        return ""
-    why = f"torch {torch.__version__} has no flash kernel for heads of width {width}"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        why = f"{torch.cuda.get_device_name(device)} has no flash attention"
-    elif precision == "fp32":
-        why = "flash attention needs precision bf16"
-    return f"{why}: attention pads its sequences, which is slower"
 
 
 def synchronize(device: torch.device) -> None:

@@ -261,7 +261,7 @@ def announce(run: Run, log: Journal, examples: ExampleSampler, notes: Sequence[s
     }
     log.write(start)
     run.console.say(*opening_lines(start, run.recipe, run.store))
-    for line in (*device_notes(run.device, run.precision, run.model.config), *notes):
+    for line in (*device_notes(run.device, run.precision), *notes):
         log.note(run.step, line)
 
 

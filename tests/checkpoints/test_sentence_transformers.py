@@ -10,15 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers.normalizers import Lowercase
 
 from bertkit.checkpoints.save import save_model
 from bertkit.checkpoints.sentence_transformers import (
     TextPooling,
-    lower,
-    read_pooling,
 )
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
@@ -112,33 +107,9 @@ def test_every_mode_equals_sentence_transformers_or_is_refused(
     assert read == (["lasttoken", "mean"] if direction == "left_to_right" else ["cls", "mean"])
 
 
-def test_the_prompt_is_lowered_and_special_tokens_are_not(cased: Tokenizer, tmp_path: Path) -> None:
-    said = TextPooling("mean", prompt="Query: ", lowercase=True)
-    folder = write(tmp_path / "m", cased, said)
-    assert read_pooling(folder)[1].lowercase
-    [text] = own(folder).tokenize(["A [MASK] B [Mask]"])
-    ids = text.parts[0].sequences[0].ids[1:-1].tolist()
-    assert cased.decode(ids) == "query : a [MASK] b [ mask ]"
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("prompt", ["", "Query: ", "SAY [MASK] "])
-def test_lower_case_is_that_of_sentence_transformers(
-    prompt: str, cased: Tokenizer, tmp_path: Path
-) -> None:
-    said = TextPooling("mean", prompt=prompt, lowercase=True)
-    folder = write(tmp_path / "m", cased, said)
-    np.testing.assert_allclose(own(folder).encode(TEXTS), theirs(folder, TEXTS), atol=1e-5)
-
-
-KNOWN = st.characters(min_codepoint=1, max_codepoint=0x24FF, exclude_categories=["Cn", "Cs"])
-"""Assigned in the Unicode of this Python: the library's is newer, and lowers letters of its own."""
-
-
-@given(st.text(KNOWN, max_size=12))
-@settings(max_examples=100, deadline=None)
-def test_lower_case_goes_letter_by_letter(text: str) -> None:
-    assert lower(text) == Lowercase().normalize_str(text)
-    assert lower("ΑΣ") == "ας".replace("ς", "σ")  # where str.lower has a final sigma
+def test_lower_case_for_a_cased_tokenizer_is_refused(cased: Tokenizer, tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", cased, TextPooling("mean", prompt="Query: "))
+    assert own(folder).settings.prompt == "Query: "
+    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    with pytest.raises(BertkitError, match=r"lowercases texts for a cased tokenizer"):
+        own(folder)
