@@ -265,7 +265,7 @@ def sections(
 ) -> list[dict[str, Any]]:
     """Return the demo's sections of the report."""
     shown = task.test[0]
-    genuine, damaged = shown.choices if shown.label == 0 else reversed(shown.choices)
+    genuine, damaged = shown.choices if shown.gold == 0 else reversed(shown.choices)
     guesses = []
     for sentence in MASKED_SENTENCES:
         best = predictor.fill_mask(sentence)[0]

@@ -39,10 +39,10 @@ def test_damaged_sentences_differ_in_words_of_the_same_frequency(
     sentences += ["The once read rare text.", "The short one."]
     pairs = demo.damaged_pairs(sentences, 12, keyed_rng(0, 0))
     assert len(pairs) == 12
-    assert {given.label for given in pairs} == {0, 1}
+    assert {given.gold for given in pairs} == {0, 1}
     rare = {"once", "read", "rare", "text", "short"}
     for given in pairs:
-        genuine, damaged = given.choices[given.label], given.choices[1 - given.label]
+        genuine, damaged = given.choices[given.gold], given.choices[1 - given.gold]
         assert genuine in sentences
         assert damaged not in (genuine, "")
         changed = [(a, b) for a, b in zip(genuine.split(), damaged.split(), strict=True) if a != b]
@@ -83,7 +83,7 @@ def test_labelled_task_is_tested_on_sentences_set_apart(
     assert len(text.apart) > 100
     assert trained.isdisjoint(map(demo.spelling, text.apart))
     labelled = demo.labelled_task(text, tokenizer)
-    sides = [{given.choices[given.label] for given in side} for side in labelled]
+    sides = [{given.choices[given.gold] for given in side} for side in labelled]
     assert {demo.spelling(sentence) for sentence in sides[0]} <= trained
     assert sides[1] <= set(text.apart)
     with pytest.raises(BertkitError, match="too few docstrings"):

@@ -335,7 +335,7 @@ def write_results(
     for example, result in zip(inputs, results, strict=True):
         rows.append({"id": example.id, **result.to_dict()})
         if isinstance(example, TextExample):  # readers want the texts next to a prediction
-            rows[-1] |= {"gold": example.label, "text": example.text, "pair": example.pair}
+            rows[-1] |= {"gold": example.gold, "text": example.text, "pair": example.pair}
     write_json_lines(path, rows)
     return [path, *task.official_files(name, split, folder, inputs, results)]
 

@@ -58,14 +58,9 @@ class TextExample(NamedTuple):
     id: str
     text: str
     pair: str | None
-    label: str | float | tuple[str, ...] | None
+    gold: str | float | tuple[str, ...] | None
     """A name, a number (regression), or any number of names (multi-label classification)."""
     location: str
-
-    @property
-    def gold(self) -> str | float | tuple[str, ...] | None:
-        """The label or labels, or None if the file has none."""
-        return self.label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,13 +148,11 @@ class TextTask(Task):
         return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
 
     def targets(self, parts: Parts, packed_index: np.ndarray, starts: np.ndarray) -> Targets:
-        """The tensors are the targets and weights of the packed sequences."""
         targets = in_packed_order([part.target for part in parts], packed_index, self.target_dtype)
         weights = in_packed_order([part.weight for part in parts], packed_index, np.float32)
         return {"targets": targets, "weights": weights}, count_examples(parts)
 
     def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        """The loss is the weighted sum over sequences."""
         targets, class_weights = batch.tensors["targets"], batch.tensors.get("class_weights")
         losses = self.losses(model(batch.packed).float(), targets, class_weights)
         return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
@@ -251,19 +244,16 @@ class Classification(TextTask):
 
     @property
     def positive(self) -> str:
-        """The positive class of F1: the last one, which is GLUE's 1."""
         return self.labels[-1]
 
     def target_of(self, example: TextExample) -> int | None:
-        """The target is the index of the label, or None without a label."""
-        if example.label is None:
+        if example.gold is None:
             return None
-        if example.label not in self.labels:
-            raise unknown_label(str(example.label), example.location, self.labels)
-        return self.labels.index(str(example.label))
+        if example.gold not in self.labels:
+            raise unknown_label(str(example.gold), example.location, self.labels)
+        return self.labels.index(str(example.gold))
 
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
-        """The loss is the cross entropy."""
         return F.cross_entropy(logits, targets, weight=class_weights, reduction="none")
 
     def balanced_weights(self, items: Items) -> np.ndarray:
@@ -281,7 +271,7 @@ class Classification(TextTask):
         ]
 
     def score(self, inputs: Inputs, results: Results) -> Metrics:
-        gold = [str(example.label) for example in inputs]
+        gold = [str(example.gold) for example in inputs]
         predicted = [result.label for result in results]
         return {name: label_score(name, gold, predicted, self.positive) for name in self.metrics}
 
@@ -375,7 +365,6 @@ class MultiLabelClassification(TextTask):
         return cls(labels, max_length=data.max_length, stride=data.windows.stride)
 
     def target_of(self, example: TextExample) -> np.ndarray:
-        """The target says of each label whether the input has it."""
         wanted = self.gold_value(example)
         for label in wanted:
             if label not in self.labels:
@@ -389,7 +378,6 @@ class MultiLabelClassification(TextTask):
         ).mean(-1)
 
     def balanced_weights(self, items: Items) -> np.ndarray:
-        """Inputs without the class / inputs with it."""
         counts = np.sum([item.parts[0].target for item in items.items], axis=0)
         absent = len(items.items) - counts
         return np.where(counts * absent > 0, absent / np.maximum(counts, 1), 1.0)
@@ -408,8 +396,7 @@ class MultiLabelClassification(TextTask):
         return tuple(sorted(result.labels))
 
     def gold_value(self, example: TextExample) -> tuple[str, ...]:
-        """The labels in alphabetical order."""
-        return tuple(sorted(example.label)) if isinstance(example.label, tuple) else ()
+        return tuple(sorted(example.gold)) if isinstance(example.gold, tuple) else ()
 
     def score(self, inputs: Inputs, results: Results) -> Metrics:
         """Micro F1 over all (input, label) pairs, macro F1, and the share of exact sets."""

@@ -49,7 +49,6 @@ class WordsExample(NamedTuple):
 
     @property
     def gold(self) -> tuple[str, ...] | None:
-        """The tags, or None if the file has none."""
         return self.tags
 
 
@@ -155,7 +154,6 @@ class WordColumns(Columns):
     wanted = "texts or lists of words"
 
     def in_rows(self, path: str | Path) -> bool:
-        """A file without rows has one word per line."""
         if self.format != "auto":
             return self.format != "text"
         paths = Path(path).rglob("*") if Path(path).is_dir() else [path]
@@ -206,7 +204,6 @@ class WordColumns(Columns):
         return words_example(id, text_or_words, location, location)
 
     def from_value(self, value: Any, location: str, id: str) -> WordsExample:  # noqa: A002
-        """A list is one sentence of words."""
         if isinstance(value, Mapping) and self.words in value:
             value = self.words_in(value[self.words], location)
         if isinstance(value, tuple | list):

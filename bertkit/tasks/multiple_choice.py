@@ -53,13 +53,8 @@ class ChoiceExample(NamedTuple):
     id: str
     text: str
     choices: tuple[str, ...]
-    label: int | None  # the index of the right choice in `choices`
+    gold: int | None  # the index of the right choice in `choices`
     location: str
-
-    @property
-    def gold(self) -> int | None:
-        """The index of the right choice, or None if the file has none."""
-        return self.label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +114,6 @@ class ChoiceColumns(Columns):
         return LETTERS.find(key.lower()) if len(key) == 1 else -1
 
     def from_values(self, values: Sequence[Any], location: str, id: str) -> ChoiceExample:  # noqa: A002
-        """The choices are one list, or the values after the text."""
         text, *choices = values
         if len(choices) == 1:
             choices = list(choice_list(choices[0], location))
@@ -190,7 +184,7 @@ class MultipleChoice(Task):
             parts = [
                 ItemPart(
                     tuple(choice[aligned(number, count, choice)] for choice in windows),
-                    example.label,
+                    example.gold,
                     1 / count,
                     number == 0,
                 )
@@ -213,7 +207,6 @@ class MultipleChoice(Task):
         return tensors, count_examples(parts)
 
     def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        """The loss is the cross entropy over the choices of each part."""
         scores = model(batch.packed).float().squeeze(-1)
         table = batch.tensors["table"]
         logits = scores[table.clamp(min=0)].masked_fill(table < 0, -torch.inf)
@@ -231,12 +224,12 @@ class MultipleChoice(Task):
         return results
 
     def score(self, inputs: Inputs, results: Results) -> Metrics:
-        right = sum(i.label == r.choice for i, r in zip(inputs, results, strict=True))
+        right = sum(i.gold == r.choice for i, r in zip(inputs, results, strict=True))
         return {"accuracy": right / max(1, len(inputs))}
 
     def baseline(self, inputs: Inputs) -> Metrics:
         """Always the index that is right most often."""
-        [(_, right)] = Counter(example.label for example in inputs).most_common(1)
+        [(_, right)] = Counter(example.gold for example in inputs).most_common(1)
         return {"accuracy": right / len(inputs)}
 
     def degenerate(self, inputs: Inputs, results: Results) -> str:

@@ -145,7 +145,6 @@ class Span(Result):
 
     @property
     def score(self) -> float:
-        """The sum of both logits."""
         return self.start_logit + self.end_logit
 
 
@@ -169,7 +168,6 @@ class Answer(Result):
     """The best spans, sorted by score; "" is among them if "no answer" is allowed."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields but `best` and `nbest`."""
         values = super(Answer, self).to_dict()
         return {name: values[name] for name in values if name not in ("best", "nbest")}
 
@@ -215,7 +213,6 @@ class QuestionAnswering(Task):
 
     @classmethod
     def from_transformers(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
-        """Windows are as in the paper."""
         window = QuestionWindows().length(max_length)
         return {"max_length": window, "max_question_length": question_length(window)}
 
@@ -282,7 +279,6 @@ class QuestionAnswering(Task):
         return {"spans": spans}, {"windows": len(parts)}
 
     def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        """The loss is the mean of the cross entropies of start and end."""
         packed, spans = batch.packed, batch.tensors["spans"]
         logits = model(packed).float()
         table = logits.new_full((len(spans), packed.max_seqlen, 2), -torch.inf)
@@ -343,11 +339,9 @@ class QuestionAnswering(Task):
         return decided
 
     def gold_value(self, example: QuestionExample) -> Any:
-        """All accepted answers."""
         return tuple(answer.text for answer in example.answers or ())
 
     def score(self, inputs: Inputs, results: Results) -> Metrics:
-        """Exact match and F1 by the official rules, for 2.0 also by answerability."""
         return named_scores(inputs, [result.answer for result in results])
 
     def baseline(self, inputs: Inputs) -> Metrics:

@@ -83,7 +83,7 @@ class Regression(TextTask):
 
     @classmethod
     def from_data(cls, data: TrainingData) -> Self:
-        numbers = [float(example.label) for example in data.examples]
+        numbers = [float(example.gold) for example in data.examples]
         mean, spread = float(np.mean(numbers)), float(np.std(numbers))
         if len(set(numbers)) == 1 or spread < MIN_SPREAD * abs(mean):
             raise BertkitError(
@@ -112,11 +112,9 @@ class Regression(TextTask):
         return network
 
     def target_of(self, example: TextExample) -> Any:
-        """The target is the label itself."""
-        return example.label
+        return example.gold
 
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
-        """The loss is the squared error, and there are no classes."""
         return ((logits.squeeze(-1) - targets) / self.unit) ** 2
 
     def results(self, logits: np.ndarray) -> list[NumberResult]:
@@ -136,12 +134,10 @@ class Regression(TextTask):
         }
 
     def baseline(self, inputs: Inputs) -> Metrics:
-        """Always the mean of the labels."""
-        mean = float(np.mean([example.label for example in inputs]))
+        mean = float(np.mean([example.gold for example in inputs]))
         return self.score(inputs, [NumberResult(mean)] * len(inputs))
 
     def degenerate(self, inputs: Inputs, results: Results) -> str:
-        """A degenerate run gives each input nearly the same number."""
         spread = float(np.std([result.value for result in results]))
         wanted = float(np.std([self.target_of(example) for example in inputs]))
         if spread >= 0.02 * wanted:

@@ -64,7 +64,6 @@ class QuestionExample(NamedTuple):
 
     @property
     def gold(self) -> tuple[GoldAnswer, ...] | None:
-        """The answers, or None if the file has none."""
         return self.answers
 
 
@@ -88,13 +87,11 @@ class QuestionColumns(Columns):
     wanted = "(question, context) tuples"
 
     def in_rows(self, path: str | Path) -> bool:
-        """A file without rows is the JSON of SQuAD or TriviaQA."""
         return self.format != "auto" or extension(str(path)) not in {"", ".json"}
 
     def read_own_format(
         self, path: str | Path, counts: TextCounts, purpose: Purpose
     ) -> Iterator[QuestionExample]:
-        """A file's JSON is one value, so the whole file is held in memory."""
         return iter(read_questions(path, counts, purpose))
 
     def example(self, row: Fields, location: str, counts: TextCounts, purpose: Purpose) -> Any:

@@ -113,7 +113,6 @@ class TagsResult(Result):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tag of each word."""
         return tuple(word.tag for word in self.words)
 
 
@@ -152,12 +151,10 @@ class TokenClassification(Task):
 
     @classmethod
     def from_transformers(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
-        """Also tells whether the labels are entity tags."""
         return {"max_length": max_length, "entities": are_entity_tags({*labels} - NO_TAGS)}
 
     @property
     def metric(self) -> str:
-        """The F1 of entities, or the accuracy of other tags."""
         return "f1" if self.entities else "accuracy"
 
     def build(self, config: ModelConfig) -> TokenClassificationModel:
@@ -254,7 +251,6 @@ class TokenClassification(Task):
         return {name: torch.from_numpy(values) for name, values in tensors.items()}, counts
 
     def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        """The loss is the cross entropy at the first token of each word."""
         logits = model(batch.packed).index_select(0, batch.tensors["rows"]).float()
         weights = batch.tensors.get("class_weights")
         labels = batch.tensors["labels"]
@@ -262,7 +258,6 @@ class TokenClassification(Task):
         return {"loss": LossSum(loss, "words")}
 
     def balanced_weights(self, items: Items) -> np.ndarray:
-        """Words / (tags x words with the tag)."""
         labels = np.concatenate([part.target.labels for part in items.parts()])
         return balanced(np.bincount(labels[labels != NO_TAG], minlength=len(self.labels)))
 
@@ -307,11 +302,9 @@ class TokenClassification(Task):
         return tuple(self.in_scheme(example.tags or ()))
 
     def score(self, inputs: Inputs, results: Results) -> Metrics:
-        """Entity F1, precision and recall, in total and per type, and tag accuracy."""
         return self.score_tags(inputs, [self.answer_value(result) for result in results])
 
     def score_tags(self, inputs: Inputs, tags: Sequence[Sequence[str]]) -> Metrics:
-        """Return the scores of predicted tags."""
         gold = [self.gold_value(example) for example in inputs]
         pairs = list(zip(chain.from_iterable(gold), chain.from_iterable(tags), strict=True))
         accuracy = {"accuracy": sum(a == b for a, b in pairs) / max(1, len(pairs))}

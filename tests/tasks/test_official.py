@@ -35,7 +35,7 @@ def test_cola_without_a_header(data: Path) -> None:
     path = str(data / "glue" / "CoLA" / "train.tsv")
     first = read_glue("cola", path, TextCounts(), "train")[0]
     assert first.id == "0"
-    assert first.label in GLUE["cola"].labels
+    assert first.gold in GLUE["cola"].labels
 
 
 def test_mnli_rows_without_agreement_and_two_splits(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_mnli_rows_without_agreement_and_two_splits(tmp_path: Path) -> None:
         (folder / f"{split}.tsv").write_text("\n".join([header, *rows]) + "\n")
     loaded = load_dataset("mnli", DataFiles(data=tmp_path))
     assert [name for name, _ in loaded.dev] == ["dev", "dev-mismatched"]
-    assert [example.label for example in loaded.train] == ["neutral", "entailment"]
+    assert [example.gold for example in loaded.train] == ["neutral", "entailment"]
     assert loaded.counts.skipped["row without a majority label"] == 3
     assert loaded.test == []
 
@@ -118,7 +118,7 @@ def test_keys_of_choices(label: object, index: int | None) -> None:
     row = {"text": "x", "a": "nothing", "b": "some", "c": "all", "label": label}
     counts: TextCounts = TextCounts()
     example = columns.example(row, "f:1", counts, "train")
-    assert (example.label if example else None) == index
+    assert (example.gold if example else None) == index
     assert bool(counts.skipped) == (index is None)
 
 
@@ -127,7 +127,7 @@ def test_lists_of_choices_and_fewer_of_them() -> None:
     hub = {"text": "x", "choices": {"text": ["p", "q", ""], "label": ["A", "B", "C"]}, "label": "2"}
     example = columns.example(hub, "f:1", counts, "train")
     assert example is not None
-    assert (example.choices, example.label) == (("p", "q"), 1)
+    assert (example.choices, example.gold) == (("p", "q"), 1)
     written = {**hub, "choices": json.dumps(["p", "q"]), "label": "A"}
     example = columns.example(written, "f:1", counts, "train")
     assert example is not None
