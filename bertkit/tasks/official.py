@@ -8,7 +8,7 @@ which its server expects too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,14 +28,15 @@ GLUE_SITE = "https://gluebenchmark.com/tasks"
 
 @dataclass(frozen=True)
 class OfficialSet:
-    """The task type, files and reader of a data set."""
+    """A data set by name."""
 
     task_type: str
     files: Mapping[str, tuple[str, ...]]  # split -> the possible names of its file
     read: Callable[..., Sequence[Any]]  # (path, counts, purpose) -> examples
     where: str  # where to get the files
-    settings: Mapping[str, Any]  # the settings of its task that are not read from the training data
-    folder: str = ""  # the name of its official folder
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of its task that are not read from the training data."""
+    folder: str = ""
 
 
 # GLUE ---------------------------------------------------------------------------------------------
@@ -45,8 +46,7 @@ class GlueTask(NamedTuple):
     """The files, columns, labels and metrics of a task of GLUE."""
 
     folder: str
-    labels: tuple[str, ...]
-    """The label names in the order of the outputs; () for STS-B, whose label is a number 0-5."""
+    labels: tuple[str, ...]  # in the order of the outputs; () for STS-B, which has numbers 0-5
     file_labels: tuple[str, ...]  # the same labels as the files and the server spell them
     text: str  # the column of sentence A
     pair: str  # the column of sentence B; "" if there is none
@@ -185,47 +185,42 @@ def read_swag(path: str, counts: TextCounts, purpose: Purpose) -> list[ChoiceExa
 # All sets -----------------------------------------------------------------------------------------
 
 OFFICIAL: dict[str, OfficialSet] = {
-    **{
-        name: OfficialSet(
-            "classification" if task.labels else "regression",
-            {split: GLUE_FILES.get((name, split), (f"{split}.tsv",)) for split in task.splits},
-            partial(read_glue, name),
-            f"get {task.folder} from {GLUE_SITE}",
-            {"labels": task.labels, "metrics": task.metrics} if task.labels else {},
-            task.folder,
-        )
-        for name, task in GLUE.items()
-    },
-    **{
-        f"squad-{version}": OfficialSet(
-            "question-answering",
-            {"train": (f"train-v{version}.json",), "dev": (f"dev-v{version}.json",)},
-            partial(read_questions, version=version),
-            "the official files are at https://rajpurkar.github.io/SQuAD-explorer/",
-            {},
-        )
-        for version in ("1.1", "2.0")
-    },
-    "swag": OfficialSet(
-        "multiple-choice",
-        {"train": ("train.csv",), "dev": ("val.csv",), "test": ("test.csv",)},
-        read_swag,
-        "get train.csv, val.csv and test.csv from https://github.com/rowanz/swagaf",
-        {},
-    ),
-    "conll-2003": OfficialSet(
-        "token-classification",
-        {
-            "train": ("eng.train", "train.txt"),
-            "dev": ("eng.testa", "valid.txt", "dev.txt"),
-            "test": ("eng.testb", "test.txt"),
-        },
-        lambda path, counts, purpose: list(conll_sentences(path, counts, purpose)),
-        "get the tags from https://www.clips.uantwerpen.be/conll2003/ner/ and their text, the "
-        "Reuters corpus, from NIST",
-        {},
-    ),
+    name: OfficialSet(
+        "classification" if task.labels else "regression",
+        {split: GLUE_FILES.get((name, split), (f"{split}.tsv",)) for split in task.splits},
+        partial(read_glue, name),
+        f"get {task.folder} from {GLUE_SITE}",
+        {"labels": task.labels, "metrics": task.metrics} if task.labels else {},
+        task.folder,
+    )
+    for name, task in GLUE.items()
 }
+OFFICIAL |= {
+    f"squad-{version}": OfficialSet(
+        "question-answering",
+        {"train": (f"train-v{version}.json",), "dev": (f"dev-v{version}.json",)},
+        partial(read_questions, version=version),
+        "the official files are at https://rajpurkar.github.io/SQuAD-explorer/",
+    )
+    for version in ("1.1", "2.0")
+}
+OFFICIAL["swag"] = OfficialSet(
+    "multiple-choice",
+    {"train": ("train.csv",), "dev": ("val.csv",), "test": ("test.csv",)},
+    read_swag,
+    "get train.csv, val.csv and test.csv from https://github.com/rowanz/swagaf",
+)
+OFFICIAL["conll-2003"] = OfficialSet(
+    "token-classification",
+    {
+        "train": ("eng.train", "train.txt"),
+        "dev": ("eng.testa", "valid.txt", "dev.txt"),
+        "test": ("eng.testb", "test.txt"),
+    },
+    lambda path, counts, purpose: list(conll_sentences(path, counts, purpose)),
+    "get the tags from https://www.clips.uantwerpen.be/conll2003/ner/ and their text, the Reuters "
+    "corpus, from NIST",
+)
 """Name -> data set."""
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, Self
 
 import numpy as np
@@ -46,15 +45,13 @@ class NumberColumns(TextColumns):
 def read_number(value: Any, column: str, location: str) -> float:
     """Return the number in a field; raise unless it is finite and at most `LARGEST_NUMBER`."""
     try:
-        number = float(value) if isinstance(value, str | int | float | Decimal) else math.nan
-    except (ValueError, OverflowError):
+        number = math.nan if isinstance(value, bool) or "_" in str(value) else float(value)
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
-    # only Python reads 1_000 as a number
-    if isinstance(value, bool) or "_" in str(value) or not abs(number) <= LARGEST_NUMBER:
+    if not abs(number) <= LARGEST_NUMBER:
         raise BertkitError(
             f"{location}: '{column}' is {str(value)[:40]!r}, not a number up to "
-            f"{LARGEST_NUMBER:g}; correct it, or use the task type classification if labels are "
-            "names"
+            f"{LARGEST_NUMBER:g}; if labels are names, the task type is classification"
         )
     return number
 
@@ -88,8 +85,7 @@ class Regression(TextTask):
         if len(set(numbers)) == 1 or spread < MIN_SPREAD * abs(mean):
             raise BertkitError(
                 f"the numbers in column '{data.columns.label}' are about {mean:.10g} and differ by "
-                f"about {spread:.2g}, which the outputs of a model in fp32 cannot tell apart; "
-                "check the column, or subtract a constant from all of them"
+                f"about {spread:.2g}, too little for a model in fp32; subtract a constant"
             )
         near = abs(mean) <= FAR * spread  # as in STS-B
         if near and UNSCALED[0] <= math.hypot(mean, spread) <= UNSCALED[1]:
