@@ -93,7 +93,7 @@ def finetune(
         model: the weights to initialise from: a model directory, a run, the name of a model on the
             hub, or a Google checkpoint.
         out: the output folder; the same call resumes what was stopped.
-        train: labelled data: a path, a pandas or polars DataFrame, a `datasets.Dataset`, or a list
+        train: labelled data: a path, a pandas DataFrame, a `datasets.Dataset`, or a list
             of dicts or tuples.
         dev: labelled data to choose the best run by; without it a share of `train` is held out.
         test: data to predict at the end, with or without labels.
