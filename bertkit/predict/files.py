@@ -10,7 +10,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -142,22 +142,19 @@ def new_rows(out: Path | None) -> Iterator[Callable[[Rows], None]]:
             stream.flush()
 
         yield write_now
-    elif out.suffix.lower() == ".parquet":
-        with new_file(out) as temporary, disk_errors(out):
-            table = ParquetRows(out, temporary)
-            try:
-                yield table.write
-            finally:
-                table.close()
-    else:
-        with new_file(out) as temporary, disk_errors(out):
-            # half of a surrogate pair, which UTF-8 lacks, is written escaped, as JSON does
-            how: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
-            with temporary.open("w", **how) as file:
-                if separator := SEPARATORS.get(out.suffix.lower()):
-                    yield SeparatedRows(out, file, separator).write
-                else:
-                    yield lambda rows: file.writelines(json_text(row) + "\n" for row in rows)
+        return
+    ending = out.suffix.lower()
+    with new_file(out) as temporary, disk_errors(out), ExitStack() as stack:
+        if ending == ".parquet":
+            yield parquet_writer(out, temporary, stack)
+            return
+        # half of a surrogate pair, which UTF-8 lacks, is written escaped, as JSON does
+        how: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
+        file = stack.enter_context(temporary.open("w", **how))
+        if ending in SEPARATORS:
+            yield separated_writer(out, file, SEPARATORS[ending])
+        else:
+            yield lambda rows: file.writelines(json_text(row) + "\n" for row in rows)
 
 
 def json_text(value: Any) -> str:
@@ -168,21 +165,19 @@ def json_text(value: Any) -> str:
         return json.dumps(jsonable(value), ensure_ascii=False)
 
 
-class SeparatedRows:
-    """A CSV or TSV file; fields with the separator, quotes or line breaks are quoted in both."""
+def separated_writer(out: Path, file: Any, separator: str) -> Callable[[Rows], None]:
+    """Return a writer of CSV or TSV; the first rows decide the columns."""
+    names: list[str] = []
+    writer = csv.writer(file, delimiter=separator, lineterminator="\n")
 
-    def __init__(self, out: Path, file: Any, separator: str) -> None:
-        self.out, self.names = out, list[str]()
-        self.writer = csv.writer(file, delimiter=separator, lineterminator="\n")
+    def write(rows: Rows) -> None:
+        if not names:
+            names.extend(dict.fromkeys(name for row in rows for name in row))
+            writer.writerow(names)
+        check_names(out, rows, names)
+        writer.writerows([cell(row.get(name)) for name in names] for row in rows)
 
-    def write(self, rows: Rows) -> None:
-        """Write a chunk; the first begins with the column names."""
-        if not self.names:
-            self.names = list(dict.fromkeys(name for row in rows for name in row))
-            self.writer.writerow(self.names)
-        check_names(self.out, rows, self.names)
-        for row in rows:
-            self.writer.writerow([cell(row.get(name)) for name in self.names])
+    return write
 
 
 def cell(value: Any) -> str:
@@ -204,36 +199,29 @@ def check_names(out: Path, rows: Rows, names: Iterable[str]) -> None:
         )
 
 
-class ParquetRows:
-    """A Parquet file; the first chunk decides the types of the columns, null becomes text."""
+def parquet_writer(out: Path, temporary: Path, stack: ExitStack) -> Callable[[Rows], None]:
+    """Return a writer of Parquet; the first rows decide the types of columns, null becomes text."""
+    arrow = optional_library("pyarrow", "Parquet files")
+    parquet = optional_library("pyarrow.parquet", "Parquet files")
+    file: Any = None
 
-    def __init__(self, out: Path, temporary: Path) -> None:
-        self.out, self.temporary = out, temporary
-        self.arrow = optional_library("pyarrow", "Parquet files")
-        self.parquet = optional_library("pyarrow.parquet", "Parquet files")
-        self.file: Any = None
-
-    def write(self, rows: Rows) -> None:
-        """Write a chunk."""
-        if self.file is not None:
-            check_names(self.out, rows, self.file.schema.names)
+    def write(rows: Rows) -> None:
+        nonlocal file
+        if file is not None:
+            check_names(out, rows, file.schema.names)
         try:
-            schema = self.file.schema if self.file else None
-            table = self.arrow.Table.from_pylist(list(rows), schema=schema)
-        except (self.arrow.ArrowException, OverflowError, UnicodeEncodeError) as error:
+            table = arrow.Table.from_pylist(list(rows), schema=file and file.schema)
+        except (arrow.ArrowException, OverflowError, UnicodeEncodeError) as error:
             raise BertkitError(
-                f"{self.out}: a column's values are not of one type that Parquet has "
+                f"{out}: a column's values are not of one type that Parquet has "
                 f"({str(error).splitlines()[0]}); write .jsonl",
                 code="format",
             ) from error
-        if self.file is None:
-            text, null = self.arrow.string(), self.arrow.null()
+        if file is None:
+            text, null = arrow.string(), arrow.null()
             fields = [f.with_type(text) if f.type == null else f for f in table.schema]
-            table = table.cast(self.arrow.schema(fields))
-            self.file = self.parquet.ParquetWriter(self.temporary, table.schema)
-        self.file.write_table(table)
+            table = table.cast(arrow.schema(fields))
+            file = stack.enter_context(parquet.ParquetWriter(temporary, table.schema))
+        file.write_table(table)
 
-    def close(self) -> None:
-        """Finish the file."""
-        if self.file is not None:
-            self.file.close()
+    return write

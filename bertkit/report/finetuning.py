@@ -11,15 +11,12 @@ from bertkit.files import write_text
 from bertkit.finetuning.runs import (
     FinetuneResult,
     RunResult,
-    is_fraction,
     read_results,
     score_text,
 )
 from bertkit.report.page import (
     Curve,
-    DotRow,
     curve,
-    draw_dots,
     draw_losses,
     flatten_fields,
     format_number,
@@ -43,7 +40,7 @@ def finetuning_page(folder: Path) -> str:
     """Return the page of a finished fine-tuning folder."""
     result = read_results(folder)
     values = result.values
-    name = f"{values['data']}, {result.best.name}"
+    name, lines = f"{values['data']}, {result.best.name}", losses(result)
     return render_page(
         "finetuning.html",
         title=f"{name}: bertkit report",
@@ -53,7 +50,7 @@ def finetuning_page(folder: Path) -> str:
         scores=scores_table(values),
         settings=settings_table(result),
         runs=runs_table(result),
-        drawings=drawings(result),
+        drawings=[("Training loss", draw_losses(lines))] if lines else [],
         predictions=[errors_on(result, split) for split in values["scores"]],
         fields=[("How it was made", flatten_fields(values["training"])),
                 ("Environment", flatten_fields(values["environment"]))],
@@ -115,26 +112,6 @@ def runs_table(result: FinetuneResult) -> tuple[list[str], list[list[str]]]:
         for run in result.runs
     ]
     return ["run", metric, "seconds", "remark"], rows
-
-
-def drawings(result: FinetuneResult) -> list[tuple[str, str]]:
-    """Return (title, SVG) of the plots: a dot for each run, and the loss curves."""
-    metric, split = result.values["metric"], next(iter(result.best.scores), "dev")
-    drawn = []
-    rows = []
-    for row in result.values["settings"]:
-        runs = [r for r in result.runs if r.setting == row["setting"] and r.metric is not None]
-        if runs:
-            median = row["scores"][split][metric]["median"]
-            dots = [float(run.metric or 0.0) for run in runs]
-            rows.append(DotRow(row["setting"], dots, [bool(r.degenerate) for r in runs], median))
-    if len(result.runs) > 1 and rows:
-        baseline = result.values["baseline"].get(split, {}).get(metric)
-        kind = "share" if is_fraction(metric) else "number"
-        drawn.append((f"{metric} on {split}", draw_dots(metric, rows, baseline, kind)))
-    if lines := losses(result):
-        drawn.append(("Training loss", draw_losses(lines)))
-    return drawn
 
 
 def losses(result: FinetuneResult) -> list[tuple[str, Curve]]:

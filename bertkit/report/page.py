@@ -163,15 +163,13 @@ def draw_plot(
     return render_svg(paint, f"{plot.field}-", describe_curve(plot, training, held_out, baselines))
 
 
-def render_svg(
-    paint: Callable[[Any], None], prefix: str, alternative: str, height: float = 3.2
-) -> str:
+def render_svg(paint: Callable[[Any], None], prefix: str, alternative: str) -> str:
     """Draw on matplotlib axes, and return the drawing as an SVG element."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context({**COLOURS, "svg.hashsalt": "bertkit", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(6.0, height), layout="constrained")
+        figure = Figure(figsize=(6.0, 3.2), layout="constrained")
         axes = figure.add_subplot()
         axes.grid(alpha=0.6)
         axes.spines[["top", "right"]].set_visible(False)
@@ -205,81 +203,6 @@ def describe_curve(
     ]
     parts += [f"{label} {format_number(height, plot.kind)}" for label, height in baselines]
     return f"{plot.title}: {', '.join(parts)}."
-
-
-class DotRow(NamedTuple):
-    """The scores of one setting's runs."""
-
-    label: str
-    values: list[float]
-    """The score of each run that has one."""
-    degenerate: list[bool]
-    """Whether each of these runs is degenerate."""
-    median: float
-
-
-def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None, kind: str) -> str:
-    """Draw an SVG element with a row for each setting, a dot for each run and a bar at the median.
-
-    Runs that did not learn may have very different scores. They are drawn at the edge, labelled
-    with their score, so that the other runs can still be told apart.
-    """
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
-
-    lowest, highest = shown_range(rows)
-
-    def paint(axes: Any) -> None:
-        for place, row in enumerate(rows):
-            for value, beside, flag in zip(
-                row.values, beside_each_other(row), row.degenerate, strict=True
-            ):
-                at = min(max(value, lowest), highest)
-                colour, mark = (HELD_OUT, "X") if flag else (TRAINING, "o")
-                name = "degenerate run" if flag else "run"
-                style = {"color": colour, "markersize": 6, "markeredgewidth": 0, "alpha": 0.85}
-                axes.plot(at, place + beside, mark, label=name, **style)
-                if at != value:
-                    text, point = format_number(value, kind), (at, place + beside)
-                    how = {"textcoords": "offset points", "va": "center", "fontsize": 9}
-                    axes.annotate(text, point, xytext=(6, 0), **how)
-            if lowest <= row.median <= highest:
-                ends = [place - 0.36, place + 0.36]
-                axes.plot([row.median] * 2, ends, color=INK, linewidth=1.8, label="median")
-        if baseline is not None and lowest <= baseline <= highest:
-            axes.axvline(baseline, color=BASELINE, linewidth=1.2, linestyle="--", label="baseline")
-        axes.set_yticks(range(len(rows)), [row.label for row in rows])
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.grid(visible=False, axis="y")
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        if kind == "share":
-            axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_xlabel(metric)
-        legend(axes)
-
-    described = "; ".join(
-        f"{row.label}: {', '.join(format_number(value, kind) for value in row.values)}, "
-        f"median {format_number(row.median, kind)}"
-        for row in rows
-    )
-    height = 1.1 + 0.42 * max(2, len(rows))
-    return render_svg(paint, "dots-", f"{metric} of every run. {described}.", height)
-
-
-def shown_range(rows: Sequence[DotRow]) -> tuple[float, float]:
-    """Return the range of the axis: the range of the runs that learned, extended on both sides.
-
-    The extension is the width of that range, at least 0.01. If no run learned, all runs count.
-    """
-    pairs = [pair for row in rows for pair in zip(row.values, row.degenerate, strict=True)]
-    values = [value for value, flag in pairs if not flag] or [value for value, _ in pairs]
-    span = max(max(values) - min(values), 0.01)
-    return min(values) - span, max(values) + span
-
-
-def beside_each_other(row: DotRow) -> list[float]:
-    """Return each dot's vertical offset from its row, so that equal values can be told apart."""
-    last = len(row.values) - 1
-    return [0.22 * (2 * i / last - 1) for i in range(last + 1)] if last else [0.0]
 
 
 def draw_losses(lines: Sequence[tuple[str, Curve]]) -> str:
