@@ -32,11 +32,11 @@ from benchmarks.quality_data import (
 )
 from benchmarks.record import ROOT, data_folder, made, new_parser, summary, write_result
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.console import Console
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.runs import FinetuneSettings, Grid, TrainingSettings
 from bertkit.predict.load import load_predictor
+from bertkit.progress import Console
 from bertkit.training.device import choose_precision
 
 METRICS = {

@@ -32,8 +32,8 @@ from bertkit.corpus.store import TokenStore
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters, pretraining_objective
 from bertkit.pretraining_data.loader import stream_steps
+from bertkit.progress import read_journal
 from bertkit.training.device import choose_precision, training_flops
-from bertkit.training.journal import read_journal
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.step import LoopSettings, train_steps
 

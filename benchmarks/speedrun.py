@@ -35,7 +35,7 @@ from benchmarks.record import ROOT, data_folder, made, new_parser, write_result
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.corpus.store import TokenStore
 from bertkit.files import read_json, sha256_file
-from bertkit.training.journal import read_journal
+from bertkit.progress import read_journal
 from bertkit.training.pretrain import HeldOut, pretrain
 from bertkit.training.recipe import PretrainRecipe, read_recipe
 from bertkit.training.step import LoopSettings, evaluate_batches

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, load_pretraining_model
-from bertkit.console import Console
 from bertkit.corpus.prepare import store_from_text
 from bertkit.errors import BertkitError
 from bertkit.files import write_json, write_text
@@ -32,6 +31,7 @@ from bertkit.finetuning.train import TaskTraining
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.pretrained import Predictor
 from bertkit.pretraining_data.examples import DATA_SPLIT, keyed_rng
+from bertkit.progress import Console
 from bertkit.report.pretraining import write_report
 from bertkit.tasks.multiple_choice import ChoiceExample, MultipleChoice
 from bertkit.tasks.sequences import run_task

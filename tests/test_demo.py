@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from bertkit import demo
-from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data.examples import keyed_rng
-from bertkit.training.journal import read_journal
+from bertkit.progress import Console, read_journal
 from bertkit.training.recipe import Logging, Training, read_recipe
 
 FEW = ("asyncio", "email", "xml", "unittest", "logging", "json", "http", "multiprocessing")

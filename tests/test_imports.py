@@ -16,7 +16,7 @@ PACKAGE = Path(bertkit.__file__).parent
 STORY = [
     ("errors",),
     ("files", "executors", "processes", "shapes"),
-    ("config", "console"),
+    ("progress",),
     ("text",),
     ("tokenizer",),
     ("corpus",),

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder
 from bertkit.model.heads import count_parameters
-from bertkit.training.journal import read_journal
+from bertkit.progress import Console, read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, Phases, read_recipe, shipped_recipes
 

@@ -32,7 +32,6 @@ from benchmarks.record import summary
 from bertkit.checkpoints.names import BERT
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import foreign_tensors
-from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
 from bertkit.finetuning.runs import RunSettings, TrainingSettings
 from bertkit.model.encoder import ModelConfig
@@ -40,11 +39,11 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.model.outputs import ClassificationModel
 from bertkit.pretraining_data.examples import MaskingOptions, PairOptions
 from bertkit.pretraining_data.loader import BatchBuilder, ExampleSampler, StreamStep, stream_steps
+from bertkit.progress import Console, Journal, RunLog, read_journal
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.task import Encoded, Item, ItemPart, Items, make_batch
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from bertkit.training.device import autocast, synchronize
-from bertkit.training.journal import Journal, RunLog, read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
 

@@ -19,11 +19,11 @@ from bertkit.checkpoints.names import FAMILIES, file_tensors
 from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
 from bertkit.checkpoints.save import check_free, config_fields, write_tensors
 from bertkit.checkpoints.sentence_transformers import tokenizer_limit
-from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
 from bertkit.files import from_home, new_folder, read_object, write_json
 from bertkit.model.encoder import Encoder
 from bertkit.model.heads import PretrainingModel
+from bertkit.progress import Console, console_or_new
 from bertkit.text.documents import TextCounts, describe_skipped, plain_lines
 from bertkit.text.sources import one_source
 from bertkit.tokenizer.files import MAX_WORD_CHARACTERS, split_words

@@ -9,11 +9,11 @@ from typing import Annotated
 from cyclopts import App
 
 from bertkit.cli.options import FLATTEN, USUAL_READING, AnyModel, Language, Reading
-from bertkit.console import Console
 from bertkit.corpus.clean import CLEAN_DEFAULTS, CleanOptions, clean
 from bertkit.corpus.prepare import prepare
 from bertkit.errors import BertkitError
 from bertkit.files import check_output, write_json
+from bertkit.progress import Console
 from bertkit.text.documents import TextCounts, describe_skipped
 from bertkit.text.sources import TextSource
 from bertkit.tokenizer.learn import (

@@ -8,9 +8,9 @@ from typing import Any
 
 import bertkit
 from bertkit.cli.options import AnyModel
-from bertkit.console import Console
 from bertkit.errors import escape_line_breaks
 from bertkit.files import check_output, write_json
+from bertkit.progress import Console
 
 MAX_SHOWN = 20
 

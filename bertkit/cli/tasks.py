@@ -16,7 +16,6 @@ from bertkit.cli.options import (
     set_flags,
     task_flags,
 )
-from bertkit.console import Console
 from bertkit.files import check_output
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.runs import (
@@ -28,6 +27,7 @@ from bertkit.finetuning.runs import (
     scores_text,
 )
 from bertkit.predict.evaluate import evaluate
+from bertkit.progress import Console
 from bertkit.report.finetuning import write_finetuning_report
 from bertkit.tasks.types import DataFiles
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from bertkit.cli.options import FLATTEN, NO_TEXT, Device, TextFlags
-from bertkit.console import Console
 from bertkit.corpus.prepare import store_from_text
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, flag
 from bertkit.files import as_json, check_output, write_json
 from bertkit.processes import is_alone, rank
+from bertkit.progress import Console
 from bertkit.text.sources import TextSource
 from bertkit.training.recipe import PretrainRecipe, read_recipe
 
@@ -126,8 +126,8 @@ def pretrain_command(
         track: Trackers that receive the journal's records: tensorboard (if it is installed), wandb,
             mlflow.
     """
+    from bertkit.progress import check_trackers
     from bertkit.training.device import choose_device, choose_precision
-    from bertkit.training.journal import check_trackers
     from bertkit.training.pretrain import pretrain
     from bertkit.training.step import check_compiler
 
@@ -170,9 +170,9 @@ def pretrain_command(
 
 def describe_run(out: Path, console: Console) -> None:
     """Say what is wrong with a finished run, and write its report."""
+    from bertkit.progress import JOURNAL, read_journal
     from bertkit.report.findings import run_findings
     from bertkit.report.pretraining import write_report
-    from bertkit.training.journal import JOURNAL, read_journal
 
     console.say(*run_findings(out, read_journal(out / JOURNAL)), f"report: {write_report(out)}")
 

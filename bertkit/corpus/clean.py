@@ -36,10 +36,10 @@ import fsspec
 import fsspec.compression
 import numpy as np
 
-from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
 from bertkit.files import check_output, disk_errors, new_file, remove_leftovers
 from bertkit.processes import map_in_order, open_executor
+from bertkit.progress import Console, console_or_new
 from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
 from bertkit.text.sources import TextSource, is_remote
 

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertkit.console import Console, console_or_new
 from bertkit.corpus.store import (
     DocumentArrays,
     ShardInfo,
@@ -32,6 +31,7 @@ from bertkit.corpus.store import (
 from bertkit.errors import BertkitError
 from bertkit.files import claim, exclusive_lock, from_home, read_json, read_optional, write_json
 from bertkit.processes import map_in_order, open_executor
+from bertkit.progress import Console, console_or_new
 from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
 from bertkit.text.sentences import language_code, split_sentences
 from bertkit.text.sources import Source, TextSource, is_remote

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from bertkit.checkpoints.pretrained import hub_commit
 from bertkit.checkpoints.save import config_fields
-from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError, check_known
 from bertkit.export.onnx import ONNX_FILE, graph_facts, open_graph, write_onnx
 from bertkit.export.padded import (
@@ -39,6 +38,7 @@ from bertkit.files import (
 )
 from bertkit.model.outputs import OVER_TOKENS, summary_vectors, weighted_vectors
 from bertkit.pretraining_data.batch import Packed, pack
+from bertkit.progress import Console, console_or_new
 
 Arrays = dict[str, np.ndarray]
 FORMATS = ("onnx", "onnx-int8")

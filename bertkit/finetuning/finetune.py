@@ -20,7 +20,6 @@ import torch
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
-from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError, DivergedError, check_known, short_repr
 from bertkit.files import as_json, check_output, claim, exclusive_lock, new_folder, write_json
 from bertkit.finetuning.runs import (
@@ -41,6 +40,7 @@ from bertkit.finetuning.runs import (
     write_results,
 )
 from bertkit.finetuning.train import TaskTraining, label_order, tuned_details
+from bertkit.progress import JOURNAL, Console, Journal, console_or_new
 from bertkit.tasks.columns import Columns
 from bertkit.tasks.sequences import WindowLengths, run_task
 from bertkit.tasks.task import Items, Task, encode
@@ -59,7 +59,6 @@ from bertkit.training.device import (
     device_notes,
     environment,
 )
-from bertkit.training.journal import JOURNAL, Journal
 from bertkit.training.step import MetricWindow
 
 LOG_EVERY = 20  # the number of updates between two lines of the journal

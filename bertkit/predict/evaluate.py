@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.finetuning.runs import labelled_part, write_results
 from bertkit.predict.load import TaskPredictor, load_predictor, text_columns_of
+from bertkit.progress import Console, console_or_new
 from bertkit.tasks.classification import Classification, TextColumns
 from bertkit.tasks.columns import as_source, column_names
 from bertkit.tasks.official import OFFICIAL

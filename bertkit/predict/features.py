@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.console import Console
 from bertkit.errors import BertkitError, check_known
 from bertkit.files import check_output, disk_errors, new_file
 from bertkit.model.encoder import Encoder
 from bertkit.model.outputs import check_layers, encoder_features
 from bertkit.predict.embeddings import load_embedder, text_chunks
+from bertkit.progress import Console
 from bertkit.tasks.columns import read_rows, require_all
 from bertkit.tasks.sequences import WindowLengths, plan_windows, run_model, surround
 from bertkit.tasks.task import ItemPart, split_parts

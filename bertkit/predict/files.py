@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
 from bertkit.files import check_output, disk_errors, from_home, jsonable, new_file
 from bertkit.predict.load import TaskPredictor, text_columns_of
+from bertkit.progress import Console, console_or_new
 from bertkit.tasks.classification import TextColumns
 from bertkit.tasks.columns import Fields, column_names, is_plain
 from bertkit.tasks.official import SWAG_COLUMNS, read_swag

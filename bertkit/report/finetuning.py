@@ -14,6 +14,7 @@ from bertkit.finetuning.runs import (
     read_results,
     score_text,
 )
+from bertkit.progress import JOURNAL, read_journal
 from bertkit.report.page import (
     Curve,
     curve,
@@ -22,7 +23,6 @@ from bertkit.report.page import (
     format_number,
     render_page,
 )
-from bertkit.training.journal import JOURNAL, read_journal
 
 MAX_LABELS = 20
 """With more labels, the page lists the most frequent errors instead of a confusion matrix."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from bertkit.errors import BertkitError
 from bertkit.files import from_home, read_optional, write_text
+from bertkit.progress import JOURNAL, read_journal
 from bertkit.report.findings import run_findings
 from bertkit.report.page import (
     Plot,
@@ -24,7 +25,6 @@ from bertkit.report.page import (
     format_number,
     render_page,
 )
-from bertkit.training.journal import JOURNAL, read_journal
 
 UNIGRAM = (("guessing by frequency (unigram entropy)", "unigram_entropy"),)
 MOST_FREQUENT = (("always the most frequent token", "most_frequent_accuracy"),)

@@ -27,12 +27,12 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
-from bertkit.console import Console
 from bertkit.files import from_home, new_folder
 from bertkit.finetuning.runs import Grid, RunSettings, TrainingSettings
 from bertkit.finetuning.train import TaskTraining, label_order, tuned_details
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import TaskPredictor, load_predictor
+from bertkit.progress import Console
 from bertkit.sklearn.inputs import (
     UNLABELLED,
     InputValueError,

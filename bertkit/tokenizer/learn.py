@@ -24,10 +24,10 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import WordPieceTrainer
 
-from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError, checked_texts
 from bertkit.files import check_output, write_json
 from bertkit.processes import interruptible, map_in_order, open_executor
+from bertkit.progress import Console, console_or_new
 from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
 from bertkit.text.sources import TextSource
 from bertkit.tokenizer.files import (

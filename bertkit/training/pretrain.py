@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 from bertkit.checkpoints.save import save_generator, save_model
-from bertkit.console import Console, console_or_new
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import as_json, escaped, from_home
@@ -38,6 +37,7 @@ from bertkit.pretraining_data.loader import (
     stream_steps,
 )
 from bertkit.processes import check_process_count
+from bertkit.progress import Console, Journal, OnRecord, check_trackers, console_or_new
 from bertkit.training.device import (
     OUT_OF_MEMORY,
     choose_device,
@@ -52,7 +52,6 @@ from bertkit.training.distributed import (
     local_device,
     replicate,
 )
-from bertkit.training.journal import Journal, OnRecord, check_trackers
 from bertkit.training.optimizer import save_training
 from bertkit.training.recipe import PretrainRecipe, read_recipe
 from bertkit.training.start import (

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import as_json, claim, differences, exclusive_lock, read_optional, write_json
@@ -23,9 +22,9 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.pretraining_data.examples import PairStatistics, measure_pairs
 from bertkit.pretraining_data.loader import START, DataPosition, ExampleSampler
 from bertkit.processes import usable_cores
+from bertkit.progress import Console, Journal
 from bertkit.training.device import device_notes, environment, matmul_peak
 from bertkit.training.distributed import Ranks
-from bertkit.training.journal import Journal
 from bertkit.training.optimizer import (
     AdamW,
     build_optimizer,

@@ -19,11 +19,11 @@ from bertkit.corpus.prepare import store_from_text
 from bertkit.errors import DivergedError
 from bertkit.finetuning.runs import RunSettings
 from bertkit.finetuning.train import TaskTraining
+from bertkit.progress import read_journal
 from bertkit.tasks.sequences import run_task
 from bertkit.tasks.task import encode
 from bertkit.tasks.types import DataFiles, TaskData, load_dataset
 from bertkit.training.device import choose_device, choose_precision
-from bertkit.training.journal import read_journal
 from bertkit.training.recipe import read_recipe
 from experiments.paper.data import MissingDataError, task_folder
 from experiments.paper.features import LAYERS, build_with_head

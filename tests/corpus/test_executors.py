@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from bertkit.console import Console
 from bertkit.corpus.clean import CleanOptions, clean
 from bertkit.corpus.prepare import prepare
+from bertkit.progress import Console
 from bertkit.tokenizer.learn import learn_tokenizer
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.corpus.test_prepare import SMALL_SHARDS, digests, texts, whole

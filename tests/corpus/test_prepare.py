@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.console import Console
 from bertkit.corpus import prepare as preparation
 from bertkit.corpus.prepare import cut_strings, is_held_out, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
+from bertkit.progress import Console
 from bertkit.text import TextSource, split_sentences
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import make_document

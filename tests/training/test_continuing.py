@@ -14,8 +14,8 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
 from bertkit.model.heads import PretrainingModel
+from bertkit.progress import read_journal
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Objectives, Phases, PretrainRecipe, Training
 from bertkit.training.start import initial_network, with_sizes

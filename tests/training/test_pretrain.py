@@ -24,11 +24,11 @@ from bertkit.files import exclusive_lock
 from bertkit.model import heads
 from bertkit.model.encoder import Encoder
 from bertkit.model.heads import Sums
+from bertkit.progress import read_journal
 from bertkit.report.pretraining import write_report
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training import pretrain as module
 from bertkit.training.distributed import Ranks
-from bertkit.training.journal import read_journal
 from bertkit.training.plan import plan
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Objectives, Phases, PretrainRecipe, Training

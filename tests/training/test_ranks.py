@@ -21,8 +21,8 @@ from torch import Tensor
 from bertkit import pretrain
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
+from bertkit.progress import read_journal
 from bertkit.training.distributed import ALONE, Ranks
-from bertkit.training.journal import read_journal
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.xdist_group("ranks")  # they share runs
