@@ -136,7 +136,9 @@ def clean(
         for verdicts in map_in_order(partial(judge_block, options=options), blocks(), pool):
             for (location, document), verdict in zip(waiting.popleft(), verdicts, strict=True):
                 if reason := verdict.reason or duplicate(verdict, options, keys, bands):
-                    kept.note(reason, f"{location}: {beginning(document)}")
+                    start = " ".join(document[: 4 * EXAMPLE_CHARACTERS].split())
+                    quoted = json.dumps(start[:EXAMPLE_CHARACTERS], ensure_ascii=False)
+                    kept.note(reason, f"{location}: {quoted}")
                 else:
                     kept.documents += 1
                     kept.bytes += write(document)
@@ -244,12 +246,6 @@ def duplicate(verdict: Verdict, options: CleanOptions, keys: KeySet, bands: KeyS
         keys.add([verdict.key])
     bands.add(verdict.bands)
     return ""
-
-
-def beginning(document: str) -> str:
-    """Return the first characters of a document, quoted, on one line."""
-    start = " ".join(document[: 4 * EXAMPLE_CHARACTERS].split())
-    return json.dumps(start[:EXAMPLE_CHARACTERS], ensure_ascii=False)
 
 
 def describe_clean(cleaned: Cleaned, out: Path) -> list[str]:

@@ -140,17 +140,6 @@ def source_records(sources: Sequence[Source]) -> list[dict[str, Any]]:
     return [{**asdict(source), "modified": modified} for source, modified in pairs]
 
 
-def text_changed(text: TextSource, folder: Path) -> bool:
-    """Return whether local text is no longer that of a store; False if some of it is not here."""
-    if any(is_remote(path) or path.startswith("hf:") for path in text.paths):
-        return False
-    try:
-        begun = read_json(folder / "settings.json")
-        return bool(begun["sources"] != source_records(text.files()))
-    except (BertkitError, KeyError, TypeError):
-        return False
-
-
 class Position(NamedTuple):
     """A position in the text: so many documents of a source, and all sources before it."""
 
@@ -449,9 +438,4 @@ def store_from_text(
             return prepare(text, loaded, folder, executor=pool, console=shown)
         store = TokenStore(folder)
         store.check_tokenizer(loaded, str(tokenizer or out / "tokenizer"))
-        if text_changed(text, folder):
-            shown.say(
-                f"the text is not as it was when {folder} was made from it, and the store is used "
-                "as it is; to train on the text of today, choose another --out"
-            )
         return store

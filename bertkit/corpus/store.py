@@ -210,14 +210,9 @@ class TokenStore:
         """Refuse a tokenizer other than the one that made the store's ids."""
         if tokenizer.content_hash == self.tokenizer_hash:
             return
-        mine, theirs = self.tokenizer, tokenizer
-        if mine.vocabulary != theirs.vocabulary:
-            difference = f"vocabularies of {mine.size:,} and {theirs.size:,} tokens"
-        else:
-            difference = "same vocabulary, other casing or accents"
         raise BertkitError(
-            f"store {self.folder} was made with another tokenizer than {whose} ({difference}); "
-            "prepare the text again with that tokenizer"
+            f"store {self.folder} was made with another tokenizer than {whose} (its tokens, casing "
+            "or accents); prepare the text again with that tokenizer"
         )
 
     def arrays(self, index: int) -> ShardArrays:

@@ -179,36 +179,6 @@ def documents(text: TextSource, counts: TextCounts) -> Iterator[str]:
         yield from read_documents(source, counts, column=text.column)
 
 
-def learn_vocabulary(
-    texts: Iterable[str],
-    size: int,
-    *,
-    lowercase: bool = True,
-    min_frequency: int = 2,
-    max_alphabet: int = 1000,
-) -> list[str]:
-    """Learn `size` tokens: special tokens, single characters, "##" characters, merged tokens.
-
-    The texts are read once. Memory holds the distinct words and their counts, not the texts.
-    Characters that are always words by themselves (punctuation, ideographs) get no "##" form.
-
-    Args:
-        texts: sentences, lines or documents, in any order.
-        size: the number of tokens; text with too few repeated pairs gives fewer.
-        lowercase: whether to learn an uncased vocabulary.
-        min_frequency: the fewest occurrences of a pair that is merged.
-        max_alphabet: the most characters kept; words with rarer ones are not learned from and
-            become [UNK].
-
-    Raises:
-        BertkitError: the texts hold no words, or `size` is too small for the alphabet; the message
-            gives the minimum.
-    """
-    check_settings(size, min_frequency, max_alphabet)
-    counts = count_words(texts, lowercase=lowercase)
-    return learn_from_counts(counts, size, min_frequency=min_frequency, max_alphabet=max_alphabet)
-
-
 def check_settings(size: int, min_frequency: int, max_alphabet: int) -> None:
     """Refuse settings with which no vocabulary can be learned, before any text is read."""
     if not 1 <= size <= LARGEST or max_alphabet < 1 or min_frequency < 1:
@@ -221,7 +191,10 @@ def check_settings(size: int, min_frequency: int, max_alphabet: int) -> None:
 def learn_from_counts(
     counts: Counter[str], size: int, *, min_frequency: int = 2, max_alphabet: int = 1000
 ) -> list[str]:
-    """Learn a vocabulary from the words of a text and their counts; see `learn_vocabulary`."""
+    """Learn tokens from counted words: special tokens, characters, "##" characters, merged tokens.
+
+    Characters that are always words by themselves (punctuation, ideographs) get no "##" form.
+    """
     alphabet = find_alphabet(counts, max_alphabet)
     continuing = [CONTINUATION + letter for letter in alphabet if not stands_alone(letter)]
     if not alphabet:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from bertkit.errors import BertkitError
-from bertkit.tokenizer.learn import learn_vocabulary, measure_vocabulary
+from bertkit.tokenizer.learn import count_words, learn_from_counts, measure_vocabulary
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from tests.tokenizer.test_tokenizer import wikipedia
 
 TEXTS = ["low lower lowest", "newer new lower low", "wide wider widest", "low, new, wide!"] * 5
+
+
+def learn_vocabulary(
+    texts: Iterable[str], size: int, *, lowercase: bool = True, **options: int
+) -> list[str]:
+    return learn_from_counts(count_words(texts, lowercase=lowercase), size, **options)
 
 
 def test_by_hand() -> None:
