@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bertkit.model.native.attention import KERNELS
+from bertkit.model.native import KERNELS
 from bertkit.pretraining_data.batch import Heads, Packed
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.model.encoder import Layer, ModelConfig
 from bertkit.model.heads import CrossEntropy, LanguageHead, Sums, cross_entropy_sums, total_loss
-from bertkit.model.native.attention import has_triton
+from bertkit.model.native import has_triton
 from bertkit.pretraining_data.batch import Packed
 from bertkit.training.device import OUT_OF_MEMORY, autocast, lacks_memory, training_flops
 from bertkit.training.distributed import ALONE, Ranks, gradient_sync

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.model.native import Dropout
-from bertkit.model.native.attention import KERNELS, attention, choose_kernel
+from bertkit.model.native import KERNELS, Dropout, attention, choose_kernel
 from bertkit.model.native.compiled import keep_mask, keep_scale, step_types
 from bertkit.pretraining_data.batch import Packed, pack
 from tests.attention import KERNELS_AND_REFERENCE, reference
