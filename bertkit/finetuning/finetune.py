@@ -20,7 +20,7 @@ import torch
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
-from bertkit.errors import BertkitError, DivergedError, check_known, short_repr
+from bertkit.errors import BertkitError, DivergedError, check_known
 from bertkit.files import as_json, check_output, claim, exclusive_lock, new_folder, write_json
 from bertkit.finetuning.runs import (
     SETTINGS,
@@ -197,16 +197,9 @@ class Setup:
         gold = [task.gold_value(example) for example in inputs]
         answers = [task.answer_value(result) for result in results]
         for name, function in self.metrics.items():
-            value = function(list(gold), list(answers))
-            try:
-                scores[name] = float(value)
-            except (TypeError, ValueError):  # such as None or a text
-                scores[name] = math.nan
+            scores[name] = float(function(list(gold), list(answers)))
             if not math.isfinite(scores[name]):
-                raise BertkitError(
-                    f"the metric '{name}' returned {short_repr(value)}; it must return a finite "
-                    "number"
-                )
+                raise BertkitError(f"the metric '{name}' is {scores[name]}, not a finite number")
         return scores
 
 

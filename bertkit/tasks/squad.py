@@ -149,9 +149,10 @@ def read_questions(
     """
     path, read = one_source(path).path, TextCounts(files=1)
     content = parse_json(path)
-    of = triviaqa_questions if isinstance(content, dict) and "Data" in content else squad_questions
+    trivia = isinstance(content, dict) and "Data" in content
     try:
-        inputs = list(of(content, path, read, purpose))
+        questions = triviaqa_questions if trivia else squad_questions
+        inputs = list(questions(content, path, read, purpose))
     except (KeyError, TypeError, AttributeError) as error:
         what = f"no field {error}" if isinstance(error, KeyError) else str(error)
         raise BertkitError(

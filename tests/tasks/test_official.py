@@ -131,5 +131,5 @@ def test_lists_of_choices_and_fewer_of_them() -> None:
     written = {**hub, "choices": json.dumps(["p", "q"]), "label": "A"}
     example = columns.example(written, "f:1", counts, "train")
     assert example is not None
-    assert example.label == 0
+    assert example.gold == 0
     assert not Counter(counts.skipped)
