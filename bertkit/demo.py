@@ -30,7 +30,7 @@ from bertkit.finetuning.runs import RunSettings, TrainingSettings
 from bertkit.finetuning.train import TaskTraining
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.pretrained import Predictor
-from bertkit.pretraining_data.examples import DATA_SPLIT, keyed_rng
+from bertkit.processes import DATA_SPLIT, keyed_rng
 from bertkit.progress import Console
 from bertkit.report.pretraining import write_report
 from bertkit.tasks.multiple_choice import ChoiceExample, MultipleChoice

@@ -25,9 +25,12 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, islice
 from threading import Thread, Timer
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertkit.errors import BertkitError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def rank() -> int:
@@ -225,3 +228,18 @@ def interruptible(work: Callable[[], Result]) -> Result:
 
     Thread(target=run, daemon=True).start()
     return future.result()
+
+
+SHARD_ORDER, PAIRS, MASKS, FINE_TUNING, DATA_SPLIT = range(5)
+"""Purposes of random numbers; two purposes never share any."""
+
+
+def keyed_rng(
+    seed: int, purpose: int, *, epoch: int = 0, window: int = 0, row: int = 0
+) -> np.random.Generator:
+    """Return the random generator of a purpose at a position, the same in any process."""
+    import numpy as np
+
+    counter = np.array([0, row, window, epoch], dtype=np.uint64)
+    key = np.array([seed, purpose], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(counter=counter, key=key))

@@ -8,7 +8,7 @@ import pytest
 
 from bertkit import demo
 from bertkit.errors import BertkitError
-from bertkit.pretraining_data.examples import keyed_rng
+from bertkit.processes import keyed_rng
 from bertkit.progress import Console, read_journal
 from bertkit.training.recipe import Logging, Training, read_recipe
 

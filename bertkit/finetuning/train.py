@@ -25,7 +25,7 @@ from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder
 from bertkit.errors import BertkitError, nearest
 from bertkit.finetuning.runs import BALANCED, RunSettings, TrainingSettings
 from bertkit.model.encoder import Encoder
-from bertkit.pretraining_data.examples import FINE_TUNING, keyed_rng
+from bertkit.processes import FINE_TUNING, keyed_rng
 from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
 from bertkit.tasks.types import TASKS, TaskData, task_details
 from bertkit.training.device import own_random_numbers

@@ -35,19 +35,7 @@ import numpy as np
 
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, check_known
-
-SHARD_ORDER, PAIRS, MASKS, FINE_TUNING, DATA_SPLIT = range(5)
-"""Purposes; two purposes never share random numbers."""
-
-
-def keyed_rng(
-    seed: int, purpose: int, *, epoch: int = 0, window: int = 0, row: int = 0
-) -> np.random.Generator:
-    """Return the random generator of one purpose at one position of the corpus."""
-    counter = np.array([0, row, window, epoch], dtype=np.uint64)
-    key = np.array([seed, purpose], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(counter=counter, key=key))
-
+from bertkit.processes import PAIRS, keyed_rng
 
 # Sentence pairs -----------------------------------------------------------------------------------
 

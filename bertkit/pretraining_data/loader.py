@@ -32,16 +32,13 @@ from bertkit.pretraining_data.batch import (
     from_arrays,
 )
 from bertkit.pretraining_data.examples import (
-    MASKS,
-    SHARD_ORDER,
     MaskingOptions,
     PairOptions,
     draw_masks,
     example_lengths,
-    keyed_rng,
     plan_window,
 )
-from bertkit.processes import map_in_order, open_executor
+from bertkit.processes import MASKS, SHARD_ORDER, keyed_rng, map_in_order, open_executor
 
 WINDOW_SHARDS = 8
 """The number of shards whose examples are shuffled together and exchange random next sentences."""

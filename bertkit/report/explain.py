@@ -28,7 +28,8 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.model.outputs import attention_weights
 from bertkit.predict.load import load_predictor
 from bertkit.pretraining_data.batch import Packed, pack
-from bertkit.pretraining_data.examples import MASKS, MaskingOptions, draw_masks, keyed_rng
+from bertkit.pretraining_data.examples import MaskingOptions, draw_masks
+from bertkit.processes import MASKS, keyed_rng
 from bertkit.tasks.types import is_tuned
 from bertkit.tokenizer.wordpiece import Tokenizer
 

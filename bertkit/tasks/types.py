@@ -27,7 +27,7 @@ from bertkit.errors import BertkitError, flag, nearest
 from bertkit.files import as_json, from_home, matches_type, read_optional
 from bertkit.model.encoder import check_vocabulary
 from bertkit.model.outputs import ClassificationModel
-from bertkit.pretraining_data.examples import DATA_SPLIT, keyed_rng
+from bertkit.processes import DATA_SPLIT, keyed_rng
 from bertkit.tasks.classification import Classification, MultiLabelClassification
 from bertkit.tasks.columns import Columns, MemoryRows, Purpose, as_source
 from bertkit.tasks.multiple_choice import MultipleChoice

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from bertkit.corpus.prepare import prepare
-from bertkit.pretraining_data.examples import MASKS, MaskingOptions, PairOptions, keyed_rng
+from bertkit.pretraining_data.examples import MaskingOptions, PairOptions
 from bertkit.pretraining_data.loader import BatchBuilder, ExampleSampler, stream_steps
+from bertkit.processes import MASKS, keyed_rng
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import WORDS
 
