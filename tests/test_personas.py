@@ -20,7 +20,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from bertkit.checkpoints.card import card_text
+from bertkit.checkpoints.publish import card_text
 from bertkit.checkpoints.save import save_model
 from bertkit.model.heads import PretrainingModel
 from bertkit.tokenizer.wordpiece import Tokenizer

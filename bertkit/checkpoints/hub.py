@@ -1,22 +1,17 @@
 """Models on the Hugging Face hub: `ORG/NAME`, `NAME`, `ORG/NAME@REVISION`, or with `hf:`.
 
-Only safetensors, configurations and tokenizers are downloaded or uploaded, never a pickle, training
-data or optimizer state. Downloads go to the cache that transformers uses, too, so HF_HOME,
-HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN have their usual meaning, and a model that is in the cache
-needs no network.
+Only safetensors, configurations and tokenizers are downloaded, never a pickle. They go to the cache
+that transformers uses, too, so HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN have their usual
+meaning, and a model that is in the cache needs no network.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import bertkit
 from bertkit.errors import BertkitError
-from bertkit.files import from_home
 
 PREFIX = "hf:"
 REPOSITORY = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
@@ -29,12 +24,7 @@ CONFIGS = (
 DOWNLOADED = (*CONFIGS, "*.safetensors", "*/*.json", "*/vocab.txt")
 """Patterns of the files that are downloaded, beside the card."""
 NOT_DOWNLOADED = ("onnx/*", "openvino/*")
-PUBLISHED = (
-    *(*CONFIGS, "model.onnx", "model.safetensors"),
-    *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
-)
-"""Patterns of a model's files, which are uploaded; those of an earlier model are removed."""
-CARD, LICENSES = "README.md", ("LICENSE", "LICENSE.*")
+CARD = "README.md"
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -121,137 +111,3 @@ def hub_error(error: Exception, name: HubName) -> BertkitError:
         text = f": the hub failed for {name} ({type(error).__name__}: {reason}); run it again"
     code, _, message = text.partition(": ")
     return BertkitError(message, code=f"hub{code}")
-
-
-class Published(NamedTuple):
-    """A model on the hub: its page, its commit, its files, and other files that stayed here."""
-
-    url: str
-    commit: str
-    files: list[str]
-    left_out: list[str]
-
-
-def push(
-    model: Path | str,
-    name: str,
-    *,
-    private: bool = False,
-    revision: str | None = None,
-    message: str = "",
-    license: str = "",  # noqa: A002 - the metadata's own name
-) -> Published:
-    """Publish a model directory, a run directory that holds `model/`, or an export, in one commit.
-
-    The card is the folder's README.md or, if there is none, made from what the model's files say.
-
-    Args:
-        model: the folder.
-        name: the name on the hub, `ORG/NAME`; the repository is created if it does not exist.
-        private: whether only members of ORG may see it.
-        revision: the branch to write, which is created if it does not exist; None for main.
-        message: the message of the commit.
-        license: the license for the card, as the hub writes it, such as "apache-2.0".
-
-    Raises:
-        BertkitError: there is no model, the name is not ORG/NAME, nobody is logged in or may write,
-            the repository is public although `private` is true, or the hub cannot be reached.
-    """
-    from bertkit.checkpoints.card import card_text
-
-    folder = published_folder(Path(from_home(model)))
-    if "/" not in name or not REPOSITORY.fullmatch(name):
-        raise BertkitError(f"'{name}' is not a name on the hub; give ORG/NAME", code="hub-name")
-    if revision is not None and not REVISION.fullmatch(revision):
-        raise BertkitError(f"'{revision}' is not the name of a branch; give one such as main")
-    if license and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
-        raise BertkitError(
-            f"'{license}' is not an identifier of a license; give one as the hub lists them, such "
-            "as apache-2.0 or mit, or 'other'"
-        )
-    files, left_out = published_files(folder)
-    sent: dict[str, str | bytes] = {file: str((folder / file).resolve()) for file in files}
-    sent[CARD] = card_text(folder, name, license).encode()
-    target = HubName(name, revision)
-    try:
-        commit = upload(target, sent, private=private, message=message)
-    except BertkitError:
-        raise
-    except Exception as error:
-        raise hub_error(error, target) from error
-    from huggingface_hub import constants
-
-    return Published(f"{constants.ENDPOINT}/{name}", commit, sorted(sent), left_out)
-
-
-def published_folder(path: Path) -> Path:
-    """Return the folder of a model: a path itself, or `model/` in a run directory."""
-    for folder in (path, path / "model"):
-        weights = [*folder.glob("*.safetensors"), *folder.glob("model.onnx")]
-        if weights and (folder / "config.json").is_file():
-            return folder
-    raise BertkitError(
-        f"{path} holds no model to publish: no config.json with weights, here or in model/; name a "
-        "model directory, a finished run or an export"
-    )
-
-
-def published_files(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the files of a model to upload, and the other files in its folder, sorted.
-
-    Hidden files are in neither list; a link that leads out of the folder is left out, except in the
-    hub's own cache.
-    """
-    published: list[str] = []
-    others: list[str] = []
-    home = folder.resolve()
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if not path.is_file() or re.search(r"(^|/)\.", name):
-            continue
-        inside = "/snapshots/" in home.as_posix() or path.resolve().is_relative_to(home)
-        known = inside and matches_any(name, (*PUBLISHED, CARD, *LICENSES))
-        (published if known else others).append(name)
-    return published, others
-
-
-def matches_any(file: str, patterns: Sequence[str]) -> bool:
-    """Return whether a path relative to a model's folder matches one of some patterns."""
-    return any(
-        fnmatch(file, pattern) and pattern.count("/") == file.count("/") for pattern in patterns
-    )
-
-
-def upload(target: HubName, files: dict[str, str | bytes], *, private: bool, message: str) -> str:
-    """Upload files (paths or contents) in one commit, without an earlier model's; return its hash.
-
-    A commit of somebody else in between is an error.
-    """
-    name, revision = target
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
-
-    if get_token() is None:
-        raise BertkitError(f"nobody is logged in to the hub: {LOGIN}", code="hub-login")
-    api = HfApi(library_name="bertkit", library_version=bertkit.__version__)
-    api.create_repo(name, private=private or None, exist_ok=True)
-    if private and not api.model_info(name).private:
-        raise BertkitError(
-            f"{name} exists and is public; make it private in its settings, or choose another name",
-            code="hub-public",
-        )
-    if revision is not None:
-        api.create_branch(name, branch=revision, exist_ok=True)
-    parent = api.model_info(name, revision=revision).sha
-    present = api.list_repo_files(name, revision=parent)
-    stale = [file for file in present if matches_any(file, PUBLISHED) and file not in files]
-    commit = api.create_commit(
-        name,
-        [
-            *(CommitOperationAdd(file, content) for file, content in files.items()),
-            *(CommitOperationDelete(file) for file in stale),
-        ],
-        commit_message=message or f"Upload a model with bertkit {bertkit.__version__}",
-        revision=revision,
-        parent_commit=parent,
-    )
-    return str(commit.oid)

@@ -126,7 +126,7 @@ def push_command(
         message: The message of the commit.
         license: The license for the model card, such as apache-2.0; by default what the card says.
     """
-    from bertkit.checkpoints.hub import push
+    from bertkit.checkpoints.publish import push
 
     done = push(model, name, private=private, revision=revision, message=message, license=license)
     console = Console()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from bertkit.checkpoints.card import CARD, card_text, model_index
+from bertkit.checkpoints.publish import CARD, card_text, model_index
 from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import Encoder
 from bertkit.model.heads import PretrainingModel

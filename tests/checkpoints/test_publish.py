@@ -14,8 +14,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from bertkit.checkpoints.card import CARD
-from bertkit.checkpoints.hub import published_files, published_folder
+from bertkit.checkpoints.publish import CARD, published_files, published_folder
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.model.outputs import ClassificationModel
@@ -27,7 +26,7 @@ DRIVER = """
 import json, os, sys
 from pathlib import Path
 import bertkit
-from bertkit.checkpoints.hub import push
+from bertkit.checkpoints.publish import push
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.errors import BertkitError
 for line in sys.stdin:
@@ -183,7 +182,7 @@ def test_what_the_hub_does_not_take(hub: Hub, pushed: Push, run: Path) -> None:
 
 
 def test_what_is_refused_before_the_hub_is_asked(run: Path, tmp_path: Path) -> None:
-    from bertkit.checkpoints.hub import push
+    from bertkit.checkpoints.publish import push
 
     (tmp_path / "config.json").write_text("{}")
     for model, name, options, said in (

@@ -10,7 +10,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from bertkit.checkpoints.card import card_text
+from bertkit.checkpoints.publish import card_text
 from bertkit.errors import BertkitError
 from bertkit.export.export import compare_outputs, export_model, padded_arrays
 from bertkit.export.padded import OUTPUTS, PADDED_INPUTS, PaddedModel, read_export_source

@@ -17,7 +17,6 @@ ALLOWED = {
     "bertkit/serve/": {"socket", "http"},  # a server, started by a command of its own
     "bertkit/cli/serve.py": {"socket", "http"},
     "bertkit/checkpoints/hub.py": {"huggingface_hub"},  # of files that are no code
-    "bertkit/checkpoints/card.py": {"huggingface_hub"},  # its YAML: nothing is sent or fetched
     "bertkit/checkpoints/publish.py": {"huggingface_hub"},  # the command push
     "bertkit/text/sources.py": {"aiohttp"},  # its time limits, which fsspec hands on
     "bertkit/checkpoints/save.py": {"pickle"},  # the error that the restricted loader raises
