@@ -7,15 +7,13 @@ from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data.examples import (
-    MASKS,
-    PAIRS,
     MaskingOptions,
     choose_tokens,
     choose_whole_words,
     corrupt,
     count_targets,
-    keyed_rng,
 )
+from bertkit.processes import MASKS, PAIRS, keyed_rng
 
 
 @pytest.mark.parametrize(

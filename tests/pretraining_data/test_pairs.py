@@ -14,7 +14,6 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data.examples import (
     PAIR_OBJECTIVES,
-    PAIRS,
     SPECIALS,
     MaskingOptions,
     PairOptions,
@@ -22,13 +21,13 @@ from bertkit.pretraining_data.examples import (
     Window,
     example_lengths,
     example_rows,
-    keyed_rng,
     measure_pairs,
     open_window,
     plan_window,
     truncation,
 )
 from bertkit.pretraining_data.loader import BatchBuilder
+from bertkit.processes import PAIRS, keyed_rng
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import make_document
 from tests.pretraining_data.reference_pairs import pairs_of_document, truncate
