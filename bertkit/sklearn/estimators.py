@@ -1,9 +1,4 @@
-"""Estimators of scikit-learn: a classifier, a regressor, a tagger and a transformer of texts.
-
-A fit trains with the loop of `bertkit.finetune` on all rows, and leaves no files: the estimator
-holds the files of its model, so that a pickle of it needs no other file. Texts of any length are
-read through windows, and a blank text is a row like any other.
-"""
+"""Estimators of scikit-learn: a classifier, a regressor, a tagger and a transformer of texts."""
 
 from __future__ import annotations
 

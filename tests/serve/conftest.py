@@ -30,8 +30,6 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     config = replace(CONFIG, vocab_size=tokenizer.size)
     for name, task in TASKS.items():
         details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
-        if name == "documents":
-            details["columns"] = {"document": "document"}
         save_model(folder / name, task.build(config), tokenizer, details)
     save_model(folder / "pretrained", PretrainingModel(config), tokenizer, {})
     save_model(folder / "encoder", Encoder(config), tokenizer, {})

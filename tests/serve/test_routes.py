@@ -86,18 +86,6 @@ def test_tags(client: TestClient, models: Path) -> None:
     assert any(own["entities"] for own in found)
 
 
-def test_sentences_of_a_document_are_read_together(client: TestClient) -> None:
-    sentences = (["River", "stone"], ["The", "bridge"], ["A", "letter"])
-
-    def ask(documents: list[str]) -> Any:
-        inputs = [{"tokens": s, "document": d} for s, d in zip(sentences, documents, strict=True)]
-        return post(client, "token-classification", model="documents", inputs=inputs)["predictions"]
-
-    apart = ask(["1", "2", "3"])
-    assert not close_to(ask(["7", "7", "7"]), apart)
-    assert close_to(ask(["7", "7", "8"])[2], apart[2])
-
-
 def test_answers(client: TestClient, models: Path) -> None:
     direct = predictor(models, "answer")
     inputs = [["who", LONG], ["where is the bridge", "river"], ["what", "a letter from a sailor"]]
