@@ -374,7 +374,7 @@ def dotted_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 
 
 def read_optional(path: Path, **how: Any) -> dict[str, Any]:
-    """Read a JSON object as `read_object` does; return {} if the file does not exist."""
+    """Read a JSON object; return {} if the file does not exist."""
     return read_object(path, **how) if path.exists() else {}
 
 

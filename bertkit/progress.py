@@ -65,12 +65,8 @@ class Console:
             console.say("saved")
 
     Training passes journal records; other work passes records such as {"done": 120, "bytes": 3456},
-    with the amount done and any other counts to show. Printed text appears above the bar.
-
-    Args:
-        interval: the number of seconds between two plain lines.
-        stream: the stream to write to; the default is standard error, because results go to
-            standard output. By default only rank 0 of torchrun's processes shows anything.
+    with the amount done and any other counts to show. The default stream is standard error, where
+    only rank 0 of torchrun's processes shows anything; `interval` is in seconds.
     """
 
     def __init__(self, *, interval: float = INTERVAL_SECONDS, stream: TextIO | None = None) -> None:

@@ -53,8 +53,7 @@ class ModelSize:
     """Standard deviation of new weights, truncated at two. 0.02 suits widths of 768 and 1024; in
     narrow networks it keeps attention nearly uniform for a long time."""
     embedding_size: int = 0
-    """Width of the embeddings if it differs from that of hidden states (ALBERT); 0: it does
-    not."""
+    """Width of the embeddings if it differs from that of hidden states (ALBERT), else 0."""
     share_layers: bool = False
     """Whether all layers share their weights (ALBERT)."""
 
@@ -92,9 +91,8 @@ class Phases:
         lists = (self.lengths, self.steps, self.batch_sizes, self.max_predictions)
         if len({len(values) for values in lists}) != 1 or not self.lengths:
             raise BertkitError(
-                "phases.lengths, phases.steps, phases.batch_sizes and phases.max_predictions need "
-                "one entry for each phase, got "
-                f"{', '.join(str(len(values)) for values in lists)} entries"
+                "phases: lengths, steps, batch_sizes and max_predictions need one entry for each "
+                f"phase, got {', '.join(str(len(values)) for values in lists)} entries"
             )
         if min(min(values) for values in lists) < 1:
             raise BertkitError("phases: every entry must be at least 1")
