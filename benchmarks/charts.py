@@ -118,8 +118,7 @@ def charts(results: Path) -> dict[str, str]:
         for name in ("pretraining", "pretraining-amx", "finetuning", "finetuning-amx"):
             drawings[f"{name}.svg"] = training(rows_of(results, name))
         for path in sorted(results.glob("inference-*.json")):
-            if path.stem != "inference-scores":
-                drawings[f"{path.stem}.svg"] = inference(rows_of(results, path.stem))
+            drawings[f"{path.stem}.svg"] = inference(rows_of(results, path.stem))
         return drawings
 
 

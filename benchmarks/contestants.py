@@ -27,12 +27,12 @@ from benchmarks.exports import (
     export,
     export_ctranslate2,
     export_openvino,
+    fast_modes,
 )
 from benchmarks.peers import Encoded, Model, Setting, longest_first, padded
 from benchmarks.record import ROOT, installed, precisions
 from benchmarks.workloads import Workload
 from bertkit.checkpoints.pretrained import load_config
-from bertkit.model.native import possible_modes
 
 REFERENCE = "transformers fp32"
 AS_GIVEN = "transformers fp32, padded as given"
@@ -181,11 +181,6 @@ def make_field(
             enter(library, makers[library](model, folder, workload.head))
     enter("bertkit", {mode: {"": Graph(model, {"classes": classes})} for mode in fast_modes()})
     return entries, skipped
-
-
-def fast_modes() -> list[str]:
-    """Return the modes of bertkit that this processor has instructions for."""
-    return [mode for mode in possible_modes() if mode == "int8" or mode in precisions()]
 
 
 def onnx_graphs(model: Path, folder: Path, head: str) -> dict[str, dict[str, Graph]]:

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bertkit.datasets.glue import read_glue
 
-from benchmarks.contestants import fast_modes
+from benchmarks.exports import fast_modes, silence
 from benchmarks.record import (
     data_folder,
     installed,
@@ -30,9 +28,8 @@ from benchmarks.record import (
     timed,
     write_result,
 )
-from bertkit.export.onnx import silence
-from bertkit.predict.embeddings import Embedder, load_embedder
-from bertkit.text.documents import TextCounts
+from bertkit import load_embedder
+from bertkit.predict.embeddings import Embedder
 
 REFERENCE = "sentence-transformers fp32"
 BATCHES = (16, 32, 64, 128)
@@ -42,23 +39,10 @@ Contestant = Callable[[Sequence[str]], np.ndarray]
 """Maps texts to unit vectors, (texts, width)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The extent of the measurement."""
-
-    repeats: int = 5
-    texts: int | None = None
-    """The number of texts; None for all."""
-    batches: Sequence[int] = BATCHES
-
-
-QUICK = Settings(repeats=1, texts=12, batches=(4,))
-
-
 def sentences(data: Path, count: int | None) -> list[str]:
     """Return the different sentences of STS-B's dev set, in its order."""
-    inputs = read_glue("sts-b", data / "glue" / "STS-B", "dev", TextCounts())
-    both = [text for one in inputs for text in (one.text, one.pair) if text]
+    lines = (data / "glue" / "STS-B" / "dev.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    both = [text for line in lines for text in line.split("\t")[-3:-1]]
     return list(dict.fromkeys(both))[:count]
 
 
@@ -108,39 +92,32 @@ def measure(
     }
 
 
-def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the rows, and the details that belong to them."""
-    texts = sentences(data, settings.texts)
-    theirs, batch = reference(model, texts, settings.batches)
+def main() -> None:
+    """Measure, and write the results file."""
+    parser = new_parser(__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--texts", type=int, help="the number of texts; by default all")
+    options = parser.parse_args()
+    model, texts = start_model(), sentences(data_folder(options.data), options.texts)
+    theirs, batch = reference(model, texts, BATCHES)
     embedders: dict[str, Embedder] = {
         f"bertkit {mode}": load_embedder(model, device="cpu", precision=mode)
         for mode in fast_modes()
     }
     lengths = [text.tokens for text in embedders["bertkit fp32"].tokenize(texts)]
     contestants = {REFERENCE: theirs, **{name: one.encode for name, one in embedders.items()}}
+    rows = measure(contestants, texts, options.repeats)
+    for name, row in rows.items():
+        print(name, row)
     details = {
-        "repeats": settings.repeats,
+        "repeats": options.repeats,
         "mean_tokens": round(statistics.mean(lengths), 1),
         "max_length": max(lengths),
         "batch_of_sentence_transformers": batch,
-        "batches_tried": list(settings.batches),
+        "batches_tried": list(BATCHES),
         "sentence_transformers": installed("sentence-transformers"),
     }
-    return measure(contestants, texts, settings.repeats), details
-
-
-def main() -> None:
-    """Measure, and write the results file."""
-    parser = new_parser(__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a few texts; writes no results")
-    arguments = parser.parse_args()
-    settings = QUICK if arguments.quick else Settings(repeats=arguments.repeats)
-    rows, details = run(data_folder(arguments.data), start_model(), settings)
-    for name, row in rows.items():
-        print(name, row)
-    if not arguments.quick:
-        print(write_result("embeddings", rows, details))
+    print(write_result("embeddings", rows, details, options.out))
 
 
 if __name__ == "__main__":

@@ -24,11 +24,13 @@ import numpy as np
 import torch
 
 from benchmarks.peers import INPUTS
+from benchmarks.record import precisions
 from bertkit.checkpoints.pretrained import PretrainedWeights, load_config
 from bertkit.checkpoints.save import save_model
 from bertkit.export.onnx import silence as silence  # noqa: PLC0414 - others take it from here
 from bertkit.files import write_atomic
 from bertkit.model.encoder import ModelConfig
+from bertkit.model.native import possible_modes
 from bertkit.model.outputs import ClassificationModel, SpanModel
 
 GRAPHS = ("plain", "fused")
@@ -59,6 +61,11 @@ def processor_name(name: str) -> str:
     """Return the name of a results file, which tells processors with other instructions apart."""
     tiles = torch.cpu.get_capabilities().get("amx_int8", False)
     return f"{name}{'-amx' if tiles else '' if has_integer_products() else '-avx2'}"
+
+
+def fast_modes() -> list[str]:
+    """Return the modes of bertkit that this processor has instructions for."""
+    return [mode for mode in possible_modes() if mode == "int8" or mode in precisions()]
 
 
 def has_integer_products() -> bool:

@@ -5,6 +5,8 @@ of CoNLL-2003, and windows of SQuAD 1.1. The Trainer pads each batch to its long
 draws batches at random, as it does by default, or of similar lengths. Each measurement is a process
 of its own, which warms up on two batches first; the contestants take turns. The time includes
 building the optimizer, and bertkit's also its network. Scores are compared by `benchmarks.quality`.
+
+    python -m benchmarks.finetuning --data FOLDER
 """
 
 from __future__ import annotations
@@ -18,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bertkit.finetuning.run import train_task
 
 from benchmarks.exports import processor_name
-from benchmarks.quality_data import SETTINGS, dataset, make_slices
+from benchmarks.quality import SETTINGS, dataset, make_slices
 from benchmarks.record import (
     child_result,
     data_folder,
@@ -35,11 +36,12 @@ from benchmarks.record import (
 from benchmarks.reference import build
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.finetuning.runs import RunSettings, TrainingSettings
+from bertkit.finetuning.train import TaskTraining
 from bertkit.processes import resident_bytes
 from bertkit.tasks.task import Items
 
 INPUTS = {"mrpc": 512, "conll-2003": 1024, "squad-1.1": 128}
-"""Task -> how many of the first inputs of its training data are used."""
+"""Task -> the number of the first inputs of its training data that are used."""
 SAMPLING = {"random": "Trainer", "group_by_length": "Trainer by length"}
 """The Trainer's way to draw batches -> its name in the table."""
 WARM_UP = 2
@@ -47,23 +49,29 @@ WARM_UP = 2
 Epoch = Callable[[], object]
 
 
-def own(task: str, precision: str, data: Path, slices: Path) -> tuple[Epoch, Epoch, Items]:
+def own(
+    task: str, precision: str, data: Path, slices: Path, inputs: int
+) -> tuple[Epoch, Epoch, Items]:
     """Return functions that make a warm-up and an epoch of bertkit, and its examples."""
     start = read_pretrained(start_model())
-    used = dataset(task, data, slices, start.config.max_position_embeddings)
-    items = used.task.items(used.train[: INPUTS[task]], start.tokenizer)
+    read = dataset(task, data, slices, start.config.max_position_embeddings)
+    items = read.task.items(read.train[:inputs], start.tokenizer)
     setting = SETTINGS[task]
     run = RunSettings(
         batch_size=setting.batch, learning_rate=setting.learning_rate, epochs=1, seed=1
     )
 
     def epoch(some: Items = items) -> None:
-        train_task(
-            *(start, used.task, some, run, TrainingSettings()),
+        training = TaskTraining(
+            *(start, read.task, some, run, TrainingSettings()),
             device=torch.device("cpu"),
             precision=precision,
             keep_head=False,
         )
+        with training:
+            for _ in training.updates():
+                pass
+            training.finish()
 
     few = replace(items, items=items.items[: WARM_UP * setting.batch])
     return lambda: epoch(few), epoch, items
@@ -102,19 +110,18 @@ def theirs(
 
 def measure_one(arguments: list[str]) -> None:
     """Print the seconds of one epoch, the peak memory in GB and, of bertkit, the sizes."""
-    task, precision, sampling, data, slices, examples = arguments
-    found: dict[str, Any] = {}
+    task, precision, sampling, data, slices, count = arguments
+    result: dict[str, Any] = {}
     if sampling:
-        count = int(examples)
-        warm_up, epoch = theirs(task, precision, sampling, Path(data), Path(slices), count)
+        warm_up, epoch = theirs(task, precision, sampling, Path(data), Path(slices), int(count))
     else:
-        warm_up, epoch, items = own(task, precision, Path(data), Path(slices))
+        warm_up, epoch, items = own(task, precision, Path(data), Path(slices), int(count))
         parts = sum(len(item.parts) for item in items.items)
-        found = {"examples": parts, "tokens": items.tokens}
+        result = {"examples": parts, "tokens": items.tokens}
     warm_up()
-    found["seconds"] = timed(epoch)[1]
-    found["memory"] = (resident_bytes("VmHWM") or 0.0) / 1e9
-    print(json.dumps(found))
+    result["seconds"] = timed(epoch)[1]
+    result["memory"] = (resident_bytes("VmHWM") or 0.0) / 1e9
+    print(json.dumps(result))
 
 
 def table(task: str, measured: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, Any]:
@@ -144,21 +151,23 @@ def main() -> None:
     parser = new_parser(__doc__, work="runs/finetuning-speed")
     parser.add_argument("--tasks", nargs="+", choices=INPUTS, default=[*INPUTS])
     parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
-    data, slices = data_folder(arguments.data), arguments.work / "slices"
+    parser.add_argument("--inputs", type=int, help="fewer training inputs, to try the script")
+    options = parser.parse_args()
+    data, slices = data_folder(options.data), options.work / "slices"
     make_slices(data, slices)
     rows: dict[str, Any] = {}
-    details: dict[str, Any] = {"repeats": arguments.repeats}
-    for task in arguments.tasks:
+    details: dict[str, Any] = {"repeats": options.repeats}
+    for task in options.tasks:
         measured: dict[tuple[str, str], list[dict[str, Any]]] = {}
         examples = 0
-        for _ in range(arguments.repeats):
+        for _ in range(options.repeats):
             for precision in precisions():
                 for sampling in ("", *SAMPLING):
-                    found = child_result(task, precision, sampling, data, slices, examples)
-                    examples = found.get("examples", examples)
-                    measured.setdefault((sampling, precision), []).append(found)
-                    print(task, sampling or "bertkit", precision, found, flush=True)
+                    count = examples if sampling else options.inputs or INPUTS[task]
+                    result = child_result(task, precision, sampling, data, slices, count)
+                    examples = result.get("examples", examples)
+                    measured.setdefault((sampling, precision), []).append(result)
+                    print(task, sampling or "bertkit", precision, result, flush=True)
         rows |= table(task, measured)
         tokens = measured["", precision][0]["tokens"]
         details[task] = {
@@ -166,7 +175,7 @@ def main() -> None:
             "mean_tokens": round(tokens / examples, 1),
             "batch": SETTINGS[task].batch,
         }
-    print(write_result(processor_name("finetuning"), rows, details))
+    print(write_result(processor_name("finetuning"), rows, details, options.out))
 
 
 if __name__ == "__main__":

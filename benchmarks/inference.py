@@ -6,16 +6,12 @@ contestants in turn; transformers with texts padded in the order in which they c
 the first one only. Rates count sequences and real tokens; ratios are between runs of one round, to
 the best peer of the same precision and to the fastest peer of any. Tokens per second of processor
 time are there beside wall time, because other programs hardly change them.
-
-`share_of_matmul_peak_needed` is the work per second over that of matrix products which were
-measured in the same round. It leaves out what a head on [CLS] does not need of the last layer.
 Outputs are compared with those of transformers in fp32, by the cosine of each sequence's logits.
 
     python -m benchmarks.inference --data FOLDER
 
 Each workload writes a results file, whose name ends in `-amx` on a processor with AMX, and in
-`-avx2` on one without AVX512-VNNI. `latency` measures one short text at a time, and `scores` the
-scores of tuned models (`benchmarks.precisions`).
+`-avx2` on one without AVX512-VNNI. `latency` measures one short text at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +28,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import precisions
 from benchmarks.contestants import (
     AS_GIVEN,
     BATCHES,
@@ -51,12 +46,12 @@ from benchmarks.contestants import (
 from benchmarks.exports import fused_operators, processor_name, write_model
 from benchmarks.peers import LIBRARIES, Setting, longest_first
 from benchmarks.record import data_folder, installed, new_parser, start_model, summary, write_result
-from benchmarks.workloads import SIZES, Workload, measure_peaks, read_workload, share_of_peak
+from benchmarks.workloads import SIZES, Workload, read_workload
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 
 TEXTS = 50
 """The number of short texts, of about the mean length, that take turns in the latency test."""
-TABLES = (*SIZES, "latency", "scores")
+TABLES = (*SIZES, "latency")
 
 Row = dict[str, Any]
 
@@ -65,31 +60,16 @@ Row = dict[str, Any]
 class Settings:
     """The extent of the measurement."""
 
-    tables: Sequence[str] = TABLES
     repeats: int = 3
     sizes: Mapping[str, int]
     batches: Sequence[int] = BATCHES
-    peak_seconds: float = 0.5
     calls: int = 300
     """The number of calls of the latency test."""
     block: int = 50
     """The number of calls in a row of one contestant."""
-    training_rows: int = 2000
-    """The number of training rows of SST-2 and of MRPC, for the models that are scored."""
-    dev_rows: int | None = None
-    """The number of dev rows of each; None for all."""
 
 
-QUICK = Settings(
-    repeats=1,
-    sizes=dict.fromkeys(SIZES, 4),
-    batches=(2,),
-    peak_seconds=0.02,
-    calls=4,
-    block=2,
-    training_rows=4,
-    dev_rows=4,
-)
+QUICK = Settings(repeats=1, sizes=dict.fromkeys(SIZES, 4), batches=(2,), calls=4, block=2)
 
 
 @dataclass
@@ -162,14 +142,10 @@ class Rounds:
     cpu_seconds: dict[str, list[float]] = field(default_factory=dict)
     """The processor seconds of all threads."""
     outputs: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    peaks: dict[str, list[float]] = field(default_factory=dict)
-    """Precision -> operations per second of matrix products."""
 
     def measure(self, title: str, workers: Mapping[str, Worker], settings: Settings) -> None:
         """Go through all contestants in turn, several times."""
         for repeat in range(settings.repeats):
-            for precision, peak in measure_peaks(settings.peak_seconds).items():
-                self.peaks.setdefault(precision, []).append(peak)
             for name, worker in workers.items():
                 if repeat and name == AS_GIVEN:  # it is by far the slowest and shows the scale
                     continue
@@ -179,9 +155,7 @@ class Rounds:
                 print(title, name, f"{taken:.2f} s, {busy:.2f} s of processors", flush=True)
 
 
-def measure(
-    workload: Workload, contest: Contest, start: PretrainedWeights, settings: Settings
-) -> Row:
+def measure(workload: Workload, contest: Contest, settings: Settings) -> Row:
     """Measure a workload; return a row for each contestant."""
     sequences, threads, rounds = workload.sequences, torch.get_num_threads(), Rounds()
     given, reference = Setting("", 32, 1, threads, by_length=False), contest.entries[0]
@@ -204,10 +178,6 @@ def measure(
                 [workload.tokens / busy for busy in rounds.cpu_seconds[name]]
             ),
             **compared(rounds.outputs[name], contest.expected),
-            **share_of_peak(
-                *(workload, start.config, rounds.seconds[name]),
-                rounds.peaks.get(precision_of(name), []),
-            ),
             "peak_mebibytes": round(memory[name]),
             "first_call_seconds": round(first_calls[name], 3),
         }
@@ -301,28 +271,10 @@ def measure_latency(workload: Workload, contest: Contest, settings: Settings) ->
     }
 
 
-def run(
-    data: Path, folder: Path, start: PretrainedWeights, settings: Settings
-) -> tuple[dict[str, Any], dict[str, Row]]:
-    """Measure all tables; return them by name, and the details that belong to each."""
-    tables: dict[str, Any] = {}
-    details: dict[str, Row] = {}
-    for name in settings.tables:
-        began = time.perf_counter()
-        if name == "scores":
-            tables[name], details[name] = precisions.peer_scores(
-                data, folder, start, settings.training_rows, settings.dev_rows
-            )
-        else:
-            tables[name], details[name] = compete(name, data, folder, start, settings)
-        print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
-    return tables, details
-
-
 def compete(
     name: str, data: Path, folder: Path, start: PretrainedWeights, settings: Settings
 ) -> tuple[Row, Row]:
-    """Return the table of a workload or of the latency, and its details; see `run`."""
+    """Return the table of a workload or of the latency, and its details."""
     is_latency = name == "latency"
     kind = "short" if is_latency else name
     workload = read_workload(kind, data, start.tokenizer, settings.sizes[kind])
@@ -332,7 +284,7 @@ def compete(
     if is_latency:
         table, rate = measure_latency(workload, contest, settings), "calls_per_second"
     else:
-        table, rate = measure(workload, contest, start, settings), "tokens_per_second"
+        table, rate = measure(workload, contest, settings), "tokens_per_second"
     fused = sorted(exported.glob(f"{workload.head}-fused-*.onnx"))
     return table, {
         "repeats": settings.repeats,
@@ -343,32 +295,27 @@ def compete(
     }
 
 
-def write_table(name: str, table: Any, details: Row) -> None:
-    """Write the results file of a table."""
-    versions = {library: installed(library) for library in (*LIBRARIES, "nncf")}
-    print(
-        write_result(processor_name(f"inference-{name}"), table, {"libraries": versions, **details})
-    )
-
-
 def main() -> None:
-    """Measure the workloads, the latency and the scores."""
+    """Measure the workloads and the latency."""
     parser = new_parser(__doc__)
     parser.add_argument("--work", type=Path, help="keeps models and exports for the next time")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workloads", nargs="+", choices=TABLES, default=list(TABLES))
-    parser.add_argument("--quick", action="store_true", help="a few texts; writes no results")
-    arguments = parser.parse_args()
-    settings = QUICK if arguments.quick else Settings(repeats=arguments.repeats, sizes=SIZES)
-    data, start = data_folder(arguments.data), read_pretrained(start_model())
+    parser.add_argument("--quick", action="store_true", help="a few texts, with --out")
+    options = parser.parse_args()
+    if options.quick and not options.out:
+        parser.error("--quick needs --out: what it measures is no result")
+    settings = QUICK if options.quick else Settings(repeats=options.repeats, sizes=SIZES)
+    data, start = data_folder(options.data), read_pretrained(start_model())
+    versions = {library: installed(library) for library in (*LIBRARIES, "nncf")}
     with tempfile.TemporaryDirectory() as temporary:
-        work = arguments.work or Path(temporary)
-        for name in arguments.workloads:
-            tables, details = run(data, work, start, replace(settings, tables=[name]))
-            for contestant, row in tables[name].items():
+        work = options.work or Path(temporary)
+        for name in options.workloads:
+            table, details = compete(name, data, work, start, settings)
+            for contestant, row in table.items():
                 print(name, contestant, row)
-            if not arguments.quick:
-                write_table(name, tables[name], details[name])
+            file = processor_name(f"inference-{name}")
+            print(write_result(file, table, {"libraries": versions, **details}, options.out))
 
 
 if __name__ == "__main__":

@@ -209,30 +209,37 @@ def with_openvino(model: Model, setting: Setting) -> Padded:
 
 
 class Bertkit:
-    """bertkit's inference; no other place knows how it is called."""
+    """bertkit's inference; nothing else here knows how it is called."""
 
     def __init__(self, model: Model, setting: Setting) -> None:
         import torch
-        from bertkit.predict.engine import Engine
 
         from benchmarks.exports import CLASSES, build_head
         from bertkit.checkpoints.pretrained import load_model
+        from bertkit.tasks.sequences import prepare_network
 
         torch.set_num_threads(setting.callers * setting.threads)
         self.head, classes = model.head, dict(model.options).get("classes", CLASSES)
-        loaded = load_model(
+        self.model = load_model(
             model.directory, lambda config: build_head(self.head, config, classes)
-        ).model
-        self.engine = Engine(loaded, torch.device("cpu"), model.precision)
+        ).model.eval()
+        self.device = torch.device("cpu")
+        self.threads = prepare_network(self.device, self.model.encoder, model.precision)
 
     def run(self, sequences: Sequence[Encoded]) -> list[np.ndarray]:
         """Return the logits of each sequence; see `Padded.run`."""
-        from bertkit.tasks.task import Encoded, Item, ItemPart, Items
+        from bertkit.tasks.sequences import run_model
+        from bertkit.tasks.task import Encoded, ItemPart
 
-        parts = [ItemPart((Encoded(*sequence),)) for sequence in sequences]
-        items = Items([Item(i, [part]) for i, part in enumerate(parts)], *(len(parts), 0, {}))
-        outputs = self.engine.run(items)
-        return [found[0][0] if self.head == "classification" else found[0] for found in outputs]
+        per_token = self.head != "classification"
+        outputs = run_model(
+            lambda batch: self.model(batch.packed),
+            [ItemPart((Encoded(*sequence),)) for sequence in sequences],
+            self.device,
+            per_token=per_token,
+            threads=self.threads,
+        )
+        return outputs if per_token else [logits[0] for logits in outputs]
 
 
 class Library(NamedTuple):
@@ -251,7 +258,7 @@ LIBRARIES = {
     "ctranslate2": Library(("ctranslate2", "safetensors.numpy"), with_ctranslate2),
     "openvino": Library(("openvino",), with_openvino),
     "bertkit": Library(
-        ("bertkit.checkpoints.pretrained", "bertkit.predict.engine", "benchmarks.exports"), Bertkit
+        ("bertkit.checkpoints.pretrained", "bertkit.tasks.sequences", "benchmarks.exports"), Bertkit
     ),
 }
 

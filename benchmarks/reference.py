@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.quality_data import SETTINGS, Setting, make_slices, start_folder
+from benchmarks.quality import SETTINGS, Setting, make_slices, start_folder
 from benchmarks.record import data_folder, made, new_parser, start_model
 from bertkit.errors import HeldError
 from bertkit.files import exclusive_lock, write_json

@@ -3,15 +3,13 @@
 The others are the plainest ones, with transformers or onnxruntime, and, if OpenVINO is installed,
 one that combines waiting requests into batches (`serving_peers.py`). Contestants are processes of
 their own, all of them up all the time, and take turns; the clients are one process more
-(`serving_clients.py`). Every contestant gets the same texts, one per request. Then `bertkit serve`
-gets many requests of every sort.
+(`serving_clients.py`). Every contestant gets the same texts, one per request.
 
     python -m benchmarks.serving --data FOLDER
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import statistics
@@ -48,7 +46,7 @@ from benchmarks.record import (
     summary,
     write_result,
 )
-from benchmarks.serving_clients import resident, stress
+from benchmarks.serving_clients import resident
 from benchmarks.tokenization import read_sentences
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
@@ -72,11 +70,9 @@ class Settings:
     seconds: float = 5.0
     clients: Sequence[int] = (1, 4, 32)
     texts: int = 512
-    mixed: int = 10_000
-    """The number of requests of the last part."""
 
 
-QUICK = Settings(repeats=1, seconds=1.0, clients=(1, 32), texts=64, mixed=300)
+QUICK = Settings(repeats=1, seconds=1.0, clients=(1, 32), texts=64)
 
 
 @dataclass(frozen=True)
@@ -160,7 +156,7 @@ def free_port() -> int:
 def running(command: Sequence[str], batched: bool, log: Path) -> Iterator[Contestant]:
     """Run a server for the duration of the block."""
     port = free_port()
-    path = "/v1/classify" if batched else "/classify"
+    path = "/v1/classification" if batched else "/classify"
     with log.open("w") as out:
         process = subprocess.Popen([*command, str(port)], stdout=out, stderr=out)
     contestant = Contestant(process.pid, port, path, batched)
@@ -295,8 +291,8 @@ def shown(contestants: Mapping[str, Row]) -> Row:
     return row
 
 
-def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Row], Row, Row, Row]:
-    """Run everything; return rows of the loads, of memory and of many requests, and details."""
+def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Row], Row, Row]:
+    """Run everything; return rows of the loads and of memory, and details."""
     start = read_pretrained(start_model())
     write_classifier(folder, start)
     texts = read_texts(data, start, settings.texts)
@@ -311,36 +307,30 @@ def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Row], R
             name: {"resident_mebibytes": round(resident(contestant.process))}
             for name, contestant in contestants.items()
         }
-    models = [str(folder / "model"), f"minilm={start_model()}"]
-    command = [sys.executable, "-m", "bertkit", "serve", *models, "--no-log-requests", "--port"]
-    with running(command, True, folder / "mixed.log") as ours:
-        many = asyncio.run(stress(ours.port, ours.process, texts["mixed"], settings.mixed))
     tokens = {
         name: summary([len(ids) + 2.0 for ids in start.tokenizer.encode_batch(own)])
         for name, own in texts.items()
     }
-    return rows, memory, many, {"seconds_of_a_run": settings.seconds, "tokens_of_texts": tokens}
+    return rows, memory, {"seconds_of_a_run": settings.seconds, "tokens_of_texts": tokens}
 
 
 def main() -> None:
-    """Measure and write three results files: the loads, the memory and the many requests."""
+    """Measure and write two results files: the loads and the memory."""
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=Settings.repeats)
     parser.add_argument("--seconds", type=float, default=Settings.seconds)
-    parser.add_argument("--quick", action="store_true", help="a second each; writes no results")
-    given = parser.parse_args()
-    settings = replace(Settings(), repeats=given.repeats, seconds=given.seconds)
+    parser.add_argument("--quick", action="store_true", help="a second each, with --out")
+    options = parser.parse_args()
+    if options.quick and not options.out:
+        parser.error("--quick needs --out: what it measures is no result")
+    settings = replace(Settings(), repeats=options.repeats, seconds=options.seconds)
     with tempfile.TemporaryDirectory() as folder:
-        rows, memory, many, details = run(
-            data_folder(given.data), Path(folder), QUICK if given.quick else settings
+        rows, memory, details = run(
+            data_folder(options.data), Path(folder), QUICK if options.quick else settings
         )
-    if given.quick:
-        print(json.dumps([rows, memory, many], indent=1))
-        return
-    table = {place: shown(contestants) for place, contestants in rows.items()}
-    print(write_result("serving", table, {**details, "contestants": rows}))
-    print(write_result("serving-memory", memory))
-    print(write_result("serving-requests", {"bertkit serve": many}))
+    table = {load: shown(contestants) for load, contestants in rows.items()}
+    print(write_result("serving", table, {**details, "contestants": rows}, options.out))
+    print(write_result("serving-memory", memory, folder=options.out))
 
 
 if __name__ == "__main__":

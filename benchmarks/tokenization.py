@@ -1,11 +1,10 @@
 """bertkit's tokenizer against `tokenizers` and nanotoken on Wikipedia, by CPU time of one thread.
 
 All return the ids without [CLS] and [SEP] of whole lists of sentences: bertkit as lists of Python
-integers (`encode_batch`), as arrays (`encode_arrays`, as `prepare` calls it) and in Python alone
-(BERTKIT_NATIVE=0), `tokenizers` through its quickest call, and nanotoken through its own
-(`pip install -e '.[peers]'`), as arrays without offsets. A "cold" pass uses a new tokenizer; the
-"warm" pass follows it on as much other text, so that words known from the first are remembered.
-Repeats go through all of them in turn.
+integers (`encode_batch`) and as arrays (`encode_arrays`, as `prepare` calls it), `tokenizers`
+through its quickest call, and nanotoken through its own (`pip install -e '.[peers]'`), as arrays
+without offsets. A "cold" pass uses a new tokenizer; the "warm" pass follows it on as much other
+text, so that words known from the first are remembered. Repeats go through all of them in turn.
 
     python -m benchmarks.tokenization --data FOLDER
 """
@@ -20,16 +19,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # before tokenizers is imported
 
 from benchmarks.record import data_folder, installed, new_parser, summary, write_result
-from bertkit.tokenizer.wordpiece import Tokenizer, wordpiece_library
+from bertkit import Tokenizer
 
 Encode = Callable[[Sequence[str]], Any]
 
 SENTENCE_END = re.compile(r"(?<=[.!?]) ")
+WORD_LIMIT = 100
+"""The length in characters of the longest word that WordPiece splits."""
 
 
 def read_sentences(path: Path, megabytes: float) -> list[str]:
@@ -54,8 +54,8 @@ def bare_pipeline(tokenizer: Tokenizer) -> Any:
     from tokenizers.pre_tokenizers import BertPreTokenizer
 
     ids = {piece: index for index, piece in enumerate(tokenizer.vocabulary)}
-    limit = tokenizer.max_word_characters
-    pipeline = Pipeline(WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=limit))
+    model = WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=WORD_LIMIT)
+    pipeline = Pipeline(model)
     pipeline.normalizer = BertNormalizer(lowercase=tokenizer.lowercase)
     pipeline.pre_tokenizer = BertPreTokenizer()
     return pipeline
@@ -65,10 +65,9 @@ def encoders(vocabulary: Path) -> dict[str, Encode]:
     """Make new tokenizers of each library, and return the functions that encode texts with them."""
     tokenizer, arrays = Tokenizer.load(vocabulary), Tokenizer.load(vocabulary)
     pipeline = bare_pipeline(tokenizer)
-    found: dict[str, Encode] = {
+    encode: dict[str, Encode] = {
         "bertkit, arrays": arrays.encode_arrays,
         "bertkit, lists": tokenizer.encode_batch,
-        "bertkit, Python": in_python(vocabulary),
         "tokenizers": lambda texts: [
             encoding.ids for encoding in pipeline.encode_batch_fast(texts, add_special_tokens=False)
         ],
@@ -77,54 +76,43 @@ def encoders(vocabulary: Path) -> dict[str, Encode]:
         import nanotoken
 
         peer = nanotoken.Tokenizer.from_vocab(str(vocabulary), lowercase=tokenizer.lowercase)
-        found["nanotoken"] = lambda texts: peer.encode_batch(
+        encode["nanotoken"] = lambda texts: peer.encode_batch(
             texts, add_special_tokens=False, parallel=False
         )
-    return found
+    return encode
 
 
-def in_python(vocabulary: Path) -> Encode:
-    """Return `encode_batch` of a tokenizer without compiled code."""
-    with mock.patch.dict(os.environ, BERTKIT_NATIVE="0"):
-        wordpiece_library.cache_clear()
-        tokenizer = Tokenizer.load(vocabulary)
-        tokenizer.encode_batch([""])  # it looks for the code at the first text
-    wordpiece_library.cache_clear()
-    return tokenizer.encode_batch
-
-
-def as_lists(found: Any) -> list[list[int]]:
+def as_lists(encoded: Any) -> list[list[int]]:
     """Return what an encoder returned as a list of ids for each text."""
-    if isinstance(found, tuple):
-        ids, lengths = found
+    if isinstance(encoded, tuple):
+        ids, lengths = encoded
         ends = lengths.cumsum()
         return [ids[end - n : end].tolist() for end, n in zip(ends, lengths, strict=True)]
-    return [list(map(int, one)) for one in found]
+    return [list(map(int, ids)) for ids in encoded]
 
 
 def compare(vocabulary: Path, sentences: list[str], repeats: int) -> dict[str, dict[str, Any]]:
     """Return library -> MB of UTF-8 per CPU second, cold and warm, and equal sentences."""
     half = len(sentences) // 2
     parts = {"cold": sentences[:half], "warm": sentences[half:]}
-    megabytes = {name: sum(len(one.encode()) for one in part) / 1e6 for name, part in parts.items()}
+    sizes = {name: sum(len(text.encode()) for text in part) / 1e6 for name, part in parts.items()}
     rates: dict[str, dict[str, list[float]]] = {}
     for _ in range(repeats):
         for library, encode in encoders(vocabulary).items():
             for name, part in parts.items():
-                seconds = processor_seconds(encode, part)
-                rates.setdefault(library, {}).setdefault(name, []).append(megabytes[name] / seconds)
-    of_google = in_python(vocabulary)(sentences)
-    equal = {
-        library: sum(map(list.__eq__, as_lists(encode(sentences)), of_google))
-        for library, encode in encoders(vocabulary).items()
-    }
+                rate = sizes[name] / processor_seconds(encode, part)
+                rates.setdefault(library, {}).setdefault(name, []).append(rate)
+    ids = {library: as_lists(encode(sentences)) for library, encode in encoders(vocabulary).items()}
+    base = rates["tokenizers"]["cold"]
     return {
         library: {
-            **{f"{name}_megabytes_per_cpu_second": summary(of[name]) for name in parts},
-            "cold_over_tokenizers": summary(ratios(of["cold"], rates["tokenizers"]["cold"])),
-            "sentences_as_google": equal[library],
+            **{f"{name}_megabytes_per_cpu_second": summary(rate[name]) for name in parts},
+            "cold_over_tokenizers": summary(
+                [a / b for a, b in zip(rate["cold"], base, strict=True)]
+            ),
+            "sentences_as_tokenizers": sum(map(list.__eq__, ids[library], ids["tokenizers"])),
         }
-        for library, of in rates.items()
+        for library, rate in rates.items()
     }
 
 
@@ -142,29 +130,23 @@ def processor_seconds(encode: Encode, texts: list[str]) -> float:
     return seconds
 
 
-def ratios(own: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Return the ratio of each repeat."""
-    return [one / of for one, of in zip(own, other, strict=True)]
-
-
 def main() -> None:
     """Measure both vocabularies, print the rates, and write results/tokenization.json."""
     parser = new_parser(__doc__)
     parser.add_argument("--megabytes", type=float, default=40.0)
     parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
-    data = data_folder(arguments.data)
-    wikipedia = data / "wikipedia" / "wiki_AA.txt.xz"
-    sentences = read_sentences(wikipedia, arguments.megabytes)
+    options = parser.parse_args()
+    data = data_folder(options.data)
+    sentences = read_sentences(data / "wikipedia" / "wiki_AA.txt.xz", options.megabytes)
     rows = []
     for name in ("bert-base-uncased", "bert-base-cased"):
         vocabulary = data / "vocab" / f"{name}-vocab.txt"
-        for library, row in compare(vocabulary, sentences, arguments.repeats).items():
+        for library, row in compare(vocabulary, sentences, options.repeats).items():
             rows.append({"vocabulary": name, "library": library, **row})
             print(rows[-1])
-    counts = {"sentences": len(sentences), "repeats": arguments.repeats}
-    versions = {"nanotoken": installed("nanotoken")}
-    print(write_result("tokenization", rows, {**counts, "peers": versions}))
+    details = {"sentences": len(sentences), "repeats": options.repeats}
+    peers = {"nanotoken": installed("nanotoken")}
+    print(write_result("tokenization", rows, {**details, "peers": peers}, options.out))
 
 
 if __name__ == "__main__":

@@ -10,29 +10,17 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import NormalDist
 
 import numpy as np
-import torch
-from bertkit.datasets.glue import GLUE, read_glue
-from bertkit.datasets.squad import read_squad
 
-from benchmarks.exports import has_integer_products
-from benchmarks.record import summary
 from benchmarks.tokenization import read_sentences
-from bertkit.model.encoder import ModelConfig
-from bertkit.model.native.compiled import has_bf16
-from bertkit.tasks.classification import Classification
-from bertkit.tasks.question_answering import QuestionAnswering
+from bertkit import Tokenizer
 from bertkit.tasks.sequences import surround
 from bertkit.tasks.task import Encoded, Items
-from bertkit.text.documents import TextCounts
-from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import matmul_peak, training_flops
+from bertkit.tasks.types import DataFiles, load_dataset
 
 MEAN_SHORT = 31
 DEVIATION_SHORT = 0.5
@@ -94,17 +82,10 @@ def short_lengths(count: int) -> np.ndarray:
     """
     generator = np.random.Generator(np.random.Philox(key=31))
     shares = (np.arange(count) + 0.5) / count
-    normal = np.array([inverse_normal(share) for share in shares])
+    normal = np.array([NormalDist().inv_cdf(share) for share in shares])
     mean = math.log(MEAN_SHORT) - DEVIATION_SHORT**2 / 2
     lengths = np.exp(mean + DEVIATION_SHORT * normal).round().astype(np.int64)
     return generator.permutation(lengths.clip(4, LONGEST_SHORT))
-
-
-def inverse_normal(share: float) -> float:
-    """Return a quantile of the standard normal distribution."""
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(share)
 
 
 def short_texts(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
@@ -122,91 +103,20 @@ def short_texts(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
 
 def mrpc_pairs(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
     """Return the first pairs of the dev set, then those of the training set."""
-    counts = TextCounts()
-    inputs = [
-        given
-        for split in ("dev", "train")
-        for given in read_glue("mrpc", data / "glue", split, counts)
-    ]
-    return flat(Classification(GLUE["mrpc"].labels).items(inputs[:count], tokenizer))[:count]
+    read = load_dataset("mrpc", DataFiles(data=data / "glue"))
+    [(_, dev)] = read.dev
+    return flat(read.task.items([*dev, *read.train][:count], tokenizer))[:count]
 
 
 def squad_windows(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
     """Return windows of dev questions that are chosen evenly from all articles."""
-    inputs = read_squad(data / "squad" / "dev-v1.1.json", TextCounts(), scoring=True)
+    path = str(data / "squad" / "dev-v1.1.json")
+    read = load_dataset("squad-1.1", DataFiles(train=path, dev=path))
+    [(_, inputs)] = read.dev
     chosen = [inputs[number * len(inputs) // count] for number in range(count)]
-    return flat(QuestionAnswering().items(chosen, tokenizer))[:count]
+    return flat(read.task.items(chosen, tokenizer))[:count]
 
 
 def flat(items: Items) -> list[Encoded]:
     """Return all sequences of a task's items, in order."""
-    return [sequence for item in items.items for part in item.parts for sequence in part.sequences]
-
-
-def forward_flops(
-    config: ModelConfig,
-    lengths: Sequence[int],
-    *,
-    targets: int = 0,
-    pooled: bool = False,
-    rows: int | None = None,
-) -> float:
-    """Return the floating-point operations of the forward pass that real tokens need.
-
-    They are counted as by `training_flops`, but without heads unless asked for, and with only that
-    part of the last layer that the wanted rows need.
-
-    Args:
-        config: the sizes of the model.
-        lengths: the lengths of the sequences.
-        targets: the number of tokens that go through the MLM head.
-        pooled: whether pooler and next-sentence layer count.
-        rows: the number of tokens whose last hidden state is wanted; None for all.
-    """
-    tokens = sum(lengths)
-    whole = training_flops(
-        config,
-        tokens=tokens,
-        targets=targets,
-        sequences=len(lengths) if pooled else 0,
-        sum_squared_lengths=sum(length**2 for length in lengths),
-    )
-    h, inner = config.hidden_size, config.intermediate_size
-    unneeded = 0 if rows is None else tokens - rows
-    return whole / 3 - 2.0 * (h * h + 2 * h * inner) * unneeded
-
-
-def int8_peak(seconds: float, size: int = 1024) -> float:
-    """Measure the peak operations per second of int8 matrix products with int32 sums here."""
-    generator = torch.Generator().manual_seed(0)
-    draw = {"dtype": torch.int8, "generator": generator}
-    left, right = (torch.randint(-127, 128, (size, size), **draw) for _ in range(2))  # type: ignore[call-overload]
-    torch._int_mm(left, right)
-    best, end = 0.0, time.perf_counter() + seconds
-    while not best or time.perf_counter() < end:
-        started = time.perf_counter()
-        torch._int_mm(left, right)
-        best = max(best, 2 * size**3 / (time.perf_counter() - started))
-    return best
-
-
-def measure_peaks(seconds: float) -> dict[str, float]:
-    """Measure operations per second of torch's products in each precision of this processor."""
-    peaks = {"fp32": matmul_peak(torch.device("cpu"), "fp32", seconds)}
-    if has_bf16():
-        peaks["bf16"] = matmul_peak(torch.device("cpu"), "bf16", seconds)
-    if has_integer_products():
-        peaks["int8"] = int8_peak(seconds)
-    return peaks
-
-
-def share_of_peak(
-    workload: Workload, config: ModelConfig, seconds: Sequence[float], peaks: Sequence[float]
-) -> dict[str, Any]:
-    """Return the needed work per second over that of matrix products of the same round."""
-    if not peaks:
-        return {}
-    rows = len(workload.sequences) if workload.head == "classification" else None
-    flops = forward_flops(config, workload.lengths, rows=rows)
-    shares = [flops / s / peak for s, peak in zip(seconds, peaks, strict=False)]
-    return {"share_of_matmul_peak_needed": summary(shares)}
+    return list(items.sequences())

@@ -13,34 +13,35 @@ from typing import Any
 
 import numpy as np
 import torch
-from bertkit.corpus.writers import DocumentArrays, write_manifest, write_shard
-from bertkit.finetuning.run import train_task
-from bertkit.predict.engine import Engine
 
-from benchmarks.gpu.batches import make_batches
-from benchmarks.gpu.contestants import (
+from benchmarks.gpu.setup import Case, Found, Setup, make_batches
+from benchmarks.gpu.train import (
+    BATCHES,
     STAGES,
+    Contestant,
+    Race,
+    large_case,
     moved,
     own_inference,
     own_loop,
     their_config,
     their_inference,
 )
-from benchmarks.gpu.setup import Case, Found, Setup
-from benchmarks.gpu.train import BATCHES, Contestant, Race, large_case
 from benchmarks.record import summary
 from bertkit.checkpoints.names import BERT
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import foreign_tensors
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus.store import DocumentArrays, TokenStore, write_manifest, write_shard
 from bertkit.finetuning.runs import RunSettings, TrainingSettings
+from bertkit.finetuning.train import TaskTraining
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.outputs import ClassificationModel
 from bertkit.pretraining_data.examples import MaskingOptions, PairOptions
 from bertkit.pretraining_data.loader import BatchBuilder, ExampleSampler, StreamStep, stream_steps
-from bertkit.progress import Console, Journal, RunLog, read_journal
+from bertkit.progress import Console, read_journal
 from bertkit.tasks.classification import Classification
+from bertkit.tasks.sequences import prepare_network, run_task
 from bertkit.tasks.task import Encoded, Item, ItemPart, Items, make_batch
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from bertkit.training.device import autocast, synchronize
@@ -69,12 +70,15 @@ def inference_case(setup: Setup, *, length: int, tokens: int = 65536) -> Iterato
 
 
 def predictions(setup: Setup, config: ModelConfig, lengths: list[int]) -> dict[str, Any]:
-    """Time `Engine.run`, by which `bertkit predict` computes, from token ids to arrays."""
-    model = ClassificationModel(config, 2)
-    engine = Engine(model, setup.device, "fp32" if setup.dry else "bf16")
+    """Time `run_task`, by which `bertkit predict` computes, from token ids to arrays."""
+    model = ClassificationModel(config, 2).to(setup.device).eval()
+    mode = "fp32" if setup.dry else "bf16"
+    threads = prepare_network(setup.device, model.encoder, mode)
     items = random_items(config, lengths)
-    seconds = setup.seconds_of(lambda: engine.run(items), least=0.0)
-    return {"tokens_per_second": summary([items.tokens / one for one in seconds])}
+    seconds = setup.seconds_of(
+        lambda: run_task(model, items, setup.device, precision=mode, threads=threads), least=0.0
+    )
+    return {"tokens_per_second": summary([items.tokens / taken for taken in seconds])}
 
 
 def random_items(config: ModelConfig, lengths: list[int]) -> Items:
@@ -158,25 +162,29 @@ def finetuning_case(setup: Setup) -> Iterator[Found]:
 
 
 def own_finetuning(setup: Setup, items: Items) -> dict[str, Any]:
-    """Time `train_task`, by the records of its journal, each of 20 updates."""
+    """Time `TaskTraining` in parts of 20 updates."""
     config = setup.config()
     words = [f"w{number}" for number in range(config.vocab_size - len(SPECIAL_TOKENS))]
     tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *words], lowercase=True)
     tensors = foreign_tensors(PretrainingModel(config), BERT)
-    start = PretrainedWeights(Path(), config, tensors, tokenizer, {})
-    records: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(Path(folder), track=(), on_record=records.append)
-        train_task(
-            *(start, Classification(("a", "b")), items),
-            *(RunSettings(batch_size=32, learning_rate=2e-5, epochs=1, seed=0), TrainingSettings()),
-            device=setup.device,
-            precision="bf16",
-            keep_head=False,
-            open_log=lambda done: RunLog(journal, Console(stream=io.StringIO())),
-        )
-    rates = [one["tokens_per_second"] for one in records if one["kind"] == "step"]
-    return {"tokens_per_second": summary(rates[1:-1] or rates), "updates": records[-1]["step"]}
+    training = TaskTraining(
+        PretrainedWeights(Path(), config, tensors, tokenizer, {}),
+        *(Classification(("a", "b")), items),
+        *(RunSettings(batch_size=32, learning_rate=2e-5, epochs=1, seed=0), TrainingSettings()),
+        device=setup.device,
+        precision="bf16",
+        keep_head=False,
+    )
+    rates, tokens, started = [], 0, time.perf_counter()
+    with training:
+        for update in training.updates():
+            tokens += update.tokens
+            if update.step % 20 == 0 or update.step == training.total:
+                synchronize(setup.device)
+                now = time.perf_counter()
+                rates.append(tokens / (now - started))
+                tokens, started = 0, now
+    return {"tokens_per_second": summary(rates[1:-1] or rates), "updates": training.total}
 
 
 def their_finetuning(setup: Setup, items: Items) -> dict[str, Any]:

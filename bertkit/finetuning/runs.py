@@ -105,8 +105,7 @@ def weight_settings(weights: ClassWeights) -> tuple[str, ...]:
 RATES = ((1024, 2e-5), (768, 5e-5), (384, 1e-4), (256, 4e-4), (0, 5e-4))
 """(width, learning rate): the default rate for models of at least this width."""
 FULL_WIDTH, TAGGING = 768, 2
-"""For token classification, the factor of the rates of models that are narrower than BERT-base
-(benchmarks/defaults.py)."""
+"""For token classification, the factor of the rates of models that are narrower than BERT-base."""
 NARROW_WIDTH, MANY_INPUTS = 384, 3_000
 """Models narrower than `NARROW_WIDTH` get half of the rate from `MANY_INPUTS` inputs on, which was
 better on MRPC and on CoLA: at the whole rate one of two runs of CoLA learned nothing."""

@@ -1,1 +1,0 @@
-"""One GPU measured in three commands; see `__main__`."""

