@@ -65,6 +65,13 @@ def test_files_exist() -> None:
     assert missing == []
 
 
+def test_the_tree_of_contributing_is_that_of_the_package() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    listed = re.findall(r"^  (\w+)(?:/|\.py) ", text, re.MULTILINE)
+    entries = {path.stem for path in (ROOT / "bertkit").iterdir()}
+    assert {*listed} == entries - {"__pycache__", "__main__", "py"}
+
+
 def test_modules_and_make_targets_exist() -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for path in DOCUMENTS:
