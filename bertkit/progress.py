@@ -1,22 +1,18 @@
-"""What a run shows and writes: the console, `journal.jsonl`, and trackers of the same records.
+"""What a run shows and writes: the console, `journal.jsonl`, and the same as TensorBoard's events.
 
 The console is a bar on a terminal or in a notebook, otherwise plain lines at intervals. A journal
 is a text file with one JSON object per line. Each has a `kind`: "start", "step", "evaluation",
-"checkpoint", "note" or "end". It is standard JSON: NaN and infinity are written as null. Weights &
-Biases and MLflow read their settings from the environment (`WANDB_PROJECT`, `WANDB_MODE`,
-`MLFLOW_TRACKING_URI`, ...).
+"checkpoint", "note" or "end". It is standard JSON: NaN and infinity are written as null.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
-import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from importlib import import_module
@@ -24,8 +20,8 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from bertkit.errors import BertkitError, check_known
-from bertkit.files import disk_errors, dotted_values, jsonable, write_text
+from bertkit.errors import BertkitError
+from bertkit.files import disk_errors, jsonable, write_text
 from bertkit.processes import rank
 
 if TYPE_CHECKING:
@@ -213,9 +209,7 @@ class Journal:
         console: where notes and shown records appear, too.
         resume_step: the number of updates made so far. Records of later steps, which a killed run
             wrote after its last checkpoint, are dropped. None: there must be no journal yet.
-        track: the names of trackers that receive every record: tensorboard (a note says so if it is
-            not installed), wandb, mlflow.
-        on_record: a function that receives every record, after the trackers.
+        on_record: a function that receives every record, such as one that calls another tracker.
     """
 
     def __init__(
@@ -224,15 +218,13 @@ class Journal:
         console: Console | None = None,
         *,
         resume_step: int | None = None,
-        track: Sequence[str] = (),
         on_record: OnRecord | None = None,
     ) -> None:
         self.console, self.on_record = console, on_record
-        self.trackers: list[Tracker] = []
+        self.events: Any = None
         self.path = folder and folder / JOURNAL
         if folder is None or self.path is None:
             return
-        since = None
         if self.path.exists():
             records = read_journal(self.path)
             if records and resume_step is None:
@@ -240,22 +232,16 @@ class Journal:
                     f"{self.path} is another run's journal; resume that run or choose a new folder"
                 )
             kept = [record for record in records if record.get("step", 0) <= (resume_step or 0)]
-            since = next((r.get("time") for r in kept if r.get("kind") == "start"), None)
             write_text(self.path, "".join(json_line(record) for record in kept))
         with disk_errors(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("a", encoding="utf-8", errors="backslashreplace")
-        for name in track:
-            if name == "tensorboard" and not is_installed(name):
-                message = "no TensorBoard events: the package tensorboard is not installed"
-                self.write({"kind": "note", "step": resume_step or 0, "message": message})
-            else:
-                self.trackers.append(Tracker(name, folder, resume_step, since))
+        self.events = tensorboard_writer(folder, resume_step)
 
     def write(self, record: dict[str, Any], *, show: bool = False) -> None:
         """Append a record with its `time` in Unix seconds, pass it on, and perhaps show it.
 
-        A tracker that fails is left out from then on, and a note says so; training continues.
+        If TensorBoard's events cannot be written, a note says so and training continues.
         """
         if show and self.console is not None:
             self.console.update(record)
@@ -265,17 +251,12 @@ class Journal:
         with disk_errors(self.path):
             self.file.write(json_line(stamped))
             self.file.flush()
-        for tracker in list(self.trackers):
-            try:
-                tracker.log(stamped)
-            except Exception as error:
-                if record.get("kind") == "start":
-                    raise BertkitError(f"{tracker.name} cannot be started: {error}") from error
-                self.trackers.remove(tracker)
-                with suppress(Exception):
-                    tracker.close()
-                message = f"no more records for {tracker.name}: {error}"
-                self.write({"kind": "note", "step": record.get("step", 0), "message": message})
+        try:
+            for name, value in logged_numbers(stamped).items() if self.events else ():
+                self.events.add_scalar(name, value, stamped["step"], stamped["time"])
+        except Exception as error:
+            self.events = None
+            self.note(record.get("step", 0), f"no more events for TensorBoard: {error}")
         if self.on_record is not None:
             self.on_record(dict(stamped))
 
@@ -296,10 +277,10 @@ class Journal:
         if self.path is not None:
             with suppress(OSError):  # write() has already reported a full disk
                 self.file.close()
-        for tracker in self.trackers:
-            with suppress(Exception):
-                tracker.close()
-        self.trackers = []
+        with suppress(Exception):
+            if self.events is not None:
+                self.events.close()
+        self.events = None
         if self.console is not None:
             self.console.close()
 
@@ -342,80 +323,17 @@ def parsed(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(step, int) and abs(step) < 1 << 63 else None
 
 
-TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow"}
-"""The name of each tracker's package, and its own name."""
-NOT_FINISHED = {"interrupted": "KILLED", "diverged": "FAILED"}
-"""Reason of an "end" -> MLflow's status, which is else FINISHED."""
 NOT_LOGGED = {"kind", "step", "time", "phase", "epoch"}
 
 
-class Tracker:
-    """A run of TensorBoard (events in `folder`/tensorboard), Weights & Biases or MLflow.
-
-    The record "start" opens the run or, if `since` is the time at which it was first started,
-    continues it; "end" ends it with its reason. A run that is closed without "end" has failed.
-    """
-
-    def __init__(
-        self, name: str, folder: Path, resume_step: int | None, since: float | None
-    ) -> None:
-        self.kind, self.name, self.folder, self.since = name, TRACKERS[name], folder, since
-        grid = folder.parent
-        self.title = f"{grid.parent.name}/{folder.name}" if grid.name == "runs" else folder.name
-        self.run: Any = None
-        if name == "tensorboard":
-            writer = import_module("torch.utils.tensorboard").SummaryWriter
-            with disk_errors(folder):
-                purge = None if resume_step is None else resume_step + 1
-                self.run = writer(folder / "tensorboard", purge_step=purge)
-        else:
-            self.library = import_module(name)
-
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Take one record of the journal, with its "time"."""
-        numbers = logged_numbers(record)
-        if self.kind == "tensorboard":
-            for name, value in numbers.items():
-                self.run.add_scalar(name, value, record["step"], record["time"])
-        elif record["kind"] == "start":
-            settings = {k: v for k, v in dotted_values(record) if k not in NOT_LOGGED}
-            since = self.since or record["time"]  # so that a resumed run has the same key
-            key = hashlib.sha256(f"{self.title} {since}".encode()).hexdigest()[:16]
-            (self._start_wandb if self.kind == "wandb" else self._start_mlflow)(key, settings)
-        elif record["kind"] == "end":
-            self._end(NOT_FINISHED.get(record["reason"], "FINISHED"), record["reason"])
-        elif numbers and self.kind == "wandb":
-            self.run.log(numbers, step=record["step"])
-        elif numbers:
-            named = {re.sub(r"[^\w\-./ ]", "_", name): value for name, value in numbers.items()}
-            self.library.log_metrics(named, step=record["step"], run_id=self.run)
-
-    def _start_wandb(self, key: str, settings: Mapping[str, Any]) -> None:
-        named = {"id": key, "name": self.title, "dir": self.folder, "config": settings}
-        self.run = self.library.init(**named, resume="allow", reinit="create_new")
-
-    def _start_mlflow(self, key: str, settings: Mapping[str, Any]) -> None:
-        wanted = f"tags.bertkit = '{key}'"
-        before = self.library.search_runs(filter_string=wanted, output_format="list")
-        again = {"run_id": before[0].info.run_id} if before else {"run_name": self.title}
-        self.run = self.library.start_run(**again, nested=True, tags={"bertkit": key}).info.run_id
-        if not before:
-            self.library.log_params({name: str(value) for name, value in settings.items()})
-
-    def _end(self, status: str, reason: str) -> None:
-        if self.run is not None and self.kind == "wandb":
-            self.run.summary["reason"] = reason
-            self.run.finish(exit_code=int(status != "FINISHED"))
-        elif self.run is not None:
-            self.library.end_run(status)
-        self.run = None
-
-    def close(self) -> None:
-        """End the run if no record has ended it."""
-        if self.kind == "tensorboard":
-            self.run.close()
-        else:
-            self._end("KILLED", "failed")
+def tensorboard_writer(folder: Path, resume_step: int | None) -> Any:
+    """Return a writer of events in `folder`/tensorboard; None if TensorBoard is not installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    writer = import_module("torch.utils.tensorboard").SummaryWriter
+    purge = None if resume_step is None else resume_step + 1
+    with disk_errors(folder):
+        return writer(folder / "tensorboard", purge_step=purge)
 
 
 def logged_numbers(record: Mapping[str, Any]) -> dict[str, float]:
@@ -426,22 +344,3 @@ def logged_numbers(record: Mapping[str, Any]) -> dict[str, float]:
         for name, value in record.items()
         if group and name not in NOT_LOGGED and isinstance(value, int | float)
     }
-
-
-def check_trackers(names: Iterable[str]) -> None:
-    """Raise a BertkitError unless the trackers exist and, except TensorBoard, are installed.
-
-    A missing TensorBoard is only noted in the journal, because it is the default.
-    """
-    for name in names:
-        check_known("tracker", name, TRACKERS)
-        if name != "tensorboard" and not is_installed(name):
-            raise BertkitError(
-                f"the package {name} is not installed; run pip install 'bertkit[{name}]'",
-                code="missing-extra",
-            )
-
-
-def is_installed(name: str) -> bool:
-    """Return whether the package of a tracker is installed."""
-    return importlib.util.find_spec(name) is not None

@@ -227,17 +227,14 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Monke
         log.write(step(1))
 
 
-def test_without_tensorboard_there_is_one_note(
+def test_without_tensorboard_there_are_no_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    log = Journal(tmp_path, track=["tensorboard"])
+    log = Journal(tmp_path)
     log.write(step(1))
     log.close()
-    note, written = read_journal(log.path)
-    assert (note["kind"], note["step"]) == ("note", 0)
-    assert "tensorboard is not installed" in note["message"]
-    assert written["kind"] == "step"
+    assert [record["kind"] for record in read_journal(log.path)] == ["step"]
     assert not (tmp_path / "tensorboard").exists()
 
 
@@ -245,13 +242,13 @@ def test_tensorboard_events_hold_the_numbers(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    log = Journal(tmp_path, track=["tensorboard"])
+    log = Journal(tmp_path)
     log.write({"kind": "start", "step": 0, "parameters": 5})
     for number in (1, 2, 3):
         log.write(step(number))
     log.write({"kind": "evaluation", "step": 2, "phase": 0, "mlm_loss": 0.75, "mlm_accuracy": None})
     log.close()
-    resumed = Journal(tmp_path, resume_step=2, track=["tensorboard"])
+    resumed = Journal(tmp_path, resume_step=2)
     resumed.write(step(3, loss=9.0))
     resumed.close()
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -264,18 +261,15 @@ def test_training_continues_without_tensorboard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its events are a by-product: a full disk there is noted, once."""
-    log = Journal(tmp_path, track=["tensorboard"])
+    log = Journal(tmp_path)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    tracker, closed = log.trackers[0], list[int]()
-    monkeypatch.setattr(tracker.run, "add_scalar", full)
-    monkeypatch.setattr(tracker, "close", lambda: closed.append(1))
+    monkeypatch.setattr(log.events, "add_scalar", full)
     log.write(step(1))
     log.write(step(2))
     log.close()
     found = [(r["kind"], r.get("message")) for r in read_journal(log.path)]
-    note = ("note", "no more records for TensorBoard: [Errno 28] No space left on device")
+    note = ("note", "no more events for TensorBoard: [Errno 28] No space left on device")
     assert found == [("step", None), note, ("step", None)]
-    assert closed == [1]

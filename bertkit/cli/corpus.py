@@ -1,4 +1,4 @@
-"""Commands from text to a token store: clean, learn, vocab extend, vocab measure and prepare."""
+"""Commands from text to a token store: clean, learn, vocab measure and prepare."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import App
 
-from bertkit.cli.options import FLATTEN, USUAL_READING, AnyModel, Language, Reading
+from bertkit.cli.options import FLATTEN, USUAL_READING, Language, Reading
 from bertkit.corpus.clean import CLEAN_DEFAULTS, CleanOptions, clean
 from bertkit.corpus.prepare import prepare
 from bertkit.errors import BertkitError
@@ -65,18 +65,6 @@ def learn_command(
     learn_tokenizer(text, out, size, options, processes=reading.processes)
 
 
-def extend_command(model: AnyModel, words: Path, *, out: Path) -> None:
-    """Add words to the vocabulary of an existing model, each as one token.
-
-    Args:
-        words: A file with one word per line.
-        out: The folder to write the complete extended model to.
-    """
-    from bertkit.checkpoints.extend import extend_vocabulary
-
-    extend_vocabulary(model, words, out)
-
-
 def measure_command(
     tokenizer: Path,
     *paths: str,
@@ -116,8 +104,7 @@ def measure_command(
     )
 
 
-vocab_command = App(name="vocab", help="Extend or measure a vocabulary.")
-vocab_command.command(extend_command, name="extend")
+vocab_command = App(name="vocab", help="Measure how well a vocabulary fits a text.")
 vocab_command.command(measure_command, name="measure")
 
 

@@ -53,7 +53,6 @@ def finetune_command(
     metric: str = "",
     new_head: bool = False,
     device: Device = "auto",
-    track: tuple[str, ...] = ("tensorboard",),
     columns: Annotated[ColumnFlags, flag_group("Columns of your data")] = NO_COLUMNS,
     windows: Annotated[WindowFlags, flag_group("Lengths")] = NO_WINDOWS,
     grid: Annotated[Grid, flag_group("Grid of runs")] = ONE_RUN,
@@ -95,8 +94,6 @@ def finetune_command(
             default the task's first.
         new_head: Initialise the head randomly even if the model has one for the same task and
             labels.
-        track: Trackers that receive the records of each run: tensorboard (if it is installed),
-            wandb, mlflow.
     """
     with Console() as console:
         finetune(
@@ -112,7 +109,6 @@ def finetune_command(
                 metric=metric,
                 new_head=new_head,
                 device=device,
-                track=track,
             ),
             console=console,
         )

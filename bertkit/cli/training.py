@@ -102,7 +102,6 @@ def pretrain_command(
     device: Device = "auto",
     compile: bool = False,  # noqa: A002 - the flag's natural name
     timeout: float = 600.0,
-    track: tuple[str, ...] = ("tensorboard",),
     settings: Annotated[PretrainRecipe, FLATTEN] = RECIPE_DEFAULTS,
 ) -> int:
     """Pre-train a BERT from text or a token store.
@@ -123,10 +122,7 @@ def pretrain_command(
         compile: Compile layers, head and losses (CUDA only); the first update waits for the
             compiler.
         timeout: With several processes: the seconds to wait for another process before giving up.
-        track: Trackers that receive the journal's records: tensorboard (if it is installed), wandb,
-            mlflow.
     """
-    from bertkit.progress import check_trackers
     from bertkit.training.device import choose_device, choose_precision
     from bertkit.training.pretrain import pretrain
     from bertkit.training.step import check_compiler
@@ -134,7 +130,6 @@ def pretrain_command(
     check_corpus_flags(store, corpus)
     on = choose_device(device)  # what cannot work is refused before hours of preparation
     choose_precision(settings.training.precision, on)
-    check_trackers(track)
     if compile:
         check_compiler(on)
     out = check_output(out, corpus.text, folder=True)
@@ -161,7 +156,6 @@ def pretrain_command(
             compiled=compile,
             timeout=timeout,
             console=console,
-            track=track,
         )
         if stopped_by is None and not rank():
             describe_run(out, console)

@@ -354,9 +354,8 @@ def train_run(
         state |= loop.progress.get("evaluation", {})
         if not loop.step:
             (folder / JOURNAL).unlink(missing_ok=True)
-        track = setup.settings.track
         predictions: dict[str, list[Any]] = {}
-        with Journal(folder, setup.console, resume_step=loop.step, track=track) as log:
+        with Journal(folder, setup.console, resume_step=loop.step) as log:
             setup.console.say(*loop.notes)
             log.write(
                 {"kind": "start", "step": loop.step, **asdict(run), "steps_total": loop.total}

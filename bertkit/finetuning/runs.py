@@ -209,9 +209,6 @@ class FinetuneSettings:
     task's first."""
     device: str = "auto"
     """auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps."""
-    track: tuple[str, ...] = ("tensorboard",)
-    """Trackers that receive the records of every run: tensorboard (if it is installed), wandb,
-    mlflow."""
 
 
 SETTINGS = FinetuneSettings()

@@ -37,7 +37,7 @@ from bertkit.pretraining_data.loader import (
     stream_steps,
 )
 from bertkit.processes import check_process_count
-from bertkit.progress import Console, Journal, OnRecord, check_trackers, console_or_new
+from bertkit.progress import Console, Journal, OnRecord, console_or_new
 from bertkit.training.device import (
     OUT_OF_MEMORY,
     choose_device,
@@ -98,7 +98,6 @@ def pretrain(
     init_from: PretrainedWeights | None = None,
     timeout: float = 600.0,
     console: Console | None = None,
-    track: Sequence[str] = ("tensorboard",),
     on_record: OnRecord | None = None,
 ) -> int | None:
     """Pre-train a model and write its run directory; `bertkit report` makes a report of it.
@@ -116,8 +115,6 @@ def pretrain(
         init_from: a model to take the weights and sizes from, by `checkpoints.read_pretrained`.
         timeout: the number of seconds to wait for another process of torchrun before giving up.
         console: the console that shows progress; the default is a new one.
-        track: the trackers that receive the journal's records: "tensorboard" (events in
-            `out`/tensorboard, if it is installed), "wandb", "mlflow".
         on_record: a function that receives each new record of the journal as a dict, on rank 0. An
             exception that it raises ends the run, which the same call resumes.
 
@@ -127,7 +124,7 @@ def pretrain(
 
     Raises:
         BertkitError: the folder holds a run of another recipe or store, or something else; another
-            process is using it; training diverged; a shard is damaged; a tracker is not installed;
+            process is using it; training diverged; a shard is damaged;
             `save_models_at` has an update that the recipe does not make; or the disk is full.
     """
     if not isinstance(recipe, PretrainRecipe):
@@ -136,7 +133,6 @@ def pretrain(
     if never := [step for step in save_models_at if not 1 <= step <= total]:
         raise BertkitError(f"save_models_at has {never[0]:,}, and updates are 1 to {total:,}")
     check_process_count(workers or 0, "--workers")
-    check_trackers(track)
     on = choose_device(local_device(device))
     store = store if isinstance(store, TokenStore) else TokenStore(store)
     if init_from is not None:
@@ -167,9 +163,7 @@ def pretrain(
             run.console.say(f"{run.folder} is finished ({total:,} updates); nothing to do")
             return None
         log = ranks.on_rank0(
-            lambda: Journal(
-                *(run.folder, run.console), resume_step=run.step, track=track, on_record=on_record
-            )
+            lambda: Journal(*(run.folder, run.console), resume_step=run.step, on_record=on_record)
         )
         log = stack.enter_context(log or Journal(None, run.console))
         with GracefulStop(patient=ranks.world > 1).install() as stop:

@@ -22,7 +22,7 @@ from tests.conftest import tiny_config
 NAMES = [name for group in COMMANDS.values() for name in group]
 SUBCOMMANDS = {
     "predict": ("embed", "features", "fill-mask", "next-sentence"),
-    "vocab": ("extend", "measure"),
+    "vocab": ("measure",),
 }
 Fails = Callable[[str], str]
 
@@ -185,7 +185,7 @@ def test_a_folder_with_other_settings_is_refused(fails: Fails) -> None:
 def test_predict_reads_a_named_column_or_the_texts_of_one_input(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    flags = "--epochs 1 --batch-size 8 --learning-rate 1e-3 --track"
+    flags = "--epochs 1 --batch-size 8 --learning-rate 1e-3"
     with pytest.raises(SystemExit) as ended:
         main(f"finetune classification --train rows.csv --model bert --out tuned {flags}".split())
     assert ended.value.code == 0

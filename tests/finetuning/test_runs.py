@@ -19,7 +19,7 @@ from bertkit.predict.evaluate import evaluate
 from bertkit.tasks.types import TASKS
 
 GRID = Grid(batch_size=(8,), learning_rate=(1e-2,), epochs=(12,))
-FAST = FinetuneSettings(grid=GRID, track=(), training=TrainingSettings(precision="fp32"))
+FAST = FinetuneSettings(grid=GRID, training=TrainingSettings(precision="fp32"))
 WET, DRY = ("river", "harbour", "thunder"), ("stone", "candle", "copper")
 PAIRS = [
     (f"{word} {i % 7}", "wet" if word in WET else "dry") for i in range(8) for word in WET + DRY
@@ -125,7 +125,7 @@ def test_a_stopped_run_ends_with_the_same_bytes(
 def test_a_grid_keeps_the_best_of_its_runs(pretrained: Path, tmp_path: Path) -> None:
     data = rows("classification")
     grid = Grid(batch_size=(8,), learning_rate=(1e-2, 1e-6), epochs=(6,), seeds=2)
-    settings = FinetuneSettings(grid=grid, track=(), training=FAST.training)
+    settings = FinetuneSettings(grid=grid, training=FAST.training)
     result = finetune(
         "classification", pretrained, tmp_path, train=data, dev=data, settings=settings
     )
@@ -141,7 +141,7 @@ def test_a_grid_keeps_the_best_of_its_runs(pretrained: Path, tmp_path: Path) -> 
 
 def test_early_stopping_keeps_the_best_evaluation(pretrained: Path, tmp_path: Path) -> None:
     training = TrainingSettings(early_stopping=2, eval_every=3, precision="fp32")
-    settings = FinetuneSettings(grid=GRID, training=training, track=())
+    settings = FinetuneSettings(grid=GRID, training=training)
     data = rows("classification")
     result = finetune(
         "classification", pretrained, tmp_path, train=data, dev=data, settings=settings
@@ -172,7 +172,7 @@ def test_held_out_data_keeps_labels_and_groups(pretrained: Path, tmp_path: Path)
 def test_class_weights_and_own_metrics(pretrained: Path, tmp_path: Path) -> None:
     data = rows("classification")[:30] + [{"text": "garden", "label": "dry"}] * 20
     training = TrainingSettings(class_weights={"wet": 5.0}, precision="fp32")
-    settings = FinetuneSettings(grid=GRID, training=training, track=(), metric="share")
+    settings = FinetuneSettings(grid=GRID, training=training, metric="share")
     metrics = {"share": lambda gold, found: sum(map(str.__eq__, gold, found)) / len(gold)}
     result = finetune(
         "classification",
@@ -185,7 +185,7 @@ def test_class_weights_and_own_metrics(pretrained: Path, tmp_path: Path) -> None
     )
     assert result.scores["dev"]["share"] == result.scores["dev"]["accuracy"] == result.best.metric
     wrong = TrainingSettings(class_weights={"moist": 2.0})
-    settings = FinetuneSettings(grid=GRID, training=wrong, track=())
+    settings = FinetuneSettings(grid=GRID, training=wrong)
     with pytest.raises(BertkitError, match="'moist'"):
         finetune("classification", pretrained, tmp_path / "w", train=data, settings=settings)
     with pytest.raises(BertkitError, match="finite"):
@@ -198,7 +198,6 @@ def test_a_head_for_the_same_task_is_reused(pretrained: Path, tmp_path: Path) ->
     finetune("classification", pretrained, tmp_path / "a", train=data, dev=data, settings=FAST)
     short = FinetuneSettings(
         grid=Grid(batch_size=(8,), learning_rate=(1e-9,), epochs=(1,)),
-        track=(),
         training=FAST.training,
     )
     kept = finetune(

@@ -113,7 +113,6 @@ def subjects(home: Path) -> list[Subject]:
         Subject("prepare", (*prepare, *alone), kept=lambda n: n != "out/settings.json"),
         Subject("learn", ("learn", short, "--size", "120", *alone)),
         Subject("clean", ("clean", short, "--near", "--processes", "2"), "clean.jsonl"),
-        Subject("vocab extend", ("vocab", "extend", start, str(home / "words.txt"))),
         Subject("predict", ("predict", tuned, rows), "answers.jsonl"),
         Subject("embed", ("predict", "embed", start, short), "vectors.npy"),
         Subject("features", ("predict", "features", start, short), "states.parquet"),
@@ -133,7 +132,6 @@ def make_inputs(home: Path) -> None:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS]
     (home / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
     (home / "tiny.toml").write_text(RECIPE)
-    (home / "words.txt").write_text("balaero\nfinuost\n")
     for name, rows in (("train", 48), ("dev", 24)):
         drawn = [rng.choices(WORDS, k=8) for _ in range(rows)]
         lines = [f"{' '.join(words)},{'yes' if words[0] < 'm' else 'no'}" for words in drawn]
