@@ -27,7 +27,6 @@ COMMANDS = {
     "Text": {
         "clean": ("corpus", "Remove duplicates and low-quality documents from text."),
         "learn": ("corpus", "Learn a WordPiece vocabulary from text."),
-        "vocab": ("corpus", "Measure how well a vocabulary fits a text."),
         "prepare": ("corpus", "Turn text into a token store."),
     },
     "Pre-training": {

@@ -1,29 +1,20 @@
-"""Commands from text to a token store: clean, learn, vocab measure and prepare."""
+"""Commands from text to a token store: clean, learn and prepare."""
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
-
-from cyclopts import App
 
 from bertkit.cli.options import FLATTEN, USUAL_READING, Language, Reading
 from bertkit.corpus.clean import CLEAN_DEFAULTS, CleanOptions, clean
 from bertkit.corpus.prepare import prepare
-from bertkit.errors import BertkitError
 from bertkit.files import check_output, write_json
-from bertkit.progress import Console
-from bertkit.text.documents import TextCounts, describe_skipped
 from bertkit.text.sources import TextSource
 from bertkit.tokenizer.learn import (
     LEARN_DEFAULTS,
     LearnOptions,
-    documents,
     learn_tokenizer,
-    measure_vocabulary,
 )
-from bertkit.tokenizer.wordpiece import Tokenizer
 
 
 def clean_command(
@@ -63,49 +54,6 @@ def learn_command(
     """
     text = TextSource(paths, reading.format, reading.column)
     learn_tokenizer(text, out, size, options, processes=reading.processes)
-
-
-def measure_command(
-    tokenizer: Path,
-    *paths: str,
-    max_documents: int | None = None,
-    json: Path | None = None,
-    reading: Annotated[Reading, FLATTEN] = USUAL_READING,
-) -> None:
-    """Measure how well a vocabulary fits a text: fertility, [UNK], characters per token.
-
-    Args:
-        tokenizer: A folder made by `bertkit learn`, a model directory, or a vocab.txt.
-        paths: The text to measure, preferably not the text that the vocabulary was learned from.
-        max_documents: The maximum number of documents to measure, from the first on.
-        json: A file to write the report to.
-    """
-    if max_documents is not None and max_documents < 1:
-        raise BertkitError(f"--max-documents must be at least 1, got {max_documents}")
-    json = json and check_output(json, paths)
-    counts, loaded = TextCounts(), Tokenizer.load(tokenizer)
-    text = TextSource(paths, reading.format, reading.column)
-    report = measure_vocabulary(loaded, islice(documents(text, counts), max_documents)).to_dict()
-    Console().say(*describe_skipped(counts.skipped, counts.examples))
-    report = {"documents": counts.documents, "vocabulary": loaded.size, **report}
-    if json is not None:
-        write_json(json, {"tokenizer": str(tokenizer), "paths": list(paths), **report})
-    unknown = ", ".join(f"{word} ({times:,})" for word, times in report["unknown_words"])
-    print(
-        f"documents                    {report['documents']:,}",
-        f"words                        {report['words']:,}",
-        f"tokens                       {report['tokens']:,}",
-        f"tokens per word (fertility)  {report['fertility']:.4f}",
-        f"characters per token         {report['characters_per_token']:.4f}",
-        f"words that are [UNK]         {report['unknown_share']:.4%}",
-        f"most frequent [UNK]          {unknown or 'none'}",
-        f"tokens never used            {report['unused_tokens']:,} of {loaded.size:,}",
-        sep="\n",
-    )
-
-
-vocab_command = App(name="vocab", help="Measure how well a vocabulary fits a text.")
-vocab_command.command(measure_command, name="measure")
 
 
 def prepare_command(

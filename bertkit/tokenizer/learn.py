@@ -105,7 +105,7 @@ def learn_tokenizer(
         tokenizer, made = learn_from_files(text, size, options, shown, pool)
         counts = TextCounts()
         measured = islice(documents(text, counts), MEASURED_DOCUMENTS)
-        report = measure_vocabulary(tokenizer, measured).to_dict()
+        report = measure_vocabulary(tokenizer, measured)
         tokenizer.save(out)
         write_json(out / "vocabulary.json", report | made)
         shown.say(
@@ -261,37 +261,10 @@ def counts_in_range(counts: dict[str, int], min_frequency: int) -> tuple[dict[st
     return smaller, -(-min_frequency // divisor)
 
 
-@dataclass(frozen=True)
-class VocabularyReport:
-    """The measured fit of a vocabulary to a text; see `measure_vocabulary`."""
+def measure_vocabulary(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Any]:
+    """Encode texts and return how well the vocabulary fits them.
 
-    words: int
-    tokens: int
-    fertility: float
-    """Tokens per word; 1 means that every word is one token."""
-    unknown_share: float
-    """The share of words that became [UNK]."""
-    unknown_words: Sequence[tuple[str, int]]
-    """The most frequent of these, as written in the text, with their counts."""
-    characters_per_token: float
-    """Characters per token, not counting white space."""
-    unused_tokens: Sequence[str]
-    """The tokens that do not occur in the text, without special tokens."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report for a JSON file, with only the number of the unused tokens."""
-        return asdict(self) | {"unused_tokens": len(self.unused_tokens)}
-
-
-def measure_vocabulary(
-    tokenizer: Tokenizer, texts: Iterable[str], *, most_common: int = 20
-) -> VocabularyReport:
-    """Encode texts and count words, tokens and what became [UNK].
-
-    Args:
-        tokenizer: the tokenizer with the vocabulary to measure.
-        texts: the texts, read once; preferably text that the vocabulary was not learned from.
-        most_common: the number of unknown words to list.
+    "fertility" is tokens per word, and "characters_per_token" counts no white space.
     """
     words = tokens = characters = 0
     unknown: Counter[str] = Counter()
@@ -305,16 +278,15 @@ def measure_vocabulary(
             characters += end - start
             if token == SPECIAL_TOKENS[1]:
                 unknown[text[start:end]] += 1
-    ranked = sorted(unknown.items(), key=lambda item: (-item[1], item[0]))
-    return VocabularyReport(
-        words=words,
-        tokens=tokens,
-        fertility=tokens / words if words else 0.0,
-        unknown_share=unknown.total() / words if words else 0.0,
-        unknown_words=ranked[:most_common],
-        characters_per_token=characters / tokens if tokens else 0.0,
-        unused_tokens=[token for token in tokenizer.vocabulary if token not in used],
-    )
+    return {
+        "words": words,
+        "tokens": tokens,
+        "fertility": tokens / words if words else 0.0,
+        "unknown_share": unknown.total() / words if words else 0.0,
+        "unknown_words": sorted(unknown.items(), key=lambda item: (-item[1], item[0]))[:20],
+        "characters_per_token": characters / tokens if tokens else 0.0,
+        "unused_tokens": len(set(tokenizer.vocabulary) - used),
+    }
 
 
 # Counting words ---------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from tests.conftest import tiny_config
 NAMES = [name for group in COMMANDS.values() for name in group]
 SUBCOMMANDS = {
     "predict": ("embed", "features", "fill-mask", "next-sentence"),
-    "vocab": ("measure",),
 }
 Fails = Callable[[str], str]
 
@@ -78,7 +77,6 @@ def test_every_command_explains_itself(
     ("line", "named"),
     [
         ("frobnicate", "frobnicate"),
-        ("vocab frobnicate", "frobnicate"),
         ("learn texts.txt --out new --sise 90", "--size"),
         ("learn texts.txt --out new --size many", "--size"),
         ("learn texts.txt --out new --size 90.5", "--size"),

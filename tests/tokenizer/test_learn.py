@@ -70,5 +70,5 @@ def test_learning_twice_gives_the_same(data: Path, lowercase: bool) -> None:
     assert learn_vocabulary(lines[::-1], 8000, lowercase=lowercase) == first
     tokenizer = Tokenizer.from_vocabulary(first, lowercase=lowercase)
     report = measure_vocabulary(tokenizer, lines)
-    assert report.unknown_share < 0.001
-    assert 1.0 < report.fertility < 1.4
+    assert report["unknown_share"] < 0.001
+    assert 1.0 < report["fertility"] < 1.4
