@@ -13,13 +13,13 @@ import hashlib
 import json
 import math
 import os
+import platform
 import re
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 MAX_OBJECT_BYTES = 1 << 24
 """The maximum size in bytes of a JSON file that describes a model, such as `config.json`."""
-LEFTOVER_SECONDS = 24 * 3600.0
-"""The age at which a temporary file that may belong to another machine counts as abandoned."""
 RECORDS = {
     "pre-training run": "recipe.json",
     "fine-tuning": "finetune.json",
@@ -206,19 +204,8 @@ def temporary_name(path: Path) -> Path:
     """Return a unique name next to `path`; even containers that share a folder and pids differ."""
     if not path.name:
         raise BertkitError(f"{path} does not end in a name; give the path of a file or folder")
-    unique = f"{process_namespace()}-{os.getpid()}-{secrets.token_hex(4)}"
+    unique = f"{os.getpid()}-{secrets.token_hex(4)}@{platform.node()}"
     return path.with_name(f".{path.name}.tmp-{unique}")
-
-
-@cache
-def process_namespace() -> str:
-    """Return an id that processes share if they can see each other's pids; random if unknown."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        namespace = boot + str(Path("/proc/self/ns/pid").readlink())
-    except (OSError, ValueError):
-        return secrets.token_hex(4)
-    return hashlib.sha256(namespace.encode()).hexdigest()[:8]
 
 
 def remove_leftovers(path: Path) -> None:
@@ -248,25 +235,17 @@ def remove_path(path: Path) -> None:
 
 
 def is_abandoned(leftover: Path) -> bool:
-    """Return whether the process that writes a temporary file or folder is dead.
-
-    Processes of other machines and containers cannot be checked: theirs are abandoned if nothing
-    in them has been written for LEFTOVER_SECONDS.
-    """
-    namespace, _, rest = leftover.name.rpartition(".tmp-")[2].partition("-")
-    pid = rest.partition("-")[0]
-    if namespace == process_namespace() and pid.isdecimal() and int(pid) != os.getpid():
-        try:
-            os.kill(int(pid), 0)
-        except ProcessLookupError:
-            return True
-        except (OSError, OverflowError):  # another user's process
-            pass
-    times = [0.0]
-    for entry in (leftover, *leftover.rglob("*")):
-        with suppress(OSError):  # removed in the meantime
-            times.append(entry.stat().st_mtime)
-    return time.time() - max(times) > LEFTOVER_SECONDS
+    """Return whether the process of this machine that writes a temporary file is dead."""
+    pid, _, rest = leftover.name.rpartition(".tmp-")[2].partition("-")
+    if not pid.isdecimal() or rest.partition("@")[2] != platform.node():
+        return False  # of another machine, whose processes cannot be checked
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # another user's process
+        return False
+    return False
 
 
 def sync_folder(folder: Path) -> None:

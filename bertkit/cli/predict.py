@@ -41,7 +41,6 @@ def predict_texts(
     file: str = "",
     *,
     text: tuple[str, ...] = (),
-    ensemble: tuple[str, ...] = (),
     out: Path | None = None,
     null_threshold: NullThreshold = None,
     compute: Annotated[Compute, FLATTEN] = AUTO,
@@ -59,7 +58,6 @@ def predict_texts(
         file: A file (.csv, .tsv, .jsonl, .parquet, .txt, hf:NAME, CoNLL columns or SQuAD's JSON).
         text: With a file, the column of the text. Without, the texts of one input: a text, two
             texts of a pair, a question and its context, or a text and its choices.
-        ensemble: More models of the same task; the outputs of all are averaged.
         out: The file for the predictions, by its ending JSON lines, CSV, TSV or Parquet, with all
             columns of the input; it is created once all are made. By default they are printed.
     """
@@ -69,7 +67,7 @@ def predict_texts(
         raise BertkitError("--text names the column of a file's text; give one, or leave out FILE")
     if out is not None:
         check_ending(out)
-    predictor = load_predictor([model, *ensemble], null_threshold=null_threshold, **vars(compute))
+    predictor = load_predictor(model, null_threshold=null_threshold, **vars(compute))
     if file:
         named = {"text": text[0]} if text else {}
         predict_file(predictor, file, columns=named | set_flags(columns), out=out)

@@ -122,7 +122,6 @@ def evaluate_command(
     data: Path | None = None,
     split: str = "",
     task: str = "",
-    ensemble: tuple[str, ...] = (),
     out: Path | None = None,
     null_threshold: NullThreshold = None,
     compute: Annotated[Compute, FLATTEN] = AUTO,
@@ -136,14 +135,12 @@ def evaluate_command(
         split: dev, test, or another split of the set, such as dev-mismatched; a file read as test
             may lack labels.
         task: The official data set, if it is not the one that the model was fine-tuned on.
-        ensemble: More models of the same task; the outputs of all are averaged.
         out: The folder for predictions, official files and scores.
     """
-    models = [model, *ensemble]
     out = out and check_output(out, [file], folder=True)
     with Console() as console:
         evaluation = evaluate(
-            models,
+            model,
             file or None,
             task=task,
             data=data,
@@ -158,5 +155,5 @@ def evaluate_command(
             name = file or f"{evaluation.name} {evaluation.split}"
             print(f"{name}: {scores_text(evaluation.scores)}")
         if out is not None:
-            files = evaluation.save(out, models)
+            files = evaluation.save(out)
             console.say(f"predictions: {', '.join(map(str, files))}")

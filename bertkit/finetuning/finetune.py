@@ -62,7 +62,6 @@ from bertkit.training.device import (
 from bertkit.training.step import MetricWindow
 
 LOG_EVERY = 20  # the number of updates between two lines of the journal
-SETTINGS_FILE = "finetune.json"
 
 Metric = Callable[[list[Any], list[Any]], float]
 """(gold labels, predictions) of a whole split -> a score; higher is better. Both are plain values:

@@ -37,16 +37,8 @@ from bertkit.training.step import LoopSettings, StepRecord, train_steps
 class TaskTraining:
     """A run in progress: use it in a `with` block and iterate over `updates`.
 
-    Args:
-        start: the weights to initialise from; they are not changed.
-        task: the task, which defines the loss.
-        items: the labelled items.
-        run: batch size, learning rate, epochs, seed (of the new head, the order and the dropout).
-        training: the settings that all runs share.
-        device: the device to train on.
-        precision: "fp32", "bf16" or "bf16-residual".
-        keep_head: whether to initialise the head from the checkpoint too.
-        checkpoints: the folder for checkpoints, from which a stopped run is resumed; None for none.
+    The weights of `start` are not changed; `keep_head` initialises the head from them too. A
+    stopped run is resumed from the folder `checkpoints`; None saves none.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from bertkit.training.device import environment
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of models for a split, and their scores."""
+    """The results of a model for a split, and their scores."""
 
     predictor: TaskPredictor
     name: str
@@ -37,7 +37,7 @@ class Evaluation:
     scores: dict[str, float]
     """Metric -> score as a fraction of 1; {} if no input has a label."""
 
-    def save(self, out: Path, models: Sequence[Path | str]) -> list[Path]:
+    def save(self, out: Path) -> list[Path]:
         """Write predictions, official files, and a record with the scores; return the files."""
         files = write_results(
             self.predictor.task, self.name, self.split, out, self.inputs, self.results
@@ -45,7 +45,7 @@ class Evaluation:
         record = {
             "task": self.name,
             "split": self.split,
-            "models": list(map(str, models)),
+            "model": str(self.predictor.folder),
             "scores": self.scores,
             "inputs": self.items.inputs,
             "scored": self.scored,
@@ -61,7 +61,7 @@ class Evaluation:
 
 
 def evaluate(
-    model: Path | str | Sequence[Path | str],
+    model: Path | str,
     file: Any = None,
     *,
     task: str = "",
@@ -77,8 +77,7 @@ def evaluate(
     """Score a fine-tuned model on labelled data.
 
     Args:
-        model: a model directory, a run or a model of the hub; the outputs of several are averaged
-            (an ensemble).
+        model: a model directory, a run or a model of the hub.
         file: the data: a file, a DataFrame, a `datasets.Dataset`, or a list of dicts or tuples.
         task: the official data set whose rules apply, such as "squad-2.0". The default is the
             model's task type for `file`, and the set that the model was fine-tuned on for `data`.
@@ -94,8 +93,8 @@ def evaluate(
         console: the console for progress; None for a new one.
 
     Raises:
-        BertkitError: models or data are missing or damaged, the model is for another task type, or
-            there is no label.
+        BertkitError: the model or the data is missing or damaged, the model is for another task
+            type, or there is no label.
     """
     if file is None and data is None:
         raise BertkitError("there is nothing to score; give a file, or --data FOLDER of a data set")

@@ -45,7 +45,7 @@ def predict_file(
     are flat (.csv, .tsv, .parquet), each label's probability is a column `probability_LABEL`.
 
     Args:
-        predictor: a fine-tuned model, or an ensemble.
+        predictor: a fine-tuned model.
         file: the file of inputs: rows with columns, a format of the task type such as SQuAD-JSON or
             CoNLL's, or plain text with one input per line.
         columns: the column options of the task type, by name; the others are those that the model

@@ -1,10 +1,8 @@
 """Trained models for use: `load` returns a predictor, and `model_info` says what a model is.
 
-    classify = load("runs/mrpc/model")
-    classify("He sold it.", "It was sold.").label
-    classify([("He sold it.", "It was sold."), ("He sold it.", "It rained.")])
-
-Several folders make an ensemble, which averages the outputs of its models (paper, table 2).
+classify = load("runs/mrpc/model")
+classify("He sold it.", "It was sold.").label
+classify([("He sold it.", "It was sold."), ("He sold it.", "It rained.")])
 """
 
 from __future__ import annotations
@@ -17,8 +15,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bertkit.checkpoints.pretrained import model_folder, read_pretrained, resolve_model
 from bertkit.checkpoints.sentence_transformers import is_embedder
 from bertkit.errors import BertkitError, InputTypeError, is_ordered, short_repr
@@ -28,12 +24,10 @@ from bertkit.predict.pretrained import Predictor, load_pretrained
 from bertkit.tasks.classification import TextColumns, TextExample
 from bertkit.tasks.columns import Columns, MemoryRows, as_source
 from bertkit.tasks.official import GLUE
-from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.sequences import choose_mode, prepare_network, run_task
 from bertkit.tasks.task import NOTHING_READ, Items, encode
 from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tasks.types import (
-    LoadedTask,
     is_tuned,
     load_task_model,
     model_columns,
@@ -46,15 +40,14 @@ CHUNK_INPUTS = 2048
 
 
 class TaskPredictor:
-    """A fine-tuned model, or an ensemble of models for the same task, on a device.
+    """A fine-tuned model on a device.
 
-    The task and the tokenizer are those of the first model. It pickles by the folders of its
-    models, so that Ray, Spark or `datasets.map` can run it.
+    It pickles by the folder of the model, so that Ray, Spark or `datasets.map` can run it.
     """
 
     def __init__(
         self,
-        folders: Sequence[Path],
+        folder: Path,
         *,
         device: str = "auto",
         precision: str = "auto",
@@ -65,28 +58,18 @@ class TaskPredictor:
             "precision": precision,
             "null_threshold": null_threshold,
         }
-        self.folders, self.device = list(folders), choose_device(device)
+        self.folder, self.device = folder, choose_device(device)
         self.precision = choose_mode(precision, self.device)
-        self.loaded = [load_task_model(path, self.device, null_threshold) for path in folders]
-        self.task, self.tokenizer = self.loaded[0].task, self.loaded[0].tokenizer
-        check_ensemble(self.loaded)
-        pairs = {one.details.get("pairs") for one in self.loaded} - {None}
-        self.pairs: bool | None = pairs.pop() if len(pairs) == 1 else None
-        """Whether the models were fine-tuned on pairs of texts; None if it is not recorded."""
-        if isinstance(self.task, QuestionAnswering):  # thresholds are averaged like outputs
-            thresholds = [one.task.threshold for one in self.loaded]  # type: ignore[attr-defined]
-            self.task = replace(self.task, threshold=sum(thresholds) / len(thresholds))
-        self.threads = [
-            prepare_network(self.device, one.model.encoder, self.precision) for one in self.loaded
-        ]
+        loaded = load_task_model(folder, self.device, null_threshold)
+        self.model, self.task, self.tokenizer = loaded.model, loaded.task, loaded.tokenizer
+        self.details = loaded.details
+        """The content of the model's `bertkit.json`."""
+        self.pairs: bool | None = self.details.get("pairs")
+        """Whether the model was fine-tuned on pairs of texts; None if it is not recorded."""
+        self.threads = prepare_network(self.device, self.model.encoder, self.precision)
 
     def __reduce__(self) -> Any:
-        return partial(TaskPredictor, self.folders, **self.arguments), ()
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """The content of the first model's `bertkit.json`."""
-        return self.loaded[0].details
+        return partial(TaskPredictor, self.folder, **self.arguments), ()
 
     @cached_property
     def columns(self) -> Columns:
@@ -183,27 +166,15 @@ class TaskPredictor:
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[Any]:
         """Return the results for encoded inputs."""
-        windows = sum(len(item.parts) for item in items.items)
-        total = windows * len(self.loaded)
-        outputs = []
-        for number, (loaded, threads) in enumerate(zip(self.loaded, self.threads, strict=True)):
-            before = number * windows
-            outputs.append(
-                run_task(
-                    loaded.model,
-                    items,
-                    self.device,
-                    threads=threads,
-                    progress=lambda done, before=before: progress(before + done, total),  # type: ignore[misc]
-                )
-            )
-        mean = outputs[0]
-        if len(outputs) > 1:
-            mean = [
-                [np.mean(parts, axis=0) for parts in zip(*models, strict=True)]
-                for models in zip(*outputs, strict=True)
-            ]
-        return self.task.decode(inputs, items, mean)
+        total = sum(len(item.parts) for item in items.items)
+        outputs = run_task(
+            self.model,
+            items,
+            self.device,
+            threads=self.threads,
+            progress=lambda done: progress(done, total),
+        )
+        return self.task.decode(inputs, items, outputs)
 
     def items(self, inputs: Sequence[Any]) -> Items:
         """Encode examples as sequences; a text for a model of pairs is an error, or vice versa."""
@@ -216,23 +187,7 @@ class TaskPredictor:
                     f"{other}",
                     code="pairs",
                 )
-        return encode(self.task, inputs, self.tokenizer, self.loaded[0].model.config)
-
-
-def check_ensemble(loaded: Sequence[LoadedTask]) -> None:
-    """Check that models have the same task, labels, window lengths and tokenizer."""
-
-    def settings(one: LoadedTask) -> dict[str, Any]:
-        values = {name: v for name, v in one.task.settings().items() if name != "threshold"}
-        return {**values, "task": one.task.task_type, "labels": one.task.labels}
-
-    first = loaded[0]
-    for other in loaded[1:]:
-        same_tokens = other.tokenizer.content_hash == first.tokenizer.content_hash
-        if settings(other) != settings(first) or not same_tokens:
-            raise BertkitError(
-                "the models of an ensemble must have the same task, labels, settings and tokenizer"
-            )
+        return encode(self.task, inputs, self.tokenizer, self.model.config)
 
 
 def text_columns_of(columns: TextColumns, names: Sequence[str], pairs: bool | None) -> TextColumns:
@@ -245,7 +200,7 @@ def text_columns_of(columns: TextColumns, names: Sequence[str], pairs: bool | No
 
 
 def load(
-    path: Path | str | Sequence[Path | str],
+    path: Path | str,
     *,
     device: str = "auto",
     precision: str = "auto",
@@ -254,8 +209,7 @@ def load(
     """Load a trained model for use.
 
     Args:
-        path: a model directory, a run directory or a model of the hub; several fine-tuned models
-            make an ensemble.
+        path: a model directory, a run directory or a model of the hub.
         device: "auto", "cpu", "cuda", ... On a CPU, torch's number of threads is taken when the
             model is loaded, so set it before.
         precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 if the device computes it
@@ -269,30 +223,21 @@ def load(
         sentence-transformers; a `Predictor` for any other pre-trained model.
 
     Raises:
-        BertkitError: there is no model, it is damaged, or the models cannot form an ensemble.
+        BertkitError: there is no model, or it is damaged.
     """
-    folders = model_folders(path)
-    first = folders[0]
-    if len(folders) == 1 and (is_embedder(first) or not is_tuned(model_folder(first))):
+    folder = resolve_model(path)
+    if is_embedder(folder) or not is_tuned(model_folder(folder)):
         if null_threshold is not None:
-            raise BertkitError(f"{first} was not fine-tuned for a task; it has no threshold")
-        if is_embedder(first):
-            return load_embedder(first, device=device, precision=precision)
-        return load_pretrained(first, device=device, precision=precision)
-    return TaskPredictor(folders, device=device, precision=precision, null_threshold=null_threshold)
+            raise BertkitError(f"{folder} was not fine-tuned for a task; it has no threshold")
+        if is_embedder(folder):
+            return load_embedder(folder, device=device, precision=precision)
+        return load_pretrained(folder, device=device, precision=precision)
+    return TaskPredictor(folder, device=device, precision=precision, null_threshold=null_threshold)
 
 
-def load_predictor(path: Path | str | Sequence[Path | str], **options: Any) -> TaskPredictor:
-    """Load one fine-tuned model, or several for an ensemble; any other model is an error."""
-    return TaskPredictor(model_folders(path), **options)
-
-
-def model_folders(path: Path | str | Sequence[Path | str]) -> list[Path]:
-    """Return the folders of one or several models."""
-    paths = [path] if isinstance(path, str | Path) else list(path)
-    if not paths:
-        raise BertkitError("there is no model to load; name at least one")
-    return [resolve_model(name) for name in paths]
+def load_predictor(path: Path | str, **options: Any) -> TaskPredictor:
+    """Load a fine-tuned model; any other model is an error."""
+    return TaskPredictor(resolve_model(path), **options)
 
 
 def model_info(model: Path | str) -> dict[str, Any]:

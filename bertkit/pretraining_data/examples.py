@@ -404,15 +404,10 @@ def corrupt(
     vocabulary_size: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Draw the input ids of the targets.
+    """Draw the input ids of the targets from their original ids, (targets,).
 
-    Args:
-        originals: (targets,) the original ids.
-        options: the shares of [MASK] and of random tokens.
-        mask_id: the id of [MASK].
-        vocabulary_size: the number of ids that random tokens are drawn from, including specials, as
-            in Google's code; a draw may equal the original id.
-        rng: the example's random generator.
+    Random tokens are drawn from the whole vocabulary, as in Google's code: a draw may be a special
+    token or equal the original.
     """
     draw = rng.random(len(originals))
     randoms = rng.integers(0, vocabulary_size, len(originals))

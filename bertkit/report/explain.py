@@ -98,16 +98,6 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
 
     A model with a language head reads the masked sequence, as in its training; any other model
     reads the text as it is.
-
-    Args:
-        model: a model directory, a run, a name on the hub, or a Google checkpoint.
-        text: the first text.
-        pair: the second text, if there is one.
-        seed: the seed of the masks.
-
-    Raises:
-        BertkitError: there is no such model, a text is empty, or the sequence is longer than the
-            model.
     """
     start = read_pretrained(model)
     tokenizer, config = start.tokenizer, start.config

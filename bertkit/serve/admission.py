@@ -89,11 +89,8 @@ DEFAULT_LIMITS = Limits()
 class RefusedError(Exception):
     """The reason why a request is refused, as an HTTP error.
 
-    Args:
-        status: the HTTP status of the response.
-        message: one line that says what is wrong and what to do.
-        param: the field of the body that is meant, as in "inputs.0.text"; None for no field.
-        retry_after: the seconds after which the client should try again; None for no advice.
+    `param` is the field of the body that is meant, as in "inputs.0.text"; `retry_after` the seconds
+    after which the client should try again.
     """
 
     def __init__(

@@ -106,14 +106,6 @@ def test_a_long_text_is_the_mean_of_its_windows(models: Path) -> None:
     assert regress.items([*regress.examples([text])]).windowed == 1
 
 
-def test_an_ensemble_averages(models: Path) -> None:
-    one: Any = load(models / "classify", precision="fp32")
-    both: Any = load([models / "classify", models / "classify"], precision="fp32")
-    assert both("river").probabilities == pytest.approx(one("river").probabilities)
-    with pytest.raises(BertkitError, match="same task"):
-        load([models / "classify", models / "regress"])
-
-
 def test_a_model_pickles_by_its_directory(classify: Any) -> None:
     again = pickle.loads(pickle.dumps(classify))
     assert again(TEXTS[0]).to_dict() == classify(TEXTS[0]).to_dict()

@@ -191,14 +191,8 @@ class AddNorm(torch.autograd.Function):
     ) -> Tensor:
         """Return (rows, width) in the dtype of the residual.
 
-        Args:
-            ctx: what the backward pass needs.
-            x: (rows, width) what is added.
-            residual: (rows, width), of a dtype that `step_types` has with that of x.
-            weight: (width,) fp32, of the LayerNorm.
-            bias: (width,) fp32, of the LayerNorm.
-            eps: the constant added to the variance.
-            drop: the probability of setting an element of x to 0.
+        `x` and `residual` are (rows, width), of dtypes that `step_types` has; `weight` and `bias`
+        are (width,) fp32; `drop` is the probability of setting an element of x to 0.
         """
         x, residual = x.contiguous(), residual.contiguous()
         y, normalized = torch.empty_like(residual), torch.empty_like(residual)

@@ -207,12 +207,8 @@ class NativeLayer(nn.Module):
         For one short text, preparing a call takes as long as a part of a layer, so most of it is
         done once for all layers (see `encoder.run_layers`).
 
-        Args:
-            stack: the layers in the order of use.
-            hidden: (tokens, width) the first layer's input.
-            packed: the batch.
-            rows: (rows,) indices of the tokens to return; None for all.
-            projected: what `project` returned for the only layer, or None.
+        `hidden` is (tokens, width), the first layer's input; `rows` are (rows,) indices of tokens;
+        `projected` is what `project` returned for the only layer.
         """
         code, hidden = compiled(), hidden.float().contiguous()
         tokens, boundaries = len(hidden), packed.cu_seqlens.to(torch.int32).contiguous()
