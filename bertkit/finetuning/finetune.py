@@ -331,10 +331,8 @@ def train_run(
 ) -> tuple[RunResult, dict[str, list[Any]]]:
     """Train a run, or the rest of it, and keep the model after the last update in `folder`/model.
 
-    With early stopping it is the model of the best evaluation, the first of equals.
-
-    Returns:
-        The result, and split -> the results of the kept model, as far as this process made them.
+    With early stopping it is the model of the best evaluation, the first of equals. Also returned
+    is split -> the results of the kept model, as far as this process made them.
     """
     training = setup.settings.training
     began, diverged = time.perf_counter(), ""
@@ -403,10 +401,8 @@ def evaluate_run(
 ) -> dict[str, list[Any]]:
     """Score a model on dev, and save it if it is the one to keep.
 
-    `state` gets the main score, and the scores of the kept model; a checkpoint keeps it.
-
-    Returns:
-        Split -> the results of a model that is kept; {} if it is not.
+    `state` gets the main score, and the scores of the kept model; a checkpoint keeps it. Returns
+    split -> the results of a model that is kept; {} if it is not.
     """
     (first, inputs), *others = setup.data.dev
     results = setup.predict(model, first, inputs, show=last)

@@ -218,12 +218,10 @@ def run_model(
     Args:
         forward: the network; it returns rows for a batch, (tokens, ...) or (sequences, ...).
         parts: the sequences that must stay in one batch each.
-        device: the device of the network.
         per_token: whether `forward` returns a row per token; such parts have one sequence.
         precision: "fp32", "bf16" or "bf16-residual", for networks that are not prepared.
         threads: the number of threads that `prepare_network` returned.
         targets: makes the tensors of a batch that `forward` needs besides the sequences.
-        progress: called with the number of parts done.
     """
     order = sorted(range(len(parts)), key=lambda n: -len(parts[n].sequences[0].ids))
     workers, tokens = shares(sum(part.tokens for part in parts), threads)
