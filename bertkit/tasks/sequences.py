@@ -215,13 +215,10 @@ def run_model(
 ) -> list[np.ndarray]:
     """Return a network's outputs for every part, in the order of the parts: fp32 arrays.
 
-    Args:
-        forward: the network; it returns rows for a batch, (tokens, ...) or (sequences, ...).
-        parts: the sequences that must stay in one batch each.
-        per_token: whether `forward` returns a row per token; such parts have one sequence.
-        precision: "fp32", "bf16" or "bf16-residual", for networks that are not prepared.
-        threads: the number of threads that `prepare_network` returned.
-        targets: makes the tensors of a batch that `forward` needs besides the sequences.
+    `forward` returns rows for a batch: (sequences, ...) or, `per_token`, (tokens, ...) of parts with
+    one sequence each. `precision` is for networks that are not prepared, and `threads` what
+    `prepare_network` returned. `targets` makes the tensors that `forward` needs besides the batch.
+    `progress` is called with the number of parts done.
     """
     order = sorted(range(len(parts)), key=lambda n: -len(parts[n].sequences[0].ids))
     workers, tokens = shares(sum(part.tokens for part in parts), threads)
