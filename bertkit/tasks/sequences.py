@@ -215,7 +215,7 @@ def run_model(
 ) -> list[np.ndarray]:
     """Return a network's outputs for every part, in the order of the parts: fp32 arrays.
 
-    `forward` returns rows for a batch: (sequences, ...) or, `per_token`, (tokens, ...) of parts with
+    `forward` returns rows of a batch: (sequences, ...) or, `per_token`, (tokens, ...) of parts with
     one sequence each. `precision` is for networks that are not prepared, and `threads` what
     `prepare_network` returned. `targets` makes the tensors that `forward` needs besides the batch.
     `progress` is called with the number of parts done.
