@@ -109,9 +109,7 @@ def test_a_folder_that_is_gone_is_not_looked_up_on_the_hub(
     """A relative folder such as runs/live could be the name of somebody's model there."""
     shutil.copytree(models / "classify", tmp_path / "runs" / "live")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "bertkit.checkpoints.pretrained.download_model", lambda name: models / "tag"
-    )
+    monkeypatch.setattr("bertkit.checkpoints.hub.download_model", lambda name: models / "tag")
     limits, metrics = Limits(), Metrics()
     served = load_models(["runs/live"], limits, metrics, precision="fp32", device="cpu")
     app = make_app(Service(served, limits, metrics), token="secret")
