@@ -112,9 +112,9 @@ def test_an_analyst_with_a_table(person: Person) -> None:
     assert (evaluated["scores"]["accuracy"], evaluated["scored"]) == (1, len(TICKETS) - 2)
 
     tickets.drop(columns="team").to_csv(person.folder / "new.csv", index=False)
-    person.bertkit("predict runs/tickets new.csv --id ticket --out predictions.csv")
-    found = person.table("predictions.csv")[["id", "label", "probability"]]
-    joined = tickets.merge(found, left_on="ticket", right_on="id", how="left", validate="1:1")
+    person.bertkit("predict runs/tickets new.csv --out predictions.csv")
+    found = person.table("predictions.csv")[["ticket", "label", "probability"]]
+    joined = tickets.merge(found, on="ticket", how="left", validate="1:1")
     assert list(joined["ticket"]) == [ticket for ticket, _, _ in TICKETS]
     assert list(joined[joined["label"].isna()]["ticket"]) == ["T-100"]
     known = joined.dropna()
