@@ -22,7 +22,6 @@ import numpy as np
 
 from benchmarks.exports import (
     CALIBRATION,
-    CLASSES,
     OPENVINO_TYPES,
     export,
     export_ctranslate2,
@@ -32,10 +31,7 @@ from benchmarks.exports import (
 from benchmarks.peers import Encoded, Model, Setting, longest_first, padded
 from benchmarks.record import ROOT, installed, precisions
 from benchmarks.workloads import Workload
-from bertkit.checkpoints.pretrained import load_config
 
-REFERENCE = "transformers fp32"
-AS_GIVEN = "transformers fp32, padded as given"
 BATCHES = (4, 8, 16, 32)
 FIRST_BATCH = 8
 """The batch size with which graphs and numbers of callers are compared."""
@@ -105,16 +101,14 @@ class Graph(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """A library in one precision."""
+    """A library in one precision; `threads` is the number of threads of all callers together."""
 
     library: str
     precision: str
     directory: Path
-    """The model directory."""
     head: str
     graphs: Mapping[str, Graph]
     threads: int
-    """The number of threads of all callers together."""
 
     @property
     def name(self) -> str:
@@ -126,13 +120,13 @@ class Entry:
         path, options = self.graphs[setting.graph]
         return Model(self.directory, self.head, self.precision, path, options)
 
-    def shapes(self, batch: int = FIRST_BATCH) -> list[Setting]:
+    def shapes(self) -> list[Setting]:
         """Return settings of every graph, with all threads on one batch or a thread per batch."""
         if self.library == "bertkit":  # it chooses batches and threads itself
             return [Setting("", 0, 1, self.threads)]
         callers = dict.fromkeys((1, self.threads))
         return [
-            Setting(graph, batch, many, self.threads // many)
+            Setting(graph, FIRST_BATCH, many, self.threads // many)
             for graph in self.graphs
             for many in callers
         ]
@@ -144,7 +138,7 @@ class Entry:
 
 
 def make_field(
-    model: Path, folder: Path, workload: Workload, threads: int, classes: int = CLASSES
+    model: Path, folder: Path, workload: Workload, threads: int
 ) -> tuple[list[Entry], dict[str, str]]:
     """Return all contestants, the reference first, and why others do not take part.
 
@@ -152,47 +146,40 @@ def make_field(
         model: the model directory.
         folder: the folder of exported files.
         workload: its head, and the sequences of which 64 calibrate the static quantization; they
-            are those that are measured, unless others are given, which can only help it.
+            are those that are measured, which can only help it.
         threads: the number of threads of each contestant.
-        classes: the number of classes of the model's classification head.
     """
-    entries: list[Entry] = []
+    found = {"transformers": {precision: {"": Graph(model)} for precision in precisions()}}
     skipped: dict[str, str] = {}
-
-    def enter(library: str, graphs: Mapping[str, Mapping[str, Graph]]) -> None:
-        entries.extend(
-            Entry(library, precision, model, workload.head, found, threads)
-            for precision, found in graphs.items()
-        )
-
-    enter("transformers", {precision: {"": Graph(model)} for precision in precisions()})
-    makers = {"onnxruntime": onnx_graphs, "ctranslate2": ctranslate2_graphs}
-    needed = {
-        "onnxruntime": ("onnxruntime", "onnx"),
-        "ctranslate2": ("ctranslate2",),
-        "openvino": ("openvino", "nncf", "onnx"),
+    peers = {
+        ("onnxruntime", "onnx"): onnx_graphs,
+        ("ctranslate2",): ctranslate2_graphs,
+        ("openvino", "nncf", "onnx"): openvino_graphs,
     }
-    for library, packages in needed.items():
+    for packages, make in peers.items():
         if missing := [package for package in packages if not installed(package)]:
-            skipped[library] = f"{' and '.join(missing)} not installed"
-        elif library == "openvino":
-            enter(library, openvino_graphs(model, folder, workload))
+            skipped[packages[0]] = f"{' and '.join(missing)} not installed"
         else:
-            enter(library, makers[library](model, folder, workload.head))
-    enter("bertkit", {mode: {"": Graph(model, {"classes": classes})} for mode in fast_modes()})
+            found[packages[0]] = make(model, folder, workload)
+    found["bertkit"] = {mode: {"": Graph(model)} for mode in fast_modes()}
+    entries = [
+        Entry(library, precision, model, workload.head, graphs, threads)
+        for library, by_precision in found.items()
+        for precision, graphs in by_precision.items()
+    ]
     return entries, skipped
 
 
-def onnx_graphs(model: Path, folder: Path, head: str) -> dict[str, dict[str, Graph]]:
+def onnx_graphs(model: Path, folder: Path, workload: Workload) -> dict[str, dict[str, Graph]]:
     """Export the graphs of onnxruntime by precision: fp32 and int8."""
     found: dict[str, dict[str, Graph]] = {"fp32": {}, "int8": {}}
-    for name, path in export(model, head, folder).items():
-        kind, precision, *weights = name.split(" ")
-        found[precision][" ".join([kind, *weights])] = Graph(path)
+    for name, path in export(model, workload.head, folder).items():
+        kind, precision = name.split()
+        found[precision][kind] = Graph(path)
     return found
 
 
-def ctranslate2_graphs(model: Path, folder: Path, _: str) -> dict[str, dict[str, Graph]]:
+def ctranslate2_graphs(model: Path, folder: Path, _: Workload) -> dict[str, dict[str, Graph]]:
     """Return the types of computation for each precision that this processor supports."""
     import ctranslate2  # type: ignore[import-not-found]
 
@@ -207,25 +194,17 @@ def ctranslate2_graphs(model: Path, folder: Path, _: str) -> dict[str, dict[str,
 
 
 def openvino_graphs(model: Path, folder: Path, workload: Workload) -> dict[str, dict[str, Graph]]:
-    """Export OpenVINO's graphs by precision; those in int8 compute the rest in bf16 if possible."""
+    """Export OpenVINO's graphs by precision; int8 computes the rest in bf16 if possible."""
     step = max(1, len(workload.sequences) // CALIBRATION)
-    chosen = workload.sequences[::step][:CALIBRATION]
+    inputs = [padded([one]) for one in workload.sequences[::step][:CALIBRATION]]
     plain = export(model, workload.head, folder)["plain fp32"]
-    inputs = [padded([one]) for one in chosen]
-    paths = export_openvino(plain, folder, f"{workload.name}-{len(inputs)}", inputs)
-    types = OPENVINO_TYPES
-    rest = {"INFERENCE_PRECISION_HINT": types[precisions()[-1]]}
-    found = {
-        precision: {"": Graph(paths["fp32"], {"INFERENCE_PRECISION_HINT": types[precision]})}
-        for precision in precisions()
+    paths = export_openvino(plain, folder, workload.name, inputs)
+    modes = {precision: ("fp32", precision) for precision in precisions()}
+    modes["int8 static"] = ("int8 static", precisions()[-1])
+    return {
+        name: {"": Graph(paths[kind], {"INFERENCE_PRECISION_HINT": OPENVINO_TYPES[precision]})}
+        for name, (kind, precision) in modes.items()
     }
-    groups = {f"groups of {size}": size for size in (32, load_config(model).hidden_size)}
-    found["int8 weights"] = {
-        label: Graph(paths["int8 weights"], {**rest, "DYNAMIC_QUANTIZATION_GROUP_SIZE": size})
-        for label, size in groups.items()
-    }
-    found["int8 static"] = {"": Graph(paths["int8 static"], rest)}
-    return found
 
 
 def cosines(own: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[float]:
@@ -237,14 +216,14 @@ def cosines(own: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[flo
     return found
 
 
-def sample(sequences: Sequence[Encoded], batch: int, every: int, least: int = 1) -> list[int]:
-    """Return the indices of the sequences of every n-th batch, but of `least` batches if possible.
+def sample(sequences: Sequence[Encoded], batch: int, least: int) -> list[int]:
+    """Return the indices of the sequences of every 8th batch, but of `least` batches if possible.
 
     If these sequences alone are run, they form the same batches again.
     """
     order = longest_first(sequences)
     batches = [order[start : start + batch] for start in range(0, len(order), batch)]
-    step = max(1, min(every, len(batches) // least))
+    step = max(1, min(8, len(batches) // least))
     # the sample begins in the middle of a stride: the first batch has the longest sequences
     return [i for rows in batches[min(step // 2, (len(batches) - 1) // 2) :: step] for i in rows]
 
@@ -263,41 +242,19 @@ class Trials:
         right = [setting for setting, low in self.lowest_cosines.items() if low >= WRONG]
         return max(right or self.rates, key=self.rates.__getitem__)
 
-    def described(self, rate: str) -> Row:
-        """Return the trials as the results file has them; `rate` names the unit."""
-        return {
-            "chosen": str(self.best),
-            "tried": {
-                str(setting): {rate: round(found, 1), "lowest_cosine": round(low, 4)}
-                for (setting, found), low in zip(
-                    self.rates.items(), self.lowest_cosines.values(), strict=True
-                )
-            },
-        }
+    def described(self) -> Row:
+        """Return the trials as the results file has them."""
+        tried = {str(setting): round(rate, 1) for setting, rate in self.rates.items()}
+        return {"chosen": str(self.best), "rates": tried}
 
 
-def tune(
-    entry: Entry,
-    sequences: Sequence[Encoded],
-    expected: Sequence[np.ndarray],
-    *,
-    batches: Sequence[int] = BATCHES,
-    every: int = 8,
-) -> Trials:
-    """Try graphs and callers, then batch sizes, by real tokens per second of the faster run.
-
-    Args:
-        entry: the contestant.
-        sequences: the workload.
-        expected: the outputs of the reference.
-        batches: the batch sizes to try.
-        every: one batch of so many is timed.
-    """
+def tune(entry: Entry, sequences: Sequence[Encoded], expected: Sequence[np.ndarray]) -> Trials:
+    """Try graphs and callers, then batch sizes, by real tokens per second of the faster run."""
     trials = Trials()
     with worker_of(entry, sequences) as worker:
 
         def attempt(setting: Setting) -> None:
-            chosen = sample(sequences, setting.batch or FIRST_BATCH, every, 2 * setting.callers)
+            chosen = sample(sequences, setting.batch or FIRST_BATCH, 2 * setting.callers)
             tokens = sum(len(sequences[i][0]) for i in chosen)
             worker.ask("load", entry.model(setting), setting)
             runs = [worker.ask("run", chosen)]
@@ -311,23 +268,20 @@ def tune(
             attempt(setting)
         best = trials.best
         if best.batch:
-            for batch in batches:
+            for batch in BATCHES:
                 if batch != best.batch:
                     attempt(best._replace(batch=batch))
     return trials
 
 
-def tune_alone(
-    entry: Entry, texts: Sequence[Encoded], expected: Sequence[np.ndarray], calls: int
-) -> Trials:
+def tune_alone(entry: Entry, texts: Sequence[Encoded], expected: Sequence[np.ndarray]) -> Trials:
     """Try graphs and threads for one text at a time, by calls per second at the median time."""
     trials = Trials()
     with worker_of(entry, texts) as worker:
         for setting in entry.alone():
             worker.ask("load", entry.model(setting), setting)
             _, _, outputs = worker.ask("run")
-            taken = worker.ask("calls", 0, calls)
-            trials.rates[setting] = 1 / statistics.median(taken)
+            trials.rates[setting] = 1 / statistics.median(worker.ask("calls", 0, 30))
             trials.lowest_cosines[setting] = min(cosines(outputs, expected))
     return trials
 

@@ -4,7 +4,7 @@
   onnxruntime's optimizer finds its fusions only in graphs of the TorchScript exporter with
   `attn_implementation="eager"`: it does not recognise what the newer exporter writes.
 - ctranslate2: its converter's format, whose weights it quantizes as it loads them.
-- OpenVINO: the plain graph, the same with int8 weights, and the one that `nncf.quantize` makes.
+- OpenVINO: the plain graph, and the one that `nncf.quantize` makes of it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import json
 import logging
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,15 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.native import possible_modes
 from bertkit.model.outputs import ClassificationModel, SpanModel
 
-GRAPHS = ("plain", "fused")
 CLASSES = 32
 """The classes of the head: so many random views of the pooled [CLS] tell how equal it is."""
 CALIBRATION = 64
 """The number of inputs from which `nncf.quantize` takes the ranges of activations."""
 
 
-def build_head(
-    head: str, config: ModelConfig, classes: int = CLASSES
-) -> ClassificationModel | SpanModel:
+def build_head(head: str, config: ModelConfig) -> ClassificationModel | SpanModel:
     """Build the network with a new head, one of those of `Workload.head`."""
-    return ClassificationModel(config, classes) if head == "classification" else SpanModel(config)
+    return ClassificationModel(config, CLASSES) if head == "classification" else SpanModel(config)
 
 
 def write_model(folder: Path, start: PretrainedWeights, head: str) -> Path:
@@ -59,8 +56,8 @@ def write_model(folder: Path, start: PretrainedWeights, head: str) -> Path:
 
 def processor_name(name: str) -> str:
     """Return the name of a results file, which tells processors with other instructions apart."""
-    tiles = torch.cpu.get_capabilities().get("amx_int8", False)
-    return f"{name}{'-amx' if tiles else '' if has_integer_products() else '-avx2'}"
+    able = torch.cpu.get_capabilities()
+    return f"{name}{'-amx' if able.get('amx_int8') else '' if able.get('avx512_vnni') else '-avx2'}"
 
 
 def fast_modes() -> list[str]:
@@ -68,39 +65,19 @@ def fast_modes() -> list[str]:
     return [mode for mode in possible_modes() if mode == "int8" or mode in precisions()]
 
 
-def has_integer_products() -> bool:
-    """Return whether the processor has VNNI; without it, products of uint8 and int8 saturate."""
-    return bool(torch.cpu.get_capabilities().get("avx512_vnni", False))
-
-
 def export(model: Path, head: str, folder: Path) -> dict[str, Path]:
-    """Export every graph for onnxruntime; return the files by name.
+    """Export the graphs "plain fp32", "fused fp32", "plain int8" and "fused int8" for onnxruntime.
 
-    The names are "plain fp32", "fused fp32", "plain int8" and "fused int8"; without VNNI there are
-    also "plain int8 u8" and "fused int8 u8", whose unsigned weights do not saturate.
-
-    Args:
-        model: the model directory.
-        head: see `Workload`.
-        folder: the folder of the files; those that exist are not made again.
-
-    Raises:
-        RuntimeError: the optimizer of this version did not find all fusions in every layer.
+    Files that exist are not made again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    kinds = ["fp32", "int8", *([] if has_integer_products() else ["int8 u8"])]
-    files = {
-        f"{graph} {kind}": folder / f"{head}-{graph}-{kind.replace(' ', '-')}.onnx"
-        for kind in kinds
-        for graph in GRAPHS
-    }
+    names = [f"{graph} {kind}" for kind in ("fp32", "int8") for graph in ("plain", "fused")]
+    files = {name: folder / f"{head}-{name.replace(' ', '-')}.onnx" for name in names}
     makers: dict[str, Callable[[Path], object]] = {
         "plain fp32": lambda path: write_plain(model, head, path),
         "fused fp32": lambda path: write_fused(model, files["plain fp32"], path),
         "plain int8": lambda path: write_int8(files["plain fp32"], path),
         "fused int8": lambda path: write_int8(files["fused fp32"], path),
-        "plain int8 u8": lambda path: write_int8(files["plain fp32"], path, signed=False),
-        "fused int8 u8": lambda path: write_int8(files["fused fp32"], path, signed=False),
     }
     for name, path in files.items():
         if not path.is_file():
@@ -143,7 +120,7 @@ OPENVINO_TYPES = {"fp32": "f32", "bf16": "bf16"}
 def export_openvino(
     plain: Path, folder: Path, name: str, calibration: Sequence[dict[str, np.ndarray]]
 ) -> dict[str, Path]:
-    """Export the graphs "fp32", "int8 weights" and "int8 static" for OpenVINO; return their files.
+    """Export the graphs "fp32" and "int8 static" for OpenVINO; return their files.
 
     Args:
         plain: the graph "plain fp32" of `export`.
@@ -153,32 +130,27 @@ def export_openvino(
     """
     import openvino  # type: ignore[import-not-found]
 
-    def quantized(kind: str) -> Any:
-        import nncf  # type: ignore[import-not-found]
-
-        logging.getLogger("nncf").setLevel(logging.ERROR)
-        network = openvino.convert_model(str(plain))
-        if kind == "int8 weights":
-            return nncf.compress_weights(network, mode=nncf.CompressWeightsMode.INT8_SYM)
-        return nncf.quantize(
-            network,
-            nncf.Dataset(calibration),
-            model_type=nncf.ModelType.TRANSFORMER,
-            subset_size=len(calibration),
-        )
-
-    def make(kind: str, path: Path) -> None:
+    def make(path: Path, *, quantized: bool) -> None:
         with silence(), redirect_stdout(StringIO()):
-            network = openvino.convert_model(str(plain)) if kind == "fp32" else quantized(kind)
+            network = openvino.convert_model(str(plain))
+            if quantized:
+                import nncf  # type: ignore[import-not-found]
+
+                logging.getLogger("nncf").setLevel(logging.ERROR)
+                network = nncf.quantize(
+                    network,
+                    nncf.Dataset(calibration),
+                    model_type=nncf.ModelType.TRANSFORMER,
+                    subset_size=len(calibration),
+                )
             path.mkdir()
             openvino.save_model(network, str(path / "graph.xml"), compress_to_fp16=False)
 
-    found = {}
-    for kind in ("fp32", "int8 weights", "int8 static"):
-        of = f"{plain.stem}-{name}" if kind == "int8 static" else plain.stem
-        path = folder / f"{of}-openvino-{kind.replace(' ', '-')}"
-        found[kind] = made_folder(path, lambda target, kind=kind: make(kind, target)) / "graph.xml"
-    return found
+    exact, static = (folder / f"{plain.stem}-{name}-openvino-{kind}" for kind in ("fp32", "int8"))
+    return {
+        "fp32": made_folder(exact, partial(make, quantized=False)) / "graph.xml",
+        "int8 static": made_folder(static, partial(make, quantized=True)) / "graph.xml",
+    }
 
 
 class Logits(torch.nn.Module):
@@ -240,7 +212,7 @@ def write_fused(model: Path, plain: Path, path: Path) -> None:
     fused.save_model_to_file(str(path))
 
 
-def write_int8(source: Path, path: Path, *, signed: bool = True) -> None:
+def write_int8(source: Path, path: Path) -> None:
     """Quantize the matrix products: weights in 8 bits per channel, inputs to uint8 as they come."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
@@ -250,35 +222,10 @@ def write_int8(source: Path, path: Path, *, signed: bool = True) -> None:
         str(path),
         op_types_to_quantize=["MatMul", "Attention"],
         per_channel=True,
-        weight_type=QuantType.QInt8 if signed else QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
         # shapes are not inferred through fused operators, so the type has to be given
         extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
     )
-
-
-def fused_operators(path: Path) -> dict[str, int]:
-    """Count the operators of each fused kind that a session runs once it has optimized a graph."""
-    import onnx
-
-    with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "optimized.onnx"
-        open_session(path, written)
-        nodes = onnx.load(str(written)).graph.node
-    kinds = Counter(node.op_type for node in nodes if node.domain.startswith("com.microsoft"))
-    return dict(sorted(kinds.items()))
-
-
-def open_session(path: Path, optimized: Path | None = None) -> Any:
-    """Open a session with every optimization; it writes the optimized graph if a path is given."""
-    import onnxruntime  # type: ignore[import-untyped]
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # only errors
-    if optimized:
-        options.optimized_model_filepath = str(optimized)
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def their_model(folder: Path, head: str, precision: str, attention: str) -> Any:

@@ -2,8 +2,7 @@
 
 All compute the same model on the same texts, each in a process of its own, with equally many
 threads and the setting that was fastest for it (`benchmarks.contestants`). Rounds go through all
-contestants in turn; transformers with texts padded in the order in which they come takes part in
-the first one only. Rates count sequences and real tokens; ratios are between runs of one round, to
+contestants in turn. Rates count sequences and real tokens; ratios are between runs of one round, to
 the best peer of the same precision and to the fastest peer of any. Tokens per second of processor
 time are there beside wall time, because other programs hardly change them.
 Outputs are compared with those of transformers in fp32, by the cosine of each sequence's logits.
@@ -18,10 +17,9 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +27,6 @@ import numpy as np
 import torch
 
 from benchmarks.contestants import (
-    AS_GIVEN,
-    BATCHES,
     WRONG,
     Entry,
     Failed,
@@ -43,33 +39,19 @@ from benchmarks.contestants import (
     tune_alone,
     worker_of,
 )
-from benchmarks.exports import fused_operators, processor_name, write_model
-from benchmarks.peers import LIBRARIES, Setting, longest_first
+from benchmarks.exports import processor_name, write_model
+from benchmarks.peers import LIBRARIES, longest_first
 from benchmarks.record import data_folder, installed, new_parser, start_model, summary, write_result
 from benchmarks.workloads import SIZES, Workload, read_workload
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 
 TEXTS = 50
 """The number of short texts, of about the mean length, that take turns in the latency test."""
+CALLS, BLOCK = 300, 50
+"""The calls of each contestant in the latency test, and how many of them come in a row."""
 TABLES = (*SIZES, "latency")
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The extent of the measurement."""
-
-    repeats: int = 3
-    sizes: Mapping[str, int]
-    batches: Sequence[int] = BATCHES
-    calls: int = 300
-    """The number of calls of the latency test."""
-    block: int = 50
-    """The number of calls in a row of one contestant."""
-
-
-QUICK = Settings(repeats=1, sizes=dict.fromkeys(SIZES, 4), batches=(2,), calls=4, block=2)
 
 
 @dataclass
@@ -95,37 +77,17 @@ class Contest:
                 seconds[entry.name] = workers[entry.name].ask("load", entry.model(setting), setting)
         return workers, seconds
 
-    @property
-    def settings(self) -> dict[str, str]:
-        """Contestant -> its best setting in words."""
-        return {name: str(trials.best) for name, trials in self.trials.items()}
 
-
-def tuned_contest(
-    workload: Workload, model: Path, folder: Path, settings: Settings, *, alone: bool = False
-) -> Contest:
-    """Tune all contestants; return them with the settings that are fastest for them here.
-
-    Args:
-        workload: what is to be computed.
-        model: the model directory.
-        folder: the folder of exported files.
-        settings: see `Settings`.
-        alone: whether texts come one at a time.
-    """
-    sequences = workload.sequences
+def tuned_contest(workload: Workload, model: Path, folder: Path) -> Contest:
+    """Tune all contestants; return them with the settings that are fastest for them here."""
+    sequences, trials = workload.sequences, {}
     entries, skipped = make_field(model, folder, workload, torch.get_num_threads())
-    expected, trials = reference_outputs(entries[0], sequences), {}
+    expected = reference_outputs(entries[0], sequences)
     for entry in entries:
-        began = time.perf_counter()
         try:
-            if alone:
-                found = tune_alone(entry, sequences, expected, min(settings.calls, 30))
-            else:
-                found = tune(entry, sequences, expected, batches=settings.batches)
-            trials[entry.name] = found
-            print(workload.name, entry.name, f"tuned in {time.perf_counter() - began:.0f} s:",
-                  found.best, flush=True)  # fmt: skip
+            tuned = tune_alone if workload.name == "latency" else tune
+            trials[entry.name] = tuned(entry, sequences, expected)
+            print(workload.name, entry.name, "tuned:", trials[entry.name].best, flush=True)
         except Failed as failure:
             if entry.library in ("transformers", "bertkit"):
                 raise
@@ -134,54 +96,37 @@ def tuned_contest(
     return Contest(entries, skipped, expected, trials)
 
 
-@dataclass
-class Rounds:
-    """The measurements of each contestant, with one value per round."""
-
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    cpu_seconds: dict[str, list[float]] = field(default_factory=dict)
-    """The processor seconds of all threads."""
-    outputs: dict[str, list[np.ndarray]] = field(default_factory=dict)
-
-    def measure(self, title: str, workers: Mapping[str, Worker], settings: Settings) -> None:
-        """Go through all contestants in turn, several times."""
-        for repeat in range(settings.repeats):
-            for name, worker in workers.items():
-                if repeat and name == AS_GIVEN:  # it is by far the slowest and shows the scale
-                    continue
-                taken, busy, self.outputs[name] = worker.ask("run")
-                self.seconds.setdefault(name, []).append(taken)
-                self.cpu_seconds.setdefault(name, []).append(busy)
-                print(title, name, f"{taken:.2f} s, {busy:.2f} s of processors", flush=True)
-
-
-def measure(workload: Workload, contest: Contest, settings: Settings) -> Row:
+def measure(workload: Workload, contest: Contest, repeats: int) -> Row:
     """Measure a workload; return a row for each contestant."""
-    sequences, threads, rounds = workload.sequences, torch.get_num_threads(), Rounds()
-    given, reference = Setting("", 32, 1, threads, by_length=False), contest.entries[0]
+    sequences = workload.sequences
+    outputs: dict[str, list[np.ndarray]] = {}
     with ExitStack() as stack:
         workers, first_calls = contest.start(stack, sequences)
-        slowest = workers[AS_GIVEN] = stack.enter_context(worker_of(reference, sequences))
-        first_calls[AS_GIVEN] = slowest.ask("load", reference.model(given), given)
+        seconds: dict[str, list[float]] = {name: [] for name in workers}
+        cpu_seconds: dict[str, list[float]] = {name: [] for name in workers}
         for worker in workers.values():
             worker.ask("run", longest_first(sequences)[::8])
-        rounds.measure(workload.name, workers, settings)
+        for _ in range(repeats):
+            for name, worker in workers.items():
+                taken, busy, outputs[name] = worker.ask("run")
+                seconds[name].append(taken)
+                cpu_seconds[name].append(busy)
+                print(workload.name, name, f"{taken:.2f} s, {busy:.2f} s of processors", flush=True)
         memory = {name: worker.ask("peak_mebibytes") for name, worker in workers.items()}
-    words = {AS_GIVEN: str(given), **contest.settings}
-    best = best_peers(rounds.seconds, rounds.outputs, contest.expected)
+    best = best_peers(seconds, outputs, contest.expected)
     return {
         name: {
-            "setting": setting,
-            "threads": threads,
-            **rates(workload, name, rounds.seconds, best),
+            "setting": str(contest.trials[name].best),
+            "threads": torch.get_num_threads(),
+            **rates(workload, name, seconds, best),
             "tokens_per_cpu_second": summary(
-                [workload.tokens / busy for busy in rounds.cpu_seconds[name]]
+                [workload.tokens / busy for busy in cpu_seconds[name]]
             ),
-            **compared(rounds.outputs[name], contest.expected),
+            **compared(outputs[name], contest.expected),
             "peak_mebibytes": round(memory[name]),
             "first_call_seconds": round(first_calls[name], 3),
         }
-        for name, setting in words.items()
+        for name in seconds
     }
 
 
@@ -205,8 +150,7 @@ def best_peers(
     """Return the fastest peer by precision, and of all as "any"; wrong outputs do not count."""
     found: dict[str, str] = {}
     for name in sorted(times, key=lambda name: statistics.median(times[name])):
-        peer = name != AS_GIVEN and not name.startswith("bertkit")
-        if peer and min(cosines(outputs[name], expected)) >= WRONG:
+        if not name.startswith("bertkit") and min(cosines(outputs[name], expected)) >= WRONG:
             found.setdefault("any", name)
             found.setdefault(precision_of(name), name)
     return found
@@ -218,7 +162,7 @@ def rates(
     """Return sequences and real tokens per second, and their ratios to those of the best peers."""
 
     def over(other: str) -> dict[str, float]:
-        pairs = zip(seconds[name], seconds[other], strict=False)  # some run in the first round only
+        pairs = zip(seconds[name], seconds[other], strict=True)
         return summary([theirs / mine for mine, theirs in pairs])
 
     count, tokens = len(workload.sequences), workload.tokens
@@ -239,23 +183,23 @@ def alone(workload: Workload) -> Workload:
     return replace(workload, name="latency", sequences=texts)
 
 
-def measure_latency(workload: Workload, contest: Contest, settings: Settings) -> Row:
+def measure_latency(workload: Workload, contest: Contest) -> Row:
     """Measure milliseconds of one short text at a time; the contestants take turns in blocks."""
     texts = workload.sequences
     with ExitStack() as stack:
         workers, _ = contest.start(stack, texts)
         taken: dict[str, list[float]] = {name: [] for name in workers}
         outputs = {name: worker.ask("run")[2] for name, worker in workers.items()}
-        for begin in range(-settings.block, settings.calls, settings.block):
+        for begin in range(-BLOCK, CALLS, BLOCK):
             for name, worker in workers.items():
-                found = worker.ask("calls", max(begin, 0), settings.block)
+                found = worker.ask("calls", max(begin, 0), BLOCK)
                 if begin >= 0:  # the first block warms up
                     taken[name] += [1000 * seconds for seconds in found]
     medians = {name: statistics.median(found) for name, found in taken.items()}
     best = best_peers(taken, outputs, contest.expected)
     return {
         name: {
-            "setting": contest.settings[name],
+            "setting": str(contest.trials[name].best),
             "calls": len(found),
             "mean_tokens": round(statistics.mean(len(text.ids) for text in texts), 1),
             "p50_milliseconds": round(medians[name], 3),
@@ -272,26 +216,23 @@ def measure_latency(workload: Workload, contest: Contest, settings: Settings) ->
 
 
 def compete(
-    name: str, data: Path, folder: Path, start: PretrainedWeights, settings: Settings
+    name: str, data: Path, folder: Path, start: PretrainedWeights, repeats: int
 ) -> tuple[Row, Row]:
     """Return the table of a workload or of the latency, and its details."""
     is_latency = name == "latency"
-    kind = "short" if is_latency else name
-    workload = read_workload(kind, data, start.tokenizer, settings.sizes[kind])
+    workload = read_workload("short" if is_latency else name, data, start.tokenizer)
     workload = alone(workload) if is_latency else workload
-    model, exported = write_model(folder, start, workload.head), folder / "exported"
-    contest = tuned_contest(workload, model, exported, settings, alone=is_latency)
+    model = write_model(folder, start, workload.head)
+    contest = tuned_contest(workload, model, folder / "exported")
     if is_latency:
-        table, rate = measure_latency(workload, contest, settings), "calls_per_second"
+        table = measure_latency(workload, contest)
     else:
-        table, rate = measure(workload, contest, settings), "tokens_per_second"
-    fused = sorted(exported.glob(f"{workload.head}-fused-*.onnx"))
+        table = measure(workload, contest, repeats)
     return table, {
-        "repeats": settings.repeats,
+        "repeats": repeats,
         "workloads": workload.described(),
         "skipped": contest.skipped,
-        "fused_operators": {path.stem: fused_operators(path) for path in fused},
-        "peers": {peer: found.described(rate) for peer, found in contest.trials.items()},
+        "peers": {peer: found.described() for peer, found in contest.trials.items()},
     }
 
 
@@ -301,17 +242,13 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="keeps models and exports for the next time")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workloads", nargs="+", choices=TABLES, default=list(TABLES))
-    parser.add_argument("--quick", action="store_true", help="a few texts, with --out")
     options = parser.parse_args()
-    if options.quick and not options.out:
-        parser.error("--quick needs --out: what it measures is no result")
-    settings = QUICK if options.quick else Settings(repeats=options.repeats, sizes=SIZES)
     data, start = data_folder(options.data), read_pretrained(start_model())
     versions = {library: installed(library) for library in (*LIBRARIES, "nncf")}
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         for name in options.workloads:
-            table, details = compete(name, data, work, start, settings)
+            table, details = compete(name, data, work, start, options.repeats)
             for contestant, row in table.items():
                 print(name, contestant, row)
             file = processor_name(f"inference-{name}")

@@ -4,7 +4,7 @@
 imports nothing heavy but the library that it measures, so its memory and its processor time are
 those of that library. Every library computes the logits of the same model directory:
 
-- transformers: its own BERT with `sdpa` attention, by default sorted by length like all others.
+- transformers: its own BERT with `sdpa` attention.
 - onnxruntime: a session of an exported graph.
 - ctranslate2: its encoder of a converted model; the head is a product in numpy, since the
   converter keeps none.
@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +48,6 @@ class Setting(NamedTuple):
     """The number of batches that are computed at the same time."""
     threads: int = 1
     """The number of threads of each caller."""
-    by_length: bool = True
 
     def __str__(self) -> str:
         """Return the setting in words."""
@@ -57,10 +55,8 @@ class Setting(NamedTuple):
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         sizes = {0: "its own batches and callers", 1: "1 text at a time"}
         batch = sizes.get(self.batch, f"batches of {self.batch}")
-        order = () if self.by_length else ("not sorted",)
-        named = (self.graph,) if self.graph else ()
         shared = threads if self.batch == 0 else f"{callers} with {threads}"
-        return ", ".join((*named, batch, *order, shared))
+        return ", ".join((*((self.graph,) if self.graph else ()), batch, shared))
 
 
 class Model(NamedTuple):
@@ -108,8 +104,7 @@ class Padded:
 
     def run(self, sequences: Sequence[Encoded]) -> list[np.ndarray]:
         """Return the logits of each sequence: (classes,), or (tokens, 2) of an answer."""
-        order = longest_first(sequences) if self.setting.by_length else range(len(sequences))
-        size = self.setting.batch
+        order, size = longest_first(sequences), self.setting.batch
         batches = [order[start : start + size] for start in range(0, len(order), size)]
         outputs: list[np.ndarray] = [np.empty(0)] * len(sequences)
 
@@ -214,15 +209,14 @@ class Bertkit:
     def __init__(self, model: Model, setting: Setting) -> None:
         import torch
 
-        from benchmarks.exports import CLASSES, build_head
+        from benchmarks.exports import build_head
         from bertkit.checkpoints.pretrained import load_model
         from bertkit.tasks.sequences import prepare_network
 
         torch.set_num_threads(setting.callers * setting.threads)
-        self.head, classes = model.head, dict(model.options).get("classes", CLASSES)
-        self.model = load_model(
-            model.directory, lambda config: build_head(self.head, config, classes)
-        ).model.eval()
+        self.head = model.head
+        loaded = load_model(model.directory, lambda config: build_head(self.head, config))
+        self.model = loaded.model.eval()
         self.device = torch.device("cpu")
         self.threads = prepare_network(self.device, self.model.encoder, model.precision)
 
@@ -242,24 +236,12 @@ class Bertkit:
         return outputs if per_token else [logits[0] for logits in outputs]
 
 
-class Library(NamedTuple):
-    """The way in which a library is imported and called."""
-
-    modules: tuple[str, ...]
-    """The modules that are imported before the clock of the first call runs."""
-    make: Callable[[Model, Setting], Padded | Bertkit]
-
-
-LIBRARIES = {
-    "transformers": Library(
-        ("benchmarks.exports", "transformers.models.bert.modeling_bert"), with_transformers
-    ),
-    "onnxruntime": Library(("onnxruntime",), with_onnxruntime),
-    "ctranslate2": Library(("ctranslate2", "safetensors.numpy"), with_ctranslate2),
-    "openvino": Library(("openvino",), with_openvino),
-    "bertkit": Library(
-        ("bertkit.checkpoints.pretrained", "bertkit.tasks.sequences", "benchmarks.exports"), Bertkit
-    ),
+LIBRARIES: dict[str, Callable[[Model, Setting], Padded | Bertkit]] = {
+    "transformers": with_transformers,
+    "onnxruntime": with_onnxruntime,
+    "ctranslate2": with_ctranslate2,
+    "openvino": with_openvino,
+    "bertkit": Bertkit,
 }
 
 
@@ -267,9 +249,7 @@ class Server:
     """Answers the requests of `benchmarks.contestants.Worker`; each method answers one kind."""
 
     def __init__(self, library: str) -> None:
-        for module in LIBRARIES[library].modules:
-            import_module(module)
-        self.make = LIBRARIES[library].make
+        self.make = LIBRARIES[library]
         self.sequences: list[Encoded] = []
         self.contestant: Padded | Bertkit
 
@@ -278,7 +258,7 @@ class Server:
         self.sequences = sequences
 
     def load(self, model: Model, setting: Setting) -> float:
-        """Make the contestant; return the seconds from its files to its first answer."""
+        """Make the contestant; return the seconds from its imports to its first answer."""
         began = time.perf_counter()
         self.contestant = self.make(model, setting)
         self.contestant.run(self.sequences[:1])

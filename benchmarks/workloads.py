@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.tokenization import read_sentences
 from bertkit import Tokenizer
 from bertkit.tasks.sequences import surround
-from bertkit.tasks.task import Encoded, Items
+from bertkit.tasks.task import Encoded
 from bertkit.tasks.types import DataFiles, load_dataset
 
 MEAN_SHORT = 31
@@ -59,15 +59,9 @@ class Workload:
         }
 
 
-def read_workload(name: str, data: Path, tokenizer: Tokenizer, count: int) -> Workload:
-    """Read a workload by its name.
-
-    Args:
-        name: one of `SIZES`.
-        data: the folder of data sets.
-        tokenizer: the tokenizer of the model.
-        count: the number of sequences.
-    """
+def read_workload(name: str, data: Path, tokenizer: Tokenizer) -> Workload:
+    """Read a workload by its name, one of `SIZES`."""
+    count = SIZES[name]
     if name == "short":
         return Workload(name, "classification", short_texts(data, tokenizer, count))
     if name == "mrpc":
@@ -90,7 +84,7 @@ def short_lengths(count: int) -> np.ndarray:
 
 def short_texts(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
     """Return texts that begin with a sentence and go on with the next ones up to their length."""
-    sentences = read_sentences(data / "wikipedia" / "wiki_AA.txt.xz", 0.5 * count / SIZES["short"])
+    sentences = read_sentences(data / "wikipedia" / "wiki_AA.txt.xz", 0.5)
     ids = iter(tokenizer.encode_batch(sentences))
     texts = []
     for length in short_lengths(count):
@@ -105,7 +99,7 @@ def mrpc_pairs(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
     """Return the first pairs of the dev set, then those of the training set."""
     read = load_dataset("mrpc", DataFiles(data=data / "glue"))
     [(_, dev)] = read.dev
-    return flat(read.task.items([*dev, *read.train][:count], tokenizer))[:count]
+    return list(read.task.items([*dev, *read.train][:count], tokenizer).sequences())[:count]
 
 
 def squad_windows(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
@@ -114,9 +108,4 @@ def squad_windows(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]
     read = load_dataset("squad-1.1", DataFiles(train=path, dev=path))
     [(_, inputs)] = read.dev
     chosen = [inputs[number * len(inputs) // count] for number in range(count)]
-    return flat(read.task.items(chosen, tokenizer))[:count]
-
-
-def flat(items: Items) -> list[Encoded]:
-    """Return all sequences of a task's items, in order."""
-    return list(items.sequences())
+    return list(read.task.items(chosen, tokenizer).sequences())[:count]

@@ -1,9 +1,7 @@
-"""`benchmarks.gpu rest`: inference, a store, fine-tuning, resuming, and BERT-large."""
+"""`benchmarks.gpu rest`: inference, fine-tuning, and training from a store."""
 
 from __future__ import annotations
 
-import io
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +16,7 @@ from benchmarks.gpu.setup import Case, Found, Setup, make_batches
 from benchmarks.gpu.train import (
     BATCHES,
     STAGES,
-    Contestant,
     Race,
-    large_case,
     moved,
     own_inference,
     own_loop,
@@ -39,24 +35,21 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.model.outputs import ClassificationModel
 from bertkit.pretraining_data.examples import MaskingOptions, PairOptions
 from bertkit.pretraining_data.loader import BatchBuilder, ExampleSampler, StreamStep, stream_steps
-from bertkit.progress import Console, read_journal
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.sequences import prepare_network, run_task
 from bertkit.tasks.task import Encoded, Item, ItemPart, Items, make_batch
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from bertkit.training.device import autocast, synchronize
-from bertkit.training.pretrain import pretrain
-from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
 
 WORKERS = 4
 EXAMPLES = 3668
 """The number of training examples of MRPC, whose pairs have about 53 tokens."""
 
 
-def inference_case(setup: Setup, *, length: int, tokens: int = 65536) -> Iterator[Found]:
+def inference_case(setup: Setup, *, length: int) -> Iterator[Found]:
     """Measure hidden states in bf16, then whole predictions of texts of the same lengths."""
     config = setup.config()
-    batches = make_batches(config, setup.tokens(tokens), length, setup.count(BATCHES))
+    batches = make_batches(config, setup.tokens(65536), length, setup.count(BATCHES))
     ways: dict[str, Callable[[], Any]] = {
         "eager": partial(own_inference, setup, config, compiled=False),
         "transformers": partial(their_inference, setup, config, compiled=False),
@@ -64,7 +57,7 @@ def inference_case(setup: Setup, *, length: int, tokens: int = 65536) -> Iterato
         "transformers, compiled": partial(their_inference, setup, config, compiled=True),
     }
     race = Race(setup, config, batches, training=False)
-    yield from race.run({name: Contestant(build) for name, build in ways.items()})
+    yield from race.run(ways)
     lengths = [length for batch in batches for length in batch.packed.packed.lengths]
     yield setup.attempt("predictions", lambda: predictions(setup, config, lengths))
 
@@ -217,79 +210,9 @@ def their_finetuning(setup: Setup, items: Items) -> dict[str, Any]:
     return {"tokens_per_second": summary(rates[1:-1] or rates), "updates": number}
 
 
-def resume_case(setup: Setup) -> Iterator[Found]:
-    """Pre-train with compiled code, stop at half of the updates, and resume."""
-    yield setup.attempt("stopped and resumed", lambda: stop_and_resume(setup))
-
-
-def stop_and_resume(setup: Setup) -> dict[str, Any]:
-    """Pre-train in two calls; the first is stopped as if by `kill`.
-
-    Returns:
-        Seconds of both calls, all in all; losses before and after the stop, which continue each
-        other; and tokens/s of the last record, in which nothing is compiled.
-    """
-    sizes, steps, every = setup.config(), 12 if setup.dry else 200, 2 if setup.dry else 20
-    recipe = PretrainRecipe(
-        model=ModelSize(
-            hidden_size=sizes.hidden_size,
-            num_hidden_layers=sizes.num_hidden_layers,
-            num_attention_heads=sizes.num_attention_heads,
-        ),
-        phases=Phases(
-            lengths=(128,),
-            steps=(steps,),
-            batch_sizes=(setup.tokens(65536) // 128,),
-            max_predictions=(20,),
-        ),
-        training=Training(warmup_steps=steps // 4, schedule="constant"),
-        logging=Logging(log_every=every, checkpoint_every=steps, evaluate_every=steps),
-    )
-
-    def stop(record: dict[str, Any]) -> None:
-        if record["kind"] == "step" and record["step"] == steps // 2:
-            signal.raise_signal(signal.SIGTERM)
-
-    seconds = []
-    with tempfile.TemporaryDirectory() as folder:
-        tokens = 20 * steps * setup.tokens(65536)
-        store = random_store(Path(folder) / "store", sizes.vocab_size, min(tokens, 10_000_000))
-        for on_record in (stop, None):
-            started = time.perf_counter()
-            pretrain(
-                *(recipe, store, Path(folder) / "run"),
-                device=setup.device.type,
-                compiled=not setup.dry,
-                workers=0 if setup.dry else WORKERS,
-                console=Console(stream=io.StringIO()),
-                track=(),
-                on_record=on_record,
-            )
-            seconds.append(round(time.perf_counter() - started, 1))
-        records = read_journal(Path(folder) / "run" / "journal.jsonl")
-    losses = {one["step"]: one["mlm_loss"] for one in records if one["kind"] == "step"}
-    rates = [one["tokens_per_second"] for one in records if one["kind"] == "step"]
-    resumed = min(step for step in losses if step > steps // 2)
-    return {
-        "updates": max(losses),
-        "stopped_after": steps // 2,
-        "seconds_to_the_stop": seconds[0],
-        "seconds_resumed": seconds[1],
-        "first_loss": round(losses[every], 4),
-        "loss_before_the_stop": round(losses[steps // 2], 4),
-        "loss_after_it": round(losses[resumed], 4),
-        "last_loss": round(losses[steps], 4),
-        "tokens_per_second": round(rates[-1]),
-        "losses": [round(loss, 4) for loss in losses.values()],
-    }
-
-
 OTHERS: dict[str, Case] = {
     "inference base 128": partial(inference_case, length=128),
     "fine-tuning base": finetuning_case,
-    "resuming base 128": resume_case,
     "store base 128": stream_case,
     "inference base 512": partial(inference_case, length=512),
-    "inference of 8 sequences": partial(inference_case, length=128, tokens=358),
-    "large 512": large_case,
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,26 +23,17 @@ Found = tuple[str, dict[str, Any] | str]
 Case = Callable[["Setup"], Iterator[Found]]
 
 BASE = ModelConfig(vocab_size=30522)
-LARGE = ModelConfig(
-    vocab_size=30522, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16,
-    intermediate_size=4096,
-)  # fmt: skip
 TINY = ModelConfig(
     vocab_size=1018, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
     intermediate_size=64, hidden_dropout_prob=0.0,
 )  # fmt: skip
 """The network of a dry run, without the CPU's way of dropout, which torch cannot trace."""
 
-DATA_SHEET = {"H100": 989e12, "H200": 989e12}
-"""FLOP/s of dense bf16 matrix products that the vendor states for the SXM cards."""
-
 
 class Setup(NamedTuple):
-    """The device of a case, the folder where it writes, and the time when it has to be done."""
+    """The device of a case, and the time when it has to be done."""
 
     device: torch.device
-    out: Path
-    """The folder for text beside the results file."""
     end: float
     """The time when the case has to be done, in seconds of `time.monotonic`."""
 
@@ -52,9 +42,9 @@ class Setup(NamedTuple):
         """Whether this only tries the code, with a tiny network on the CPU."""
         return self.device.type == "cpu"
 
-    def config(self, wanted: ModelConfig = BASE) -> ModelConfig:
-        """Return the sizes of the network; the tiny ones in a dry run."""
-        return TINY if self.dry else wanted
+    def config(self) -> ModelConfig:
+        """Return the sizes of BERT-base; the tiny ones in a dry run."""
+        return TINY if self.dry else BASE
 
     def tokens(self, wanted: int) -> int:
         """Return the tokens of a batch; fewer in a dry run."""
@@ -67,11 +57,6 @@ class Setup(NamedTuple):
     def late(self, needed: float = 5.0) -> bool:
         """Return whether fewer than `needed` seconds are left."""
         return time.monotonic() > self.end - needed
-
-    def data_sheet(self) -> float | None:
-        """Return the card's peak in `DATA_SHEET`; None if it is not there."""
-        name = "" if self.dry else torch.cuda.get_device_name(self.device)
-        return next((peak for card, peak in DATA_SHEET.items() if card in name), None)
 
     def attempt(self, name: str, measure: Callable[[], dict[str, Any]]) -> Found:
         """Return what a contestant measures, or why it cannot: others do not pay for its errors."""

@@ -1,25 +1,20 @@
 """`benchmarks.gpu train`: pre-training updates, stage by stage, beside padded transformers.
 
-Each contestant is set up once, then computes any batches. Those of bertkit differ in the attention
-kernel, in what is compiled, and in the precision, so that each stage of the CUDA path has a row.
+Each contestant is set up once, then computes any batches. Those of bertkit differ in what is
+compiled and in the precision, so that each stage of the CUDA path has a row.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.gpu.setup import (
-    LARGE,
-    NO_TIME,
     Both,
     Case,
     Found,
@@ -30,7 +25,6 @@ from benchmarks.gpu.setup import (
     needed,
 )
 from benchmarks.record import summary
-from bertkit.model import native
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.training.device import autocast, matmul_peak
@@ -47,9 +41,7 @@ RATE = 1e-4
 class Own(NamedTuple):
     """One way in which bertkit trains."""
 
-    kernel: str = "auto"
-    """The attention kernel; "auto" is what bertkit chooses."""
-    compiled: bool = False
+    compiled: bool
     """Whether to compile what `bertkit pretrain --compile` compiles."""
     precision: str = "bf16"
     """A precision of `LoopSettings`."""
@@ -58,35 +50,8 @@ class Own(NamedTuple):
 STAGES = {
     "compiled": Own(compiled=True),
     "compiled, bf16 residual": Own(compiled=True, precision="bf16-residual"),
-    "compiled, torch's flash attention": Own("flash", compiled=True),
-    "eager": Own(),
+    "eager": Own(compiled=False),
 }
-
-
-@contextmanager
-def chosen_kernel(kernel: str) -> Iterator[None]:
-    """Make every attention of a block that leaves the choice to bertkit use one kernel."""
-    own_choice = native.choose_kernel
-    if kernel != "auto":
-        native.choose_kernel = always(kernel)
-    try:
-        yield
-    finally:
-        native.choose_kernel = own_choice
-
-
-@functools.cache
-def always(kernel: str) -> Callable[[Any], str]:
-    """Return one and the same choice whenever it is asked for: another would be compiled anew."""
-    return lambda query: kernel
-
-
-def kernel_of(setup: Setup, own: Own) -> str:
-    """Return the name of the attention kernel that training with dropout uses."""
-    if own.kernel != "auto":
-        return own.kernel
-    dtype = torch.float32 if setup.dry else torch.bfloat16
-    return native.choose_kernel(torch.empty(8, 2, 64, device=setup.device, dtype=dtype))
 
 
 Loop = Callable[[Iterable[Any]], Iterator[StepRecord[Any]]]
@@ -117,9 +82,8 @@ def own_training(setup: Setup, config: ModelConfig, own: Own) -> Work:
     loop = own_loop(setup, config, own)
 
     def work(batches: Sequence[Both]) -> None:
-        with chosen_kernel(own.kernel):
-            for _ in loop(([batch.packed], None) for batch in batches):
-                pass
+        for _ in loop(([batch.packed], None) for batch in batches):
+            pass
 
     return work
 
@@ -166,15 +130,14 @@ def own_inference(setup: Setup, config: ModelConfig, *, compiled: bool) -> Work:
     """Set up bertkit's encoder in bf16: all hidden states of packed batches."""
     with setup.device:
         encoder = Encoder(config).to(torch.bfloat16).eval()
-    if compiled:
+    if compiled and not setup.dry:
         for layer in encoder.layers:
-            layer.compile(dynamic=True, backend=backend(setup))
+            layer.compile(dynamic=True)
 
     @torch.inference_mode()
     def work(batches: Sequence[Both]) -> None:
-        with chosen_kernel("padded" if setup.dry and compiled else "auto"):
-            for batch in batches:
-                encoder(batch.packed.packed.to(setup.device))
+        for batch in batches:
+            encoder(batch.packed.packed.to(setup.device))
 
     return work
 
@@ -236,20 +199,6 @@ BATCHES = 4
 ROUNDS = 4
 """The number of rounds in which the contestants take turns."""
 
-ORDER = (
-    *("compiled", "compiled, bf16 residual", "transformers", "transformers, compiled", "eager"),
-    "compiled, torch's flash attention",
-)
-"""All contestants, the ones that matter most first, in case time runs out."""
-
-
-class Contestant(NamedTuple):
-    """One contestant of a race."""
-
-    build: Callable[[], Work]
-    known: Mapping[str, Any] = MappingProxyType({})
-    """The columns of its row besides those that are measured."""
-
 
 class Race:
     """Contestants on the same batches: each alone at first, then all in turn.
@@ -274,10 +223,10 @@ class Race:
         self.rates: dict[str, list[float]] = {}
         self.entered: dict[str, Work] = {}
 
-    def run(self, contestants: dict[str, Contestant]) -> Iterator[Found]:
+    def run(self, contestants: dict[str, Callable[[], Work]]) -> Iterator[Found]:
         """Yield a row after every contestant, and again after the rounds, which replace it."""
-        for name, contestant in contestants.items():
-            yield self.setup.attempt(name, partial(self.enter, name, contestant))
+        for name, build in contestants.items():
+            yield self.setup.attempt(name, partial(self.enter, name, build))
         for _ in range(self.setup.count(ROUNDS)):
             for name, work in list(self.entered.items()):
                 if self.setup.late():
@@ -292,15 +241,14 @@ class Race:
         for name in self.entered:
             yield name, self.row(name)
 
-    def enter(self, name: str, contestant: Contestant) -> dict[str, Any]:
+    def enter(self, name: str, build: Callable[[], Work]) -> dict[str, Any]:
         """Set a contestant up, compute all batches to warm up, and time them once."""
         graphs = compiled_graphs()
-        work = contestant.build()
+        work = build()
         first = self.setup.seconds_of_one(partial(work, self.batches[:1]))
         memory = step_memory(self.setup, partial(work, self.batches))
         seconds = self.setup.seconds_of_one(partial(work, self.batches))
         self.rows[name] = {
-            **contestant.known,
             "step_memory_gib": round(memory, 3),
             "first_call_seconds": round(first, 2),
             "graphs": compiled_graphs() - graphs,
@@ -312,11 +260,10 @@ class Race:
         """Return what is known of a contestant by now; the first round only warms up.
 
         An MFU counts the work that real tokens need, relative to the matrix products' peak in this
-        process, and to the card's data sheet.
+        process.
         """
         rates = self.rates[name][1:] or self.rates[name]
         flops = summary(rates)["median"] / self.tokens * self.work
-        sheet = self.setup.data_sheet()
         theirs = self.rates.get("transformers", [])[1:] or self.rates.get("transformers", [])
         return {
             "tokens_per_second": summary(rates),
@@ -326,10 +273,8 @@ class Race:
                 else None
             ),
             "mfu": round(flops / self.peak, 4),
-            "mfu_of_data_sheet": sheet and round(flops / sheet, 4),
             **self.rows[name],
             "matmul_peak_tflops": round(self.peak / 1e12, 3),
-            "data_sheet_tflops": sheet and round(sheet / 1e12),
             "tokens_per_batch": round(self.tokens / len(self.batches)),
             "padded_tokens_per_batch": round(self.padded / len(self.batches)),
             "rounds": len(rates),
@@ -342,68 +287,22 @@ def compiled_graphs() -> int:
     return dynamo.utils.counters["stats"]["unique_graphs"] if dynamo else 0
 
 
-def own_contestants(
-    setup: Setup, config: ModelConfig, stages: dict[str, Own]
-) -> dict[str, Contestant]:
-    """Return bertkit's ways of training by name."""
-    return {
-        name: Contestant(
-            partial(own_training, setup, config, own),
-            {"attention": kernel_of(setup, own), "precision": own.precision},
-        )
-        for name, own in stages.items()
-    }
-
-
-def their_contestants(setup: Setup, config: ModelConfig, *ways: bool) -> dict[str, Contestant]:
-    """Return transformers' way of training, as it is and with compiled layers and heads."""
-    return {
-        f"transformers{', compiled' if compiled else ''}": Contestant(
-            partial(their_training, setup, config, compiled=compiled),
-            {"attention": "padded", "precision": "bf16"},
-        )
-        for compiled in ways
-    }
-
-
-def stages_case(setup: Setup, *, length: int, ragged: bool, tokens: int = 65536) -> Iterator[Found]:
-    """Measure every stage at one length, bertkit's compiled rows first."""
+def stages_case(setup: Setup, *, length: int, ragged: bool) -> Iterator[Found]:
+    """Measure each stage at one length, the rows that matter most first."""
     config = setup.config()
-    batches = make_batches(
-        config, setup.tokens(tokens), length, setup.count(BATCHES), ragged=ragged
+    batches = make_batches(config, setup.tokens(65536), length, setup.count(BATCHES), ragged=ragged)
+    own = {name: partial(own_training, setup, config, stage) for name, stage in STAGES.items()}
+    theirs = partial(their_training, setup, config)
+    race = Race(setup, config, batches, training=True)
+    yield from race.run(
+        {
+            "compiled": own["compiled"],
+            "compiled, bf16 residual": own["compiled, bf16 residual"],
+            "transformers": partial(theirs, compiled=False),
+            "transformers, compiled": partial(theirs, compiled=True),
+            "eager": own["eager"],
+        }
     )
-    every = own_contestants(setup, config, STAGES)
-    every |= their_contestants(setup, config, False, True)
-    race = Race(setup, config, batches, training=True)
-    yield from race.run({name: every[name] for name in ORDER})
-
-
-def sizes_case(setup: Setup) -> Iterator[Found]:
-    """Measure batches of other sizes, of ragged lengths."""
-    config = setup.config()
-    stages = {"compiled": STAGES["compiled"], "eager": STAGES["eager"]}
-    sizes = list(itertools.product((16384, 131072, 32768), (128, 512)))
-    for tokens, length in sizes[: setup.count(len(sizes))]:
-        case = f"{length} ragged, {tokens // 1024}k tokens"
-        if setup.late():
-            yield case, NO_TIME
-            continue
-        batches = make_batches(config, setup.tokens(tokens), length, setup.count(BATCHES))
-        race = Race(setup, config, batches, training=True)
-        contestants = own_contestants(setup, config, stages)
-        contestants |= their_contestants(setup, config, False)
-        for name, found in race.run(contestants):
-            yield f"{case}, {name}", found
-
-
-def large_case(setup: Setup) -> Iterator[Found]:
-    """Measure BERT-large at length 512."""
-    config = setup.config(LARGE)
-    batches = make_batches(config, setup.tokens(32768), 512, setup.count(BATCHES))
-    contestants = own_contestants(setup, config, {"compiled": STAGES["compiled"]})
-    contestants |= their_contestants(setup, config, False)
-    race = Race(setup, config, batches, training=True)
-    yield from race.run(contestants)
 
 
 TRAININGS: dict[str, Case] = {
@@ -411,5 +310,4 @@ TRAININGS: dict[str, Case] = {
     "base 512 ragged": partial(stages_case, length=512, ragged=True),
     "base 128 full": partial(stages_case, length=128, ragged=False),
     "base 512 full": partial(stages_case, length=512, ragged=False),
-    "base": sizes_case,
 }
