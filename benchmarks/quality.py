@@ -5,10 +5,8 @@ done in the work folder. Sets that are not used as a whole are fixed slices in t
 formats, which both sides read (`make_slices`). The table has medians, spreads, and whether
 bertkit's median is within one standard deviation of the reference or better.
 
-The results file keeps the scores of each run by seed and how it was made, and seeds that only a
-work folder has are added: a run takes up to an hour, so they need not be made on one day. After a
-change that should show in the scores, or of settings, begin with --fresh TASK, or with --fresh
-TASK:trainer if only the reference changes.
+The results file keeps the scores of each run by seed. A run takes up to an hour, so tasks need not
+be measured on one day: those that are not named keep their scores.
 
     python -m benchmarks.quality --data FOLDER [--tasks NAME ...]
 """
@@ -76,7 +74,6 @@ SETTINGS = {
     "qqp-10k": Setting(32, 1e-4, 2),
     "arc-easy": Setting(16, 1e-4, 2),
     "conll-2003": Setting(32, 1e-4, 2, ("f1",)),
-    "conll-2003-documents": Setting(2, 1e-4, 2, ("f1",)),
     "squad-1.1": Setting(16, 1e-4, 1, ANSWER_METRICS),
     "squad-2.0": Setting(16, 1e-4, 1, ANSWER_METRICS, "squad-1.1"),
 }
@@ -97,15 +94,14 @@ SQUAD2_DEV_SHARE = 0.3
 def dataset(task: str, data: Path, slices: Path, positions: int = 512) -> TaskData:
     """Return the data of a task, as `bertkit finetune` reads it."""
     columns: dict[str, Any] | None = None
-    windows = {"context": "document"} if task == "conll-2003-documents" else None
     if task == "arc-easy":
         columns = {"text": "0", "choices": ("1", "2", "3", "4"), "label": "5", "header": False}
         kind, files = "multiple-choice", split_files(slices / "arc-easy", "csv")
     elif task in SAMPLES:
         folder, columns = SAMPLES[task]
         kind, files = "classification", split_files(data / "glue" / folder, "jsonl")
-    elif task.startswith("conll-2003"):
-        kind, files = "conll-2003", DataFiles(data=data / "conll2003")
+    elif task == "conll-2003":
+        kind, files = task, DataFiles(data=data / "conll2003")
     elif task == "squad-1.1":
         train = str(slices / "squad" / "train.json")
         kind, files = task, DataFiles(train=train, dev=str(data / "squad" / "dev-v1.1.json"))
@@ -113,7 +109,7 @@ def dataset(task: str, data: Path, slices: Path, positions: int = 512) -> TaskDa
         kind, files = task, split_files(slices / "squad2", "json")
     else:
         kind, files = task, DataFiles(data=slices if task == "sst-2" else data / "glue")
-    return load_dataset(kind, files, columns, windows, positions)
+    return load_dataset(kind, files, columns, positions=positions)
 
 
 def split_files(folder: Path, ending: str) -> DataFiles:
@@ -213,52 +209,43 @@ def only(article: Any, kept: set[str]) -> Any:
 # Runs ---------------------------------------------------------------------------------------------
 
 Runs = dict[str, Any]
-"""The runs of one side: "seeds", "made", and for each metric as many values in percent; seeds come
-in any order."""
+"""The runs of one side: "seeds", "made", and for each metric as many values in percent."""
 
 
-class Scored(NamedTuple):
-    """The dev scores of a run, as shares of one."""
-
-    made: str
-    """The code and the precision of the run."""
-    scores: Mapping[str, float]
-
-
-def own_scores(task: str, seeds: int, data: Path, work: Path, precision: str) -> dict[int, Scored]:
-    """Make bertkit's runs, except for those that are done; return them by seed."""
-    setting, folder = SETTINGS[task], work / "bertkit" / task
+def own_runs(task: str, seeds: int, data: Path, work: Path, precision: str) -> Runs:
+    """Make bertkit's runs, except for those that are done."""
+    setting = SETTINGS[task]
     start = read_pretrained(start_folder(setting, data, work, precision))
-    noted = folder.with_suffix(".json")
+    grid = Grid(**setting.grid, seeds=seeds)
     with Console(interval=60) as console:
         result = finetune(
             dataset(task, data, work / "slices", start.config.max_position_embeddings),
             start,
-            folder,
-            settings=FinetuneSettings(
-                grid=Grid(**setting.grid, seeds=seeds),
-                training=TrainingSettings(precision=precision),
-            ),
+            work / "bertkit" / task,
+            settings=FinetuneSettings(grid=grid, training=TrainingSettings(precision=precision)),
             console=console,
         )
-    if not noted.is_file():
-        write_json(noted, made(precision))
-    return {
-        run.settings["seed"]: Scored(read_json(noted), run.scores.get("dev", {}))
-        for run in result.runs
-    }
+    runs = [(run.settings["seed"], run.scores.get("dev", {})) for run in result.runs]
+    return runs_of(task, runs, made(precision))
 
 
-def reference_scores(task: str, data: Path, work: Path, precision: str) -> dict[int, Scored]:
-    """Return the reference's runs by seed; saved SQuAD models are scored here, once."""
-    runs = {}
+def reference_runs(task: str, data: Path, work: Path, precision: str) -> Runs:
+    """Return the reference's runs; saved SQuAD models are scored here, once."""
+    runs = []
     for path in sorted((work / "reference").glob(f"{task}-[0-9]*.json")):
         values = read_json(path)
         if not values["scores"]:
             values["scores"] = score_saved(task, path.with_suffix(""), data, work, precision)
             write_json(path, values)
-        runs[values["seed"]] = Scored(values["made"], values["scores"])
-    return runs
+        runs.append((values["seed"], values["scores"]))
+    return runs_of(task, runs, made(precision))
+
+
+def runs_of(task: str, runs: Sequence[tuple[int, Mapping[str, float]]], how: str) -> Runs:
+    """Return the runs of one side as the results file has them, with metrics in percent."""
+    metrics = SETTINGS[task].metrics
+    scores = {metric: [round(100 * scores[metric], 2) for _, scores in runs] for metric in metrics}
+    return {"seeds": [seed for seed, _ in runs], "made": [how] * len(runs), **scores}
 
 
 def score_saved(
@@ -271,18 +258,6 @@ def score_saved(
     [(_, inputs)] = read.dev
     results, _ = predictor.run(inputs)
     return read.task.calibrated(inputs, results).score(inputs, results)
-
-
-def with_runs(known: Runs, runs: Mapping[int, Scored], metrics: Sequence[str]) -> Runs:
-    """Return known runs ({} for none) and those of seeds that are not among them."""
-    merged = {name: list(known.get(name, ())) for name in ("seeds", "made", *metrics)}
-    for seed, (how, scores) in sorted(runs.items()):
-        if seed not in merged["seeds"] and set(metrics) <= set(scores):
-            merged["seeds"].append(seed)
-            merged["made"].append(how)
-            for metric in metrics:
-                merged[metric].append(round(100 * scores[metric], 2))
-    return merged
 
 
 def row(own: list[float], theirs: list[float]) -> dict[str, Any]:
@@ -310,13 +285,6 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--seeds", type=int, default=3, help="the number of bertkit's runs")
     parser.add_argument("--precision", default="auto", help="of bertkit's runs: fp32, bf16, auto")
-    parser.add_argument(
-        "--fresh",
-        nargs="+",
-        default=[],
-        metavar="TASK[:SIDE]",
-        help="forget these in the results file; SIDE is bertkit or trainer",
-    )
     options = parser.parse_args()
     precision = choose_precision(options.precision, torch.device("cpu"))
     data, work = data_folder(options.data), options.work
@@ -324,21 +292,14 @@ def main() -> None:
     stored = (options.out or ROOT / "results") / "quality.json"
     runs = read_json(stored)["runs"] if stored.is_file() else {}
     for task in options.tasks:
-        metrics, known = SETTINGS[task].metrics, runs.get(task, {})
-        before = {
-            side: {} if {task, f"{task}:{side}"} & {*options.fresh} else known.get(side, {})
-            for side in ("bertkit", "trainer")
-        }
-        own = own_scores(task, options.seeds, data, work, precision)
-        theirs = reference_scores(task, data, work, precision)
         runs[task] = {
-            "bertkit": with_runs(before["bertkit"], own, metrics),
-            "trainer": with_runs(before["trainer"], theirs, metrics),
+            "bertkit": own_runs(task, options.seeds, data, work, precision),
+            "trainer": reference_runs(task, data, work, precision),
         }
     rows = {
         f"{task}, {metric}": row(runs[task]["bertkit"][metric], runs[task]["trainer"][metric])
         for task in SETTINGS
-        if runs.get(task, {}).get("bertkit", {}).get("seeds")
+        if task in runs
         for metric in SETTINGS[task].metrics
     }
     for name, values in rows.items():

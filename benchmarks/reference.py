@@ -26,8 +26,6 @@ from bertkit.files import exclusive_lock, write_json
 from bertkit.training.device import choose_precision
 
 Examples = list[dict[str, Any]]
-REFERENCES = [task for task in SETTINGS if task != "conll-2003-documents"]
-"""All tasks but one: the Trainer's examples read sentences, so documents have no reference."""
 
 
 class Task(NamedTuple):
@@ -257,7 +255,7 @@ def run(
 def main() -> None:
     """Work through all tasks and seeds."""
     parser = new_parser(__doc__, work="runs/quality")
-    parser.add_argument("--tasks", nargs="+", default=REFERENCES)
+    parser.add_argument("--tasks", nargs="+", default=[*SETTINGS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--precision", default="auto", help="fp32, bf16 or auto")
     arguments = parser.parse_args()
