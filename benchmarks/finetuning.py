@@ -151,7 +151,6 @@ def main() -> None:
     parser = new_parser(__doc__, work="runs/finetuning-speed")
     parser.add_argument("--tasks", nargs="+", choices=INPUTS, default=[*INPUTS])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--inputs", type=int, help="fewer training inputs, to try the script")
     options = parser.parse_args()
     data, slices = data_folder(options.data), options.work / "slices"
     make_slices(data, slices)
@@ -163,7 +162,7 @@ def main() -> None:
         for _ in range(options.repeats):
             for precision in precisions():
                 for sampling in ("", *SAMPLING):
-                    count = examples if sampling else options.inputs or INPUTS[task]
+                    count = examples if sampling else INPUTS[task]
                     result = child_result(task, precision, sampling, data, slices, count)
                     examples = result.get("examples", examples)
                     measured.setdefault((sampling, precision), []).append(result)

@@ -20,9 +20,6 @@ import statistics
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,30 +33,21 @@ def prepare_once(arguments: list[str]) -> None:
     from bertkit import prepare
 
     processes, out, vocabulary, *texts = arguments
-    with watched() as taken:
-        store = prepare(texts, vocabulary, out, processes=int(processes))
-    counts = {"bytes": store.manifest["text"]["bytes"], "tokens": store.tokens}
-    print(json.dumps({**taken, **counts}))
-
-
-@contextmanager
-def watched() -> Iterator[dict[str, float]]:
-    """Fill in what the block takes: "seconds", and the "peak_megabytes" of all its processes."""
-    finished, taken = threading.Event(), {"seconds": 0.0, "peak_megabytes": 0.0}
+    finished, seen = threading.Event(), [0.0]
 
     def watch() -> None:
         while not finished.wait(0.1):
-            taken["peak_megabytes"] = max(taken["peak_megabytes"], resident_megabytes())
+            seen.append(resident_megabytes())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    started = time.perf_counter()
     try:
-        yield taken
+        store, seconds = timed(lambda: prepare(texts, vocabulary, out, processes=int(processes)))
     finally:
-        taken["seconds"] = time.perf_counter() - started
         finished.set()
         watcher.join()
+    counts = {"bytes": store.manifest["text"]["bytes"], "tokens": store.tokens}
+    print(json.dumps({"seconds": seconds, "peak_megabytes": max(seen), **counts}))
 
 
 def resident_megabytes() -> float:
@@ -113,12 +101,11 @@ def main() -> None:
         return
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--texts", nargs="+", type=Path, help="two files instead of Wikipedia's")
     options = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     data = data_folder(options.data)
     vocabulary = data / "vocab" / "bert-base-uncased-vocab.txt"
-    texts = options.texts or [data / "wikipedia" / part for part in PARTS]
+    texts = [data / "wikipedia" / part for part in PARTS]
     bare = bare_rate(vocabulary, texts[0], options.repeats)
     rows: dict[str, Any] = {"bare tokenizers, one thread": {"megabytes_per_second": summary(bare)}}
     with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.exports import processor_name
-from benchmarks.gpu.setup import padded
+from benchmarks.gpu.setup import needed, padded
 from benchmarks.record import (
     child_result,
     data_folder,
@@ -45,12 +45,13 @@ from bertkit.pretraining_data.loader import (
 )
 from bertkit.processes import resident_bytes
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import autocast, matmul_peak, training_flops
+from bertkit.training.device import autocast, matmul_peak
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.step import LoopSettings, train_steps
 
 CPU = torch.device("cpu")
 BATCH = 32
+WIDTHS = (256, 512)
 
 
 def own_update(model: PretrainingModel, precision: str) -> Callable[[PretrainingBatch], None]:
@@ -148,16 +149,8 @@ def row(
 ) -> dict[str, Any]:
     """Return rates, ratios to transformers in fp32 and in the same precision, and the MFU."""
     precision = name.split()[1]
-    work = sum(
-        training_flops(
-            config,
-            tokens=len(batch.packed.ids),
-            targets=len(batch.target_ids),
-            sequences=len(batch.next_labels),
-            sum_squared_lengths=sum(length**2 for length in batch.packed.lengths),
-        )
-        for batch in batches
-    ) / sum(len(batch.packed.ids) for batch in batches)
+    tokens = sum(len(batch.packed.ids) for batch in batches)
+    work = sum(needed(batch, config) for batch in batches) / tokens
     median = summary(rates[name])
     peak = matmul_peak(CPU, precision, seconds=1.0)
 
@@ -182,16 +175,14 @@ def main() -> None:
         return
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--widths", type=int, nargs="+", default=[256, 512])
-    parser.add_argument("--text", type=Path, help="a file instead of Wikipedia")
     options = parser.parse_args()
     data = data_folder(options.data)
-    text = options.text or data / "wikipedia" / "wiki_AA.txt.xz"
+    text = data / "wikipedia" / "wiki_AA.txt.xz"
     vocabulary = data / "vocab" / "bert-base-uncased-vocab.txt"
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         prepare([text], vocabulary, Path(folder) / "store", processes=2)
-        for width in options.widths:
+        for width in WIDTHS:
             rows |= measure(Path(folder) / "store", width, options.repeats)
     for name, measured in rows.items():
         print(name, measured)

@@ -1,7 +1,6 @@
 """What several processes cost: the same recipe and cores as one process and as two (DDP).
 
-The processes are started by torchrun, and the ways take turns. The file also has the share of a
-run that waits for its checkpoints.
+The processes are started by torchrun, and the ways take turns.
 
     python -m benchmarks.scaling --data FOLDER
 """
@@ -9,7 +8,6 @@ run that waits for its checkpoints.
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,8 +23,8 @@ WARM_UP = 10
 """The number of the first updates, which are not timed."""
 
 
-def run_once(store: Path, folder: Path, updates: int, way: str) -> dict[str, float]:
-    """Make a run by the command line; return its rate after the warm-up and checkpoint waits."""
+def run_once(store: Path, folder: Path, updates: int, way: str) -> float:
+    """Make a run by the command line; return its tokens per second after the warm-up."""
     flags = [
         "--model.num-hidden-layers", "4", "--model.hidden-size", "256",
         "--model.num-attention-heads", "4", "--phases.lengths", "128",
@@ -45,37 +43,24 @@ def run_once(store: Path, folder: Path, updates: int, way: str) -> dict[str, flo
     subprocess.run([*command, *flags], check=True, capture_output=True, env=environment)
     records = read_journal(out / "journal.jsonl")
     steps = [r for r in records if r["kind"] == "step" and r["step"] > WARM_UP]
-    saves = [r["seconds"] for r in records if r["kind"] == "checkpoint"]
-    training = sum(record["seconds"] for record in steps)
-    return {
-        "tokens_per_second": sum(record["tokens"] for record in steps) / training,
-        "checkpoint_seconds": statistics.median(saves),
-        "update_seconds": training / (updates - WARM_UP),
-    }
+    return sum(step["tokens"] for step in steps) / sum(step["seconds"] for step in steps)
 
 
 def measure(store: Path, repeats: int, updates: int) -> dict[str, dict[str, Any]]:
     """Measure both ways in turn."""
-    runs: dict[str, list[dict[str, float]]] = {ALONE: [], BOTH: []}
+    rates: dict[str, list[float]] = {ALONE: [], BOTH: []}
     for _ in range(repeats):
-        for way, results in runs.items():
+        for way, found in rates.items():
             with tempfile.TemporaryDirectory() as folder:
-                results.append(run_once(store, Path(folder), updates, way))
-    rows = {}
-    for way, results in runs.items():
-        rates = [run["tokens_per_second"] for run in results]
-        base = [run["tokens_per_second"] for run in runs[ALONE]]
-        waits = [run["checkpoint_seconds"] / (1000 * run["update_seconds"]) for run in results]
-        rows[way] = {
+                found.append(run_once(store, Path(folder), updates, way))
+    return {
+        way: {
             "repeats": repeats,
-            "real_tokens_per_second": summary(rates),
-            "over_one_process": summary([a / b for a, b in zip(rates, base, strict=True)]),
-            "seconds_waited_for_a_checkpoint": summary(
-                [run["checkpoint_seconds"] for run in results]
-            ),
-            "wait_as_share_of_1000_updates": summary(waits),
+            "real_tokens_per_second": summary(found),
+            "over_one_process": summary([a / b for a, b in zip(found, rates[ALONE], strict=True)]),
         }
-    return rows
+        for way, found in rates.items()
+    }
 
 
 def main() -> None:
@@ -83,11 +68,10 @@ def main() -> None:
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--updates", type=int, default=60)
-    parser.add_argument("--text", type=Path, help="a file instead of Wikipedia")
     options = parser.parse_args()
     data = data_folder(options.data)
     with tempfile.TemporaryDirectory() as folder:
-        store, text = Path(folder) / "store", options.text or data / "wikipedia" / "wiki_AA.txt.xz"
+        store, text = Path(folder) / "store", data / "wikipedia" / "wiki_AA.txt.xz"
         prepare([text], data / "vocab" / "bert-base-uncased-vocab.txt", store, processes=0)
         rows = measure(store, options.repeats, options.updates)
     for name, row in rows.items():

@@ -1,7 +1,7 @@
 """One GPU measured in two commands of at most eight minutes each.
 
     python -m benchmarks.gpu train --out DIR    pre-training by stages, beside transformers
-    python -m benchmarks.gpu rest --out DIR     inference, fine-tuning, and training from a store
+    python -m benchmarks.gpu rest --out DIR     inference and fine-tuning
 
 Each writes DIR/gpu-COMMAND.json after every case. A case runs in a process of its own with a time
 limit, and what failed stands in the file with its error, as does what there was no time for. With

@@ -1,8 +1,7 @@
-"""`benchmarks.gpu rest`: inference, fine-tuning, and training from a store."""
+"""`benchmarks.gpu rest`: inference and fine-tuning."""
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,11 +14,9 @@ import torch
 from benchmarks.gpu.setup import Case, Found, Setup, make_batches
 from benchmarks.gpu.train import (
     BATCHES,
-    STAGES,
     Race,
     moved,
     own_inference,
-    own_loop,
     their_config,
     their_inference,
 )
@@ -27,21 +24,17 @@ from benchmarks.record import summary
 from bertkit.checkpoints.names import BERT
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import foreign_tensors
-from bertkit.corpus.store import DocumentArrays, TokenStore, write_manifest, write_shard
 from bertkit.finetuning.runs import RunSettings, TrainingSettings
 from bertkit.finetuning.train import TaskTraining
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.outputs import ClassificationModel
-from bertkit.pretraining_data.examples import MaskingOptions, PairOptions
-from bertkit.pretraining_data.loader import BatchBuilder, ExampleSampler, StreamStep, stream_steps
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.sequences import prepare_network, run_task
 from bertkit.tasks.task import Encoded, Item, ItemPart, Items, make_batch
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from bertkit.training.device import autocast, synchronize
 
-WORKERS = 4
 EXAMPLES = 3668
 """The number of training examples of MRPC, whose pairs have about 53 tokens."""
 
@@ -82,66 +75,6 @@ def random_items(config: ModelConfig, lengths: list[int]) -> Items:
         for n in rng.permutation(lengths).tolist()
     ]
     return Items([Item(i, [part]) for i, part in enumerate(parts)], len(parts), 0, {})
-
-
-def stream_case(setup: Setup) -> Iterator[Found]:
-    """Measure loaders alone, and training from memory, with loaders and without."""
-    config, length = setup.config(), 128
-    sequences = setup.tokens(65536) // length
-    count, loaders = 10 if setup.dry else 60, setup.count(WORKERS)
-    with tempfile.TemporaryDirectory() as folder:
-        store = random_store(Path(folder) / "store", config.vocab_size, 100 * sequences * length)
-
-        def steps(workers: int) -> Iterator[StreamStep]:
-            table = ExampleSampler(store, PairOptions(max_length=length), seed=0)
-            builder = BatchBuilder(store, MaskingOptions(), 20, seed=0)
-            return stream_steps(table, builder, batch_size=sequences, steps=count, workers=workers)
-
-        stage = STAGES["eager" if setup.dry else "compiled"]
-        train = own_loop(setup, config, stage)
-        kept = list(steps(0))[: count // 2]
-        sources: dict[str, Callable[[], Iterator[Any]]] = {
-            "training from memory": lambda: train(kept * 2),
-            f"training with {loaders} loaders": lambda: train(steps(loaders)),
-            f"{loaders} loaders alone": lambda: steps(loaders),
-            "training without loaders": lambda: train(steps(0)),
-        }
-        for name, source in sources.items():
-            yield setup.attempt(name, partial(stream_rates, setup, source, count // 5))
-
-
-def stream_rates(setup: Setup, source: Callable[[], Iterator[Any]], chunk: int) -> dict[str, Any]:
-    """Return tokens/s of each chunk of steps but the first, in which loaders start."""
-    rates, tokens, started = [], 0, time.perf_counter()
-    for number, record in enumerate(source(), 1):
-        made = isinstance(record, StreamStep)
-        tokens += len(record.micro_batches[0].packed.ids) if made else record.tokens
-        if number % chunk == 0:
-            synchronize(setup.device)
-            now = time.perf_counter()
-            rates.append(tokens / (now - started))
-            tokens, started = 0, now
-    return {"tokens_per_second": summary(rates[1:])}
-
-
-def random_store(folder: Path, vocabulary: int, tokens: int) -> TokenStore:
-    """Write random sentences of 5 to 40 tokens, in documents of 3 to 40 sentences.
-
-    Token r is drawn 1 / r times as often as the first, so that the loss can fall.
-    """
-    words = [f"w{number}" for number in range(vocabulary - len(SPECIAL_TOKENS))]
-    tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *words], lowercase=True)
-    tokenizer.save(folder / "tokenizer")
-    generator = np.random.default_rng(0)
-    sentences = generator.integers(5, 41, tokens // 22)
-    ranks = np.exp(generator.random(int(sentences.sum())) * np.log(len(words)))
-    ids = len(SPECIAL_TOKENS) + np.minimum(ranks, len(words) - 1).astype(np.uint16)
-    documents = generator.integers(3, 41, len(sentences) // 20)
-    documents = documents[np.cumsum(documents) < len(sentences)]
-    documents = np.append(documents, len(sentences) - documents.sum())
-    parts = [DocumentArrays(ids, sentences, documents)]
-    write_manifest(folder, tokenizer, [write_shard(folder, "train-00000-000", "train", parts)], {})
-    return TokenStore(folder)
 
 
 def finetuning_case(setup: Setup) -> Iterator[Found]:
@@ -213,6 +146,5 @@ def their_finetuning(setup: Setup, items: Items) -> dict[str, Any]:
 OTHERS: dict[str, Case] = {
     "inference base 128": partial(inference_case, length=128),
     "fine-tuning base": finetuning_case,
-    "store base 128": stream_case,
     "inference base 512": partial(inference_case, length=512),
 }

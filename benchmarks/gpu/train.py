@@ -6,9 +6,8 @@ compiled and in the precision, so that each stage of the CUDA path has a row.
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.training.device import autocast, matmul_peak
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.recipe import Objectives
-from bertkit.training.step import LoopSettings, StepRecord, compile_training, train_steps
+from bertkit.training.step import LoopSettings, compile_training, train_steps
 
 Work = Callable[[Sequence[Both]], None]
 """Queues the work for some batches, one after the other; it copies them to the device."""
@@ -54,24 +53,6 @@ STAGES = {
 }
 
 
-Loop = Callable[[Iterable[Any]], Iterator[StepRecord[Any]]]
-
-
-def own_loop(setup: Setup, config: ModelConfig, own: Own) -> Loop:
-    """Set up bertkit's training: a function of steps that yields a record after each."""
-    with setup.device:
-        model = PretrainingModel(config).train()
-    loss = Objectives().function()
-    if own.compiled:
-        loss = functools.partial(loss, cross_entropy=compile_training(model, setup.device))
-    optimizer = build_optimizer(model, learning_rate=RATE)
-    settings = LoopSettings(
-        device=setup.device, precision=own.precision, seed=0, max_gradient_norm=1.0,
-        learning_rate=lambda step: RATE,
-    )  # fmt: skip
-    return lambda steps: train_steps(model, optimizer, loss, steps, settings)
-
-
 def backend(setup: Setup) -> str:
     """Return the compiler; in a dry run one that traces and generates no code."""
     return "eager" if setup.dry else "inductor"
@@ -79,10 +60,20 @@ def backend(setup: Setup) -> str:
 
 def own_training(setup: Setup, config: ModelConfig, own: Own) -> Work:
     """Set up updates through bertkit's own loop."""
-    loop = own_loop(setup, config, own)
+    with setup.device:
+        model = PretrainingModel(config).train()
+    loss = Objectives().function()
+    if own.compiled:
+        loss = partial(loss, cross_entropy=compile_training(model, setup.device))
+    optimizer = build_optimizer(model, learning_rate=RATE)
+    settings = LoopSettings(
+        device=setup.device, precision=own.precision, seed=0, max_gradient_norm=1.0,
+        learning_rate=lambda step: RATE,
+    )  # fmt: skip
 
     def work(batches: Sequence[Both]) -> None:
-        for _ in loop(([batch.packed], None) for batch in batches):
+        steps = (([batch.packed], None) for batch in batches)
+        for _ in train_steps(model, optimizer, loss, steps, settings):
             pass
 
     return work
