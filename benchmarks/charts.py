@@ -25,15 +25,13 @@ STYLE = {
     "xtick.color": TEXT,
     "ytick.color": TEXT,
 }
+SPREAD = ("lowest", "median", "highest")
 WIDTH, TOP, BOTTOM = 8.4, 0.35, 0.55
 """In inches, the width of a drawing, and the space above and below its rows."""
 
 
 class Comparison(NamedTuple):
-    """One bar of the chart of speed: bertkit over another library at the same precision.
-
-    {} stands for int8, or for fp32 in a file from a processor that has no int8.
-    """
+    """One bar of the chart of speed: bertkit over another library."""
 
     label: str
     other: str
@@ -44,71 +42,28 @@ class Comparison(NamedTuple):
     """Whether the column holds a ratio of times, of which the inverse is drawn."""
 
 
+PEERS = "the fastest of four other libraries"
 COMPARISONS = (
-    Comparison(
-        "Pre-training, 4 layers, width 256, bf16",
-        "transformers, padded",
-        "pretraining",
-        "4x256, bertkit bf16",
-        "over_transformers_same_precision",
-    ),
-    Comparison(
-        "Pre-training, 4 layers, width 512, bf16",
-        "transformers, padded",
-        "pretraining",
-        "4x512, bertkit bf16",
-        "over_transformers_same_precision",
-    ),
-    Comparison(
-        "Fine-tuning on MRPC, bf16",
-        "the Trainer of transformers",
-        "finetuning",
-        "mrpc, bertkit bf16",
-        "over_faster_trainer_bf16",
-    ),
-    Comparison(
-        "Sentence embeddings, fp32",
-        "sentence-transformers",
-        "embeddings",
-        "bertkit fp32",
-        "over_sentence_transformers",
-    ),
-    Comparison(
-        "Classifying 512 short texts, {}",
-        "the fastest of four other libraries",
-        "inference-short",
-        "bertkit {}",
-        "over_fastest_peer",
-    ),
-    Comparison(
-        "Classifying one short text at a time, {}",
-        "the fastest of four other libraries",
-        "inference-latency",
-        "bertkit {}",
-        "p50_over_fastest_peer",
-        is_time=True,
-    ),
-)
-TASKS = {
-    "mrpc": "MRPC",
-    "cola": "CoLA",
-    "rte": "RTE",
-    "sts-b": "STS-B",
-    "sst-2": "SST-2",
-    "mnli-10k": "MNLI-10k",
-    "qqp-10k": "QQP-10k",
-    "arc-easy": "ARC-Easy",
-    "conll-2003": "CoNLL-2003",
-    "squad-1.1": "SQuAD 1.1",
-    "squad-2.0": "SQuAD 2.0",
-}
-METRICS = {
-    "f1": "F1",
-    "matthews": "Matthews",
-    "pearson": "Pearson",
-    "spearman": "Spearman",
-    "exact_match": "exact match",
-}
+    Comparison("Pre-training, 4 layers, width 256, bf16", "transformers, padded", "pretraining",
+               "4x256, bertkit bf16", "over_transformers_same_precision"),
+    Comparison("Pre-training, 4 layers, width 512, bf16", "transformers, padded", "pretraining",
+               "4x512, bertkit bf16", "over_transformers_same_precision"),
+    Comparison("Fine-tuning on MRPC, bf16", "the Trainer of transformers", "finetuning",
+               "mrpc, bertkit bf16", "over_faster_trainer_bf16"),
+    Comparison("Sentence embeddings, fp32", "sentence-transformers", "embeddings",
+               "bertkit fp32", "over_sentence_transformers"),
+    Comparison("Classifying 512 short texts, int8", PEERS, "inference-short",
+               "bertkit int8", "over_fastest_peer"),
+    Comparison("Classifying one short text at a time, int8", PEERS, "inference-latency",
+               "bertkit int8", "p50_over_fastest_peer", is_time=True),
+)  # fmt: skip
+NAMES = {
+    "cola": "CoLA", "mnli-10k": "MNLI-10k", "qqp-10k": "QQP-10k", "arc-easy": "ARC-Easy",
+    "conll-2003": "CoNLL-2003", "squad-1.1": "SQuAD 1.1", "squad-2.0": "SQuAD 2.0", "f1": "F1",
+    "exact_match": "exact match", "mrpc": "MRPC", "rte": "RTE", "sts-b": "STS-B", "sst-2": "SST-2",
+    "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman",
+}  # fmt: skip
+"""Task or metric -> its name as people write it."""
 
 
 def charts(results: Path) -> dict[str, str]:
@@ -127,8 +82,7 @@ def speed(results: Path) -> str:
     figure, axes = canvas(len(COMPARISONS), row=0.42, left=0.36, right=0.02)
     axes.set_xlabel("times as fast as the other library")
     axes.axvline(1, color=TEXT, linewidth=1)
-    compared = [in_precision(results, comparison) for comparison in COMPARISONS]
-    for place, comparison in enumerate(compared):
+    for place, comparison in enumerate(COMPARISONS):
         low, middle, high = ratios(results, comparison)
         axes.barh(place, middle, height=0.55, color=BERTKIT if middle >= 1 else SLOWER)
         axes.plot([low, high], [place, place], color=TEXT, linewidth=1)
@@ -139,28 +93,17 @@ def speed(results: Path) -> str:
         0.94,
         "bertkit against other libraries on the same two CPU cores; line: range of the runs",
     )
-    labels = [f"{each.label}\nagainst {each.other}" for each in compared]
+    labels = [f"{each.label}\nagainst {each.other}" for each in COMPARISONS]
     axes.set_yticks(range(len(labels)), labels, fontsize=9)
     axes.set_xlim(0, 5)
     return drawn(figure)
 
 
-def in_precision(results: Path, comparison: Comparison) -> Comparison:
-    """Return a comparison with its {} filled."""
-    precision = "int8" if "bertkit int8" in rows_of(results, comparison.file) else "fp32"
-    label, row, column = (
-        text.format(precision) for text in (comparison.label, comparison.row, comparison.column)
-    )
-    return comparison._replace(label=label, row=row, column=column)
-
-
 def ratios(results: Path, comparison: Comparison) -> tuple[float, float, float]:
     """Return the lowest, median and highest; all the same if only one number was recorded."""
     found = rows_of(results, comparison.file)[comparison.row][comparison.column]
-    spread = (
-        found if isinstance(found, dict) else dict.fromkeys(("lowest", "median", "highest"), found)
-    )
-    low, middle, high = spread["lowest"], spread["median"], spread["highest"]
+    spread = found if isinstance(found, dict) else dict.fromkeys(SPREAD, found)
+    low, middle, high = (spread[key] for key in SPREAD)
     return (1 / high, 1 / middle, 1 / low) if comparison.is_time else (low, middle, high)
 
 
@@ -172,14 +115,17 @@ def quality(results: Path) -> str:
     axes.axvline(0, color=TEXT, linewidth=1)
     for place, row in enumerate(compared.values()):
         zero = row["trainer"]["median"]
-        low, middle, high = (row["bertkit"][key] - zero for key in ("lowest", "median", "highest"))
+        low, middle, high = (row["bertkit"][key] - zero for key in SPREAD)
         first, last = (row["trainer"][key] - zero for key in ("lowest", "highest"))
         axes.barh(place, last - first, left=first, height=0.6, color=BAND)
         axes.plot([low, high], [place, place], color=BERTKIT, linewidth=2)
         axes.plot(middle, place, "o", color=BERTKIT, markersize=7)
         scores = f"{row['bertkit']['median']:.1f} | {zero:.1f}"
         axes.text(1.02, place, scores, va="center_baseline", transform=axes.get_yaxis_transform())
-    axes.set_yticks(range(len(compared)), [title_of(name) for name in compared])
+    axes.set_yticks(
+        range(len(compared)),
+        [", ".join(NAMES.get(word, word) for word in name.split(", ")) for name in compared],
+    )
     explained = "dot and line: bertkit, median and range; grey: the Trainer, range"
     for x, text in ((0, explained), (1.02, "bertkit | Trainer")):
         axes.text(x, -0.7, text, transform=axes.get_yaxis_transform())
@@ -189,8 +135,8 @@ def quality(results: Path) -> str:
 def inference(rows: dict[str, Any]) -> str:
     """Draw every contestant, the fastest first: sequences per second, or p50 and p99."""
     by_time = "p50_milliseconds" in next(iter(rows.values()))
-    measured = times_of if by_time else rates_of
-    found = [(name, *measured(row)) for name, row in rows.items()]
+    column = "p50_milliseconds" if by_time else "sequences_per_second"
+    found = [(name, *spread_of(row, column)) for name, row in rows.items()]
     found.sort(key=lambda one: one[2] if by_time else -one[2])
     figure, axes = canvas(len(found), row=0.26, left=0.3, right=0.1)
     axes.set_xlabel(
@@ -215,7 +161,7 @@ def training(rows: dict[str, Any]) -> str:
     places = []
     for number, (name, row) in enumerate(rows.items()):
         place = number + groups.index(name.partition(", ")[0])
-        low, middle, high = rates_of(row, "real_tokens_per_second")
+        low, middle, high = spread_of(row, "real_tokens_per_second")
         axes.barh(place, middle, height=0.6, color=BERTKIT if ", bertkit" in name else BAND)
         add_range(axes, place, low, high, f"{middle:,.0f}")
         places.append(place)
@@ -230,41 +176,25 @@ def add_range(axes: Any, place: float, low: float, high: float, text: str) -> No
     axes.annotate(text, (high, place), **beside, va="center_baseline", fontsize=9)
 
 
-def times_of(row: dict[str, Any]) -> tuple[float, float, float]:
-    """Return the median, the median and the 99th percentile of a row's times."""
-    return row["p50_milliseconds"], row["p50_milliseconds"], row["p99_milliseconds"]
-
-
-def rates_of(
-    row: dict[str, Any], column: str = "sequences_per_second"
-) -> tuple[float, float, float]:
-    """Return the lowest, median and highest rate of a row."""
-    rate = row[column]
-    return rate["lowest"], rate["median"], rate["highest"]
-
-
-def title_of(row: str) -> str:
-    """Return a row of the quality results as people write it: "mrpc, f1" becomes "MRPC, F1"."""
-    task, _, metric = row.partition(", ")
-    return f"{TASKS.get(task, task)}, {METRICS.get(metric, metric)}"
+def spread_of(row: dict[str, Any], column: str) -> tuple[float, float, float]:
+    """Return the lowest, median and highest rate of a row; of times, the median and the 99th."""
+    if column == "p50_milliseconds":
+        return row[column], row[column], row["p99_milliseconds"]
+    low, middle, high = (row[column][key] for key in SPREAD)
+    return low, middle, high
 
 
 def rows_of(results: Path, name: str) -> dict[str, Any]:
     """Return the rows of a results file by their names."""
-    rows: dict[str, Any] = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))[
-        "rows"
-    ]
-    return rows
+    text = (results / f"{name}.json").read_text(encoding="utf-8")
+    return json.loads(text)["rows"]
 
 
 def canvas(rows: int, *, row: float, left: float, right: float) -> tuple[Figure, Any]:
     """Return a figure and axes whose height follows from the rows, the first of them at the top.
 
-    Args:
-        rows: the number of rows.
-        row: the height of a row, in inches.
-        left: the share of the width that is kept free for labels.
-        right: the same on the other side.
+    `row` is the height of a row in inches; `left` and `right` are the shares of the width that are
+    kept free for text.
     """
     height = rows * row + TOP + BOTTOM
     figure = Figure(figsize=(WIDTH, height), facecolor="white")

@@ -29,14 +29,8 @@ def write_result(
 ) -> Path:
     """Write FOLDER/NAME.json: the date, the versions and the machine, then the rows.
 
-    Args:
-        name: the name of the file without its ending.
-        rows: what was measured, with units in the keys, n and spread; the documents show these.
-        details: further values that belong to the rows, such as a curve.
-        folder: by default `results/`.
-
-    Returns:
-        The path of the file.
+    `rows` is what was measured, with units in the keys, n and spread; the documents show these.
+    `details` are further values that belong to the rows, such as a curve.
     """
     path = (folder or ROOT / "results") / f"{name}.json"
     write_json(path, {"name": name, **circumstances(), "rows": rows, **(details or {})})
@@ -55,9 +49,7 @@ def summary(values: list[float]) -> dict[str, float]:
 def new_parser(documentation: str, *, work: str = "") -> argparse.ArgumentParser:
     """Return a parser of a benchmark's command line with --data, --out and, if needed, --work.
 
-    Args:
-        documentation: the docstring of the module; its first line is the description.
-        work: the default folder for finished parts, which a stopped benchmark does not repeat.
+    `work` is the default folder for finished parts, which a stopped benchmark does not repeat.
     """
     parser = argparse.ArgumentParser(description=documentation.splitlines()[0])
     parser.add_argument("--data", type=Path, help="the data sets; by default $BERTKIT_DATA")

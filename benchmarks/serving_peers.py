@@ -85,7 +85,7 @@ def with_graph(folder: Path, kind: str) -> Classify:
 
     def classify(texts: Sequence[str]) -> list[Found]:
         ids = [np.array(one.ids) for one in tokenizer.encode_batch(list(texts))]
-        found = {}
+        found: dict[int, Found] = {}
         for batch in similar_lengths(ids):
             logits = forward(padded([(ids[i], len(ids[i])) for i in batch]))
             found |= {i: most_probable(row, labels) for i, row in zip(batch, logits, strict=True)}
