@@ -61,11 +61,7 @@ class Worker:
         self.ask("import", library)
 
     def ask(self, method: str, *arguments: object) -> Any:
-        """Send a request to the process, and return the answer.
-
-        Raises:
-            Failed: the library raised an error, or the process has ended.
-        """
+        """Send a request to the process, and return the answer."""
         try:
             self.connection.send((method, arguments))
             answer, error = self.connection.recv()
@@ -260,8 +256,8 @@ def tune(entry: Entry, sequences: Sequence[Encoded], expected: Sequence[np.ndarr
             runs = [worker.ask("run", chosen)]
             if runs[0][0] < LONG:
                 runs.append(worker.ask("run", chosen))
-            same = cosines(runs[-1][2], [expected[i] for i in chosen])
-            trials.rates[setting] = tokens / min(seconds for seconds, _, _ in runs)
+            same = cosines(runs[-1][1], [expected[i] for i in chosen])
+            trials.rates[setting] = tokens / min(seconds for seconds, _ in runs)
             trials.lowest_cosines[setting] = min(same)
 
         for setting in entry.shapes():
@@ -280,7 +276,7 @@ def tune_alone(entry: Entry, texts: Sequence[Encoded], expected: Sequence[np.nda
     with worker_of(entry, texts) as worker:
         for setting in entry.alone():
             worker.ask("load", entry.model(setting), setting)
-            _, _, outputs = worker.ask("run")
+            _, outputs = worker.ask("run")
             trials.rates[setting] = 1 / statistics.median(worker.ask("calls", 0, 30))
             trials.lowest_cosines[setting] = min(cosines(outputs, expected))
     return trials
@@ -291,4 +287,4 @@ def reference_outputs(entry: Entry, sequences: Sequence[Encoded]) -> list[np.nda
     with worker_of(entry, sequences) as worker:
         setting = Setting("", 32, 1, entry.threads)
         worker.ask("load", entry.model(setting), setting)
-        return worker.ask("run")[2]
+        return worker.ask("run")[1]

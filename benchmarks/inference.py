@@ -3,8 +3,7 @@
 All compute the same model on the same texts, each in a process of its own, with equally many
 threads and the setting that was fastest for it (`benchmarks.contestants`). Rounds go through all
 contestants in turn. Rates count sequences and real tokens; ratios are between runs of one round, to
-the best peer of the same precision and to the fastest peer of any. Tokens per second of processor
-time are there beside wall time, because other programs hardly change them.
+the best peer of the same precision and to the fastest peer of any.
 Outputs are compared with those of transformers in fp32, by the cosine of each sequence's logits.
 
     python -m benchmarks.inference --data FOLDER
@@ -65,17 +64,15 @@ class Contest:
     """The outputs of the reference."""
     trials: dict[str, Trials]
 
-    def start(
-        self, stack: ExitStack, sequences: Sequence[Any]
-    ) -> tuple[dict[str, Worker], dict[str, float]]:
-        """Start each with its best setting; return processes and the seconds to an answer."""
-        workers, seconds = {}, {}
+    def start(self, stack: ExitStack, sequences: Sequence[Any]) -> dict[str, Worker]:
+        """Start each with its best setting; return the processes."""
+        workers = {}
         for entry in self.entries:
             if entry.name in self.trials:
                 setting = self.trials[entry.name].best
                 workers[entry.name] = stack.enter_context(worker_of(entry, sequences))
-                seconds[entry.name] = workers[entry.name].ask("load", entry.model(setting), setting)
-        return workers, seconds
+                workers[entry.name].ask("load", entry.model(setting), setting)
+        return workers
 
 
 def tuned_contest(workload: Workload, model: Path, folder: Path) -> Contest:
@@ -101,17 +98,15 @@ def measure(workload: Workload, contest: Contest, repeats: int) -> Row:
     sequences = workload.sequences
     outputs: dict[str, list[np.ndarray]] = {}
     with ExitStack() as stack:
-        workers, first_calls = contest.start(stack, sequences)
+        workers = contest.start(stack, sequences)
         seconds: dict[str, list[float]] = {name: [] for name in workers}
-        cpu_seconds: dict[str, list[float]] = {name: [] for name in workers}
         for worker in workers.values():
             worker.ask("run", longest_first(sequences)[::8])
         for _ in range(repeats):
             for name, worker in workers.items():
-                taken, busy, outputs[name] = worker.ask("run")
+                taken, outputs[name] = worker.ask("run")
                 seconds[name].append(taken)
-                cpu_seconds[name].append(busy)
-                print(workload.name, name, f"{taken:.2f} s, {busy:.2f} s of processors", flush=True)
+                print(workload.name, name, f"{taken:.2f} s", flush=True)
         memory = {name: worker.ask("peak_mebibytes") for name, worker in workers.items()}
     best = best_peers(seconds, outputs, contest.expected)
     return {
@@ -119,12 +114,8 @@ def measure(workload: Workload, contest: Contest, repeats: int) -> Row:
             "setting": str(contest.trials[name].best),
             "threads": torch.get_num_threads(),
             **rates(workload, name, seconds, best),
-            "tokens_per_cpu_second": summary(
-                [workload.tokens / busy for busy in cpu_seconds[name]]
-            ),
             **compared(outputs[name], contest.expected),
             "peak_mebibytes": round(memory[name]),
-            "first_call_seconds": round(first_calls[name], 3),
         }
         for name in seconds
     }
@@ -187,9 +178,9 @@ def measure_latency(workload: Workload, contest: Contest) -> Row:
     """Measure milliseconds of one short text at a time; the contestants take turns in blocks."""
     texts = workload.sequences
     with ExitStack() as stack:
-        workers, _ = contest.start(stack, texts)
+        workers = contest.start(stack, texts)
         taken: dict[str, list[float]] = {name: [] for name in workers}
-        outputs = {name: worker.ask("run")[2] for name, worker in workers.items()}
+        outputs = {name: worker.ask("run")[1] for name, worker in workers.items()}
         for begin in range(-BLOCK, CALLS, BLOCK):
             for name, worker in workers.items():
                 found = worker.ask("calls", max(begin, 0), BLOCK)

@@ -1,8 +1,8 @@
 """The libraries of the inference benchmark, each in a process of its own.
 
 `python -m benchmarks.peers FD` is such a process. It answers the requests that come over a pipe and
-imports nothing heavy but the library that it measures, so its memory and its processor time are
-those of that library. Every library computes the logits of the same model directory:
+imports nothing heavy but the library that it measures, so its memory is that of the library. Every
+library computes the logits of the same model directory:
 
 - transformers: its own BERT with `sdpa` attention.
 - onnxruntime: a session of an exported graph.
@@ -91,12 +91,7 @@ def longest_first(sequences: Sequence[Encoded]) -> list[int]:
 
 
 class Padded:
-    """A library that computes padded batches.
-
-    Args:
-        forward: computes one batch; it is called by several threads at once.
-        setting: see `Setting`.
-    """
+    """A library that computes padded batches; several threads call `forward` at once."""
 
     def __init__(self, forward: Forward, setting: Setting) -> None:
         self.forward, self.setting = forward, setting
@@ -257,19 +252,17 @@ class Server:
         """Keep the sequences that later requests name by index."""
         self.sequences = sequences
 
-    def load(self, model: Model, setting: Setting) -> float:
-        """Make the contestant; return the seconds from its imports to its first answer."""
-        began = time.perf_counter()
+    def load(self, model: Model, setting: Setting) -> None:
+        """Make the contestant, and let it answer once."""
         self.contestant = self.make(model, setting)
         self.contestant.run(self.sequences[:1])
-        return time.perf_counter() - began
 
-    def run(self, chosen: Sequence[int] | None = None) -> tuple[float, float, list[np.ndarray]]:
-        """Compute all or chosen sequences; return seconds, CPU seconds of all threads, outputs."""
+    def run(self, chosen: Sequence[int] | None = None) -> tuple[float, list[np.ndarray]]:
+        """Compute all or chosen sequences; return seconds and outputs."""
         given = self.sequences if chosen is None else [self.sequences[i] for i in chosen]
-        began, busy = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         outputs = self.contestant.run(given)
-        return time.perf_counter() - began, time.process_time() - busy, outputs
+        return time.perf_counter() - began, outputs
 
     def calls(self, first: int, count: int) -> list[float]:
         """Return the seconds of calls with one sequence each; the sequences take turns."""

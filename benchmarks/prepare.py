@@ -1,11 +1,9 @@
-"""From raw text to a token store: MB/s against the bare tokenizer, and memory as text grows.
+"""From raw text to a token store: MB/s, and memory as text grows.
 
 The text is compressed by xz, but for one row, because decompression takes time, too.
 
 Each preparation runs in a process of its own; its peak memory is the largest sum, seen every tenth
-of a second, of what it and its worker processes held. The bare rate is `tokenizers`'
-`encode_batch_fast` on sentences already split, on one thread, which is the part of the work that
-cannot be left out.
+of a second, of what it and its worker processes held.
 
     python -m benchmarks.prepare --data FOLDER
 """
@@ -16,7 +14,6 @@ import json
 import lzma
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import threading
@@ -79,35 +76,18 @@ def measure(processes: int, vocabulary: Path, texts: list[Path], repeats: int) -
     }
 
 
-def bare_rate(vocabulary: Path, text: Path, repeats: int) -> list[float]:
-    """Measure MB/s of the bare tokenizer on sentences, on one thread."""
-    from benchmarks.tokenization import bare_pipeline, read_sentences
-    from bertkit import Tokenizer
-
-    sentences = read_sentences(text, 20)
-    megabytes = sum(len(sentence.encode()) for sentence in sentences) / 1e6
-    pipeline = bare_pipeline(Tokenizer.load(vocabulary))
-    rates = []
-    for _ in range(repeats):
-        _, seconds = timed(lambda: pipeline.encode_batch_fast(sentences, add_special_tokens=False))
-        rates.append(megabytes / seconds)
-    return rates
-
-
 def main() -> None:
-    """Measure one and two parts on one and two processes, and the bare tokenizer beside them."""
+    """Measure one and two parts on one and two processes."""
     if sys.argv[1:2] == ["--child"]:
         prepare_once(sys.argv[2:])
         return
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     data = data_folder(options.data)
     vocabulary = data / "vocab" / "bert-base-uncased-vocab.txt"
     texts = [data / "wikipedia" / part for part in PARTS]
-    bare = bare_rate(vocabulary, texts[0], options.repeats)
-    rows: dict[str, Any] = {"bare tokenizers, one thread": {"megabytes_per_second": summary(bare)}}
+    rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / texts[0].stem
         with lzma.open(texts[0]) as packed, plain.open("wb") as file:
@@ -119,10 +99,8 @@ def main() -> None:
             ("prepare, two parts, 2 processes", 2, texts),
             ("prepare, both parts three times, 2 processes", 2, 3 * texts),
         ):
-            rows[name] = row = measure(processes, vocabulary, chosen, options.repeats)
-            rate = row["megabytes_per_second"]["median"]
-            row["over_bare"] = round(rate / statistics.median(bare), 2)
-            print(name, row, flush=True)
+            rows[name] = measure(processes, vocabulary, chosen, options.repeats)
+            print(name, rows[name], flush=True)
     print(write_result("prepare", rows, folder=options.out))
 
 

@@ -4,16 +4,13 @@ A document holds pairs of markers. Between `<!-- results:NAME -->` and `<!-- /re
 table of results/NAME.json, between `<!-- value:NAME/ROW/COLUMN -->` and `<!-- / -->` one number of
 it; of several runs, this is the median. `benchmarks/charts.py` draws the charts.
 
-    python -m benchmarks.tables            rewrite them
-    python -m benchmarks.tables --check    fail where one differs from its results file
+    python -m benchmarks.tables
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -239,22 +236,14 @@ def stale(paths: Sequence[Path], results: Path) -> list[Path]:
 
 
 def main() -> None:
-    """Rewrite tables, numbers and charts, or check them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing, fail on differences")
-    arguments = parser.parse_args()
+    """Rewrite tables, numbers and charts."""
     results, images = ROOT / "results", ROOT / "docs" / "images"
     texts, drawings = stale(documents(), results), charts.stale(results, images)
-    names = ", ".join(str(path.relative_to(ROOT)) for path in [*texts, *drawings])
-    if arguments.check:
-        if names:
-            sys.exit(f"error: {names}: not what results/ says; run python -m benchmarks.tables")
-        return
     for path in texts:
         path.write_text(filled(path.read_text(encoding="utf-8"), results), encoding="utf-8")
     if drawings:
         charts.write(results, images)
-    print(f"rewritten: {names}" if names else "everything is up to date")
+    print("rewritten:", *(path.relative_to(ROOT) for path in [*texts, *drawings]))
 
 
 if __name__ == "__main__":

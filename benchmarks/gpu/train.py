@@ -6,7 +6,6 @@ compiled and in the precision, so that each stage of the CUDA path has a row.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -194,11 +193,7 @@ ROUNDS = 4
 class Race:
     """Contestants on the same batches: each alone at first, then all in turn.
 
-    Args:
-        setup: the device and the time.
-        config: the sizes of the network.
-        batches: the batches in both forms.
-        training: whether the work needed is that of an update.
+    `training` tells whether the work that is needed is that of an update.
     """
 
     def __init__(
@@ -234,7 +229,6 @@ class Race:
 
     def enter(self, name: str, build: Callable[[], Work]) -> dict[str, Any]:
         """Set a contestant up, compute all batches to warm up, and time them once."""
-        graphs = compiled_graphs()
         work = build()
         first = self.setup.seconds_of_one(partial(work, self.batches[:1]))
         memory = step_memory(self.setup, partial(work, self.batches))
@@ -242,7 +236,6 @@ class Race:
         self.rows[name] = {
             "step_memory_gib": round(memory, 3),
             "first_call_seconds": round(first, 2),
-            "graphs": compiled_graphs() - graphs,
         }
         self.entered[name], self.rates[name] = work, [self.tokens / seconds]
         return self.row(name)
@@ -270,12 +263,6 @@ class Race:
             "padded_tokens_per_batch": round(self.padded / len(self.batches)),
             "rounds": len(rates),
         }
-
-
-def compiled_graphs() -> int:
-    """Return how many graphs torch has compiled in this process."""
-    dynamo = sys.modules.get("torch._dynamo")
-    return dynamo.utils.counters["stats"]["unique_graphs"] if dynamo else 0
 
 
 def stages_case(setup: Setup, *, length: int, ragged: bool) -> Iterator[Found]:
