@@ -35,8 +35,6 @@ from benchmarks.workloads import Workload
 BATCHES = (4, 8, 16, 32)
 FIRST_BATCH = 8
 """The batch size with which graphs and numbers of callers are compared."""
-LONG = 2.0
-"""Trials of fewer seconds run twice, and the faster run counts: the first one also warms up."""
 WRONG = 0.9
 """Outputs whose lowest cosine is below this are not those of the model."""
 
@@ -253,9 +251,7 @@ def tune(entry: Entry, sequences: Sequence[Encoded], expected: Sequence[np.ndarr
             chosen = sample(sequences, setting.batch or FIRST_BATCH, 2 * setting.callers)
             tokens = sum(len(sequences[i][0]) for i in chosen)
             worker.ask("load", entry.model(setting), setting)
-            runs = [worker.ask("run", chosen)]
-            if runs[0][0] < LONG:
-                runs.append(worker.ask("run", chosen))
+            runs = [worker.ask("run", chosen) for _ in range(2)]  # the first one also warms up
             same = cosines(runs[-1][1], [expected[i] for i in chosen])
             trials.rates[setting] = tokens / min(seconds for seconds, _ in runs)
             trials.lowest_cosines[setting] = min(same)

@@ -11,7 +11,6 @@ compared with those of sentence-transformers in fp32, and the lowest cosine is k
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,14 +38,14 @@ Contestant = Callable[[Sequence[str]], np.ndarray]
 """Maps texts to unit vectors, (texts, width)."""
 
 
-def sentences(data: Path, count: int | None) -> list[str]:
+def sentences(data: Path) -> list[str]:
     """Return the different sentences of STS-B's dev set, in its order."""
     lines = (data / "glue" / "STS-B" / "dev.tsv").read_text(encoding="utf-8").splitlines()[1:]
     both = [text for line in lines for text in line.split("\t")[-3:-1]]
-    return list(dict.fromkeys(both))[:count]
+    return list(dict.fromkeys(both))
 
 
-def reference(model: Path, texts: Sequence[str], batches: Sequence[int]) -> tuple[Contestant, int]:
+def reference(model: Path, texts: Sequence[str]) -> tuple[Contestant, int]:
     """Return sentence-transformers in fp32, and its batch size that was fastest on one pass."""
     from transformers.utils import logging as their_logging
 
@@ -59,9 +58,9 @@ def reference(model: Path, texts: Sequence[str], batches: Sequence[int]) -> tupl
     def with_batch(size: int) -> Contestant:
         return lambda many: theirs.encode(list(many), batch_size=size, show_progress_bar=False)
 
-    with_batch(batches[0])(texts[::8])
-    seconds = {size: timed(with_batch(size), texts)[1] for size in batches}
-    best = min(batches, key=seconds.__getitem__)
+    with_batch(BATCHES[0])(texts[::8])
+    seconds = {size: timed(with_batch(size), texts)[1] for size in BATCHES}
+    best = min(BATCHES, key=seconds.__getitem__)
     return with_batch(best), best
 
 
@@ -96,25 +95,20 @@ def main() -> None:
     """Measure, and write the results file."""
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--texts", type=int, help="the number of texts; by default all")
     options = parser.parse_args()
-    model, texts = start_model(), sentences(data_folder(options.data), options.texts)
-    theirs, batch = reference(model, texts, BATCHES)
+    model, texts = start_model(), sentences(data_folder(options.data))
+    theirs, batch = reference(model, texts)
     embedders: dict[str, Embedder] = {
         f"bertkit {mode}": load_embedder(model, device="cpu", precision=mode)
         for mode in fast_modes()
     }
-    lengths = [text.tokens for text in embedders["bertkit fp32"].tokenize(texts)]
     contestants = {REFERENCE: theirs, **{name: one.encode for name, one in embedders.items()}}
     rows = measure(contestants, texts, options.repeats)
     for name, row in rows.items():
         print(name, row)
     details = {
         "repeats": options.repeats,
-        "mean_tokens": round(statistics.mean(lengths), 1),
-        "max_length": max(lengths),
         "batch_of_sentence_transformers": batch,
-        "batches_tried": list(BATCHES),
         "sentence_transformers": installed("sentence-transformers"),
     }
     print(write_result("embeddings", rows, details, options.out))

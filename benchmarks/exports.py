@@ -122,11 +122,8 @@ def export_openvino(
 ) -> dict[str, Path]:
     """Export the graphs "fp32" and "int8 static" for OpenVINO; return their files.
 
-    Args:
-        plain: the graph "plain fp32" of `export`.
-        folder: the folder of the files; those that exist are not made again.
-        name: the name of the calibration inputs.
-        calibration: inputs of the graph, from which the ranges of activations are taken.
+    `plain` is the graph "plain fp32" of `export`. The ranges of activations are taken from
+    `calibration`, inputs called `name`. Files that exist are not made again.
     """
     import openvino  # type: ignore[import-not-found]
 

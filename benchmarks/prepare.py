@@ -1,9 +1,7 @@
 """From raw text to a token store: MB/s, and memory as text grows.
 
-The text is compressed by xz, but for one row, because decompression takes time, too.
-
-Each preparation runs in a process of its own; its peak memory is the largest sum, seen every tenth
-of a second, of what it and its worker processes held.
+The text is compressed by xz. Each preparation runs in a process of its own; its peak memory is that
+of this process and, for each of its workers, that of the largest one.
 
     python -m benchmarks.prepare --data FOLDER
 """
@@ -11,13 +9,10 @@ of a second, of what it and its worker processes held.
 from __future__ import annotations
 
 import json
-import lzma
-import os
-import shutil
 import sys
 import tempfile
-import threading
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any
 
 from benchmarks.record import child_result, data_folder, new_parser, summary, timed, write_result
@@ -30,34 +25,11 @@ def prepare_once(arguments: list[str]) -> None:
     from bertkit import prepare
 
     processes, out, vocabulary, *texts = arguments
-    finished, seen = threading.Event(), [0.0]
-
-    def watch() -> None:
-        while not finished.wait(0.1):
-            seen.append(resident_megabytes())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        store, seconds = timed(lambda: prepare(texts, vocabulary, out, processes=int(processes)))
-    finally:
-        finished.set()
-        watcher.join()
+    store, seconds = timed(lambda: prepare(texts, vocabulary, out, processes=int(processes)))
+    own, worker = (getrusage(who).ru_maxrss / 1024 for who in (RUSAGE_SELF, RUSAGE_CHILDREN))
+    peak = own + worker * (int(processes) if int(processes) > 1 else 0)
     counts = {"bytes": store.manifest["text"]["bytes"], "tokens": store.tokens}
-    print(json.dumps({"seconds": seconds, "peak_megabytes": max(seen), **counts}))
-
-
-def resident_megabytes() -> float:
-    """Return the memory of this process and its children, from /proc."""
-    process, total = os.getpid(), 0
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        except (OSError, ValueError):  # it has just ended
-            continue
-        if process in (int(lines["Pid"]), int(lines["PPid"])):
-            total += int(lines.get("VmRSS", "0 kB").split()[0])
-    return total / 1024
+    print(json.dumps({"seconds": seconds, "peak_megabytes": peak, **counts}))
 
 
 def measure(processes: int, vocabulary: Path, texts: list[Path], repeats: int) -> dict[str, Any]:
@@ -88,19 +60,14 @@ def main() -> None:
     vocabulary = data / "vocab" / "bert-base-uncased-vocab.txt"
     texts = [data / "wikipedia" / part for part in PARTS]
     rows: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        plain = Path(folder) / texts[0].stem
-        with lzma.open(texts[0]) as packed, plain.open("wb") as file:
-            shutil.copyfileobj(packed, file)
-        for name, processes, chosen in (
-            ("prepare, one part, uncompressed, 1 process", 1, [plain]),
-            ("prepare, one part, 1 process", 1, texts[:1]),
-            ("prepare, one part, 2 processes", 2, texts[:1]),
-            ("prepare, two parts, 2 processes", 2, texts),
-            ("prepare, both parts three times, 2 processes", 2, 3 * texts),
-        ):
-            rows[name] = measure(processes, vocabulary, chosen, options.repeats)
-            print(name, rows[name], flush=True)
+    for name, processes, chosen in (
+        ("prepare, one part, 1 process", 1, texts[:1]),
+        ("prepare, one part, 2 processes", 2, texts[:1]),
+        ("prepare, two parts, 2 processes", 2, texts),
+        ("prepare, both parts three times, 2 processes", 2, 3 * texts),
+    ):
+        rows[name] = measure(processes, vocabulary, chosen, options.repeats)
+        print(name, rows[name], flush=True)
     print(write_result("prepare", rows, folder=options.out))
 
 

@@ -3,16 +3,13 @@
 Both train the same network (same sizes, same first weights, dropout 0.1, both losses) with the same
 fused AdamW, clipping at 1 and, in the rows of bf16, autocast. transformers gets the batch padded to
 its longest example with labels -100 where nothing is to be guessed, as its collators make it, and
-its default attention. Rounds alternate between all four; a rate counts real tokens only. The memory
-is the peak of a process that makes three such updates with one of them.
+its default attention. Rounds alternate between all four; a rate counts real tokens only.
 
     python -m benchmarks.pretraining --data FOLDER
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +20,6 @@ import torch
 from benchmarks.exports import processor_name
 from benchmarks.gpu.setup import needed, padded
 from benchmarks.record import (
-    child_result,
     data_folder,
     new_parser,
     precisions,
@@ -43,7 +39,6 @@ from bertkit.pretraining_data.loader import (
     PretrainingBatch,
     stream_steps,
 )
-from bertkit.processes import resident_bytes
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast, matmul_peak
 from bertkit.training.optimizer import build_optimizer
@@ -118,7 +113,7 @@ def make_batches(store: TokenStore, count: int) -> list[PretrainingBatch]:
 
 
 def measure(folder: Path, width: int, repeats: int) -> dict[str, dict[str, Any]]:
-    """Measure the real tokens/s of all contestants, alternating, and their memory."""
+    """Measure the real tokens/s of all contestants, alternating."""
     store = TokenStore(folder)
     config, batches = sizes(store, width), make_batches(store, repeats + 1)
     names = [f"{one} {mode}" for mode in precisions() for one in ("transformers", "bertkit")]
@@ -129,19 +124,7 @@ def measure(folder: Path, width: int, repeats: int) -> dict[str, dict[str, Any]]
     for batch in batches[:-1]:
         for name, update in contestants.items():
             rates[name].append(len(batch.packed.ids) / timed(update, batch)[1])
-    rows = {name: row(name, rates, config, batches[:-1]) for name in contestants}
-    for name, measured in rows.items():
-        measured["peak_memory_gigabytes"] = child_result(name, folder, width)
-    return {f"4x{width}, {name}": measured for name, measured in rows.items()}
-
-
-def measure_memory(name: str, folder: Path, width: int) -> None:
-    """Print the peak memory in GB of a process that makes three updates."""
-    store = TokenStore(folder)
-    update = contestant(name, sizes(store, width), store.tokenizer)
-    for batch in make_batches(store, 3):
-        update(batch)
-    print(json.dumps(round((resident_bytes("VmHWM") or 0.0) / 1e9, 2)))
+    return {f"4x{width}, {name}": row(name, rates, config, batches[:-1]) for name in contestants}
 
 
 def row(
@@ -170,9 +153,6 @@ def row(
 
 def main() -> None:
     """Measure widths 256 and 512 at length 128."""
-    if sys.argv[1:2] == ["--child"]:
-        measure_memory(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
-        return
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()

@@ -214,38 +214,42 @@ Runs = dict[str, Any]
 
 def own_runs(task: str, seeds: int, data: Path, work: Path, precision: str) -> Runs:
     """Make bertkit's runs, except for those that are done."""
-    setting = SETTINGS[task]
+    setting, folder = SETTINGS[task], work / "bertkit" / task
     start = read_pretrained(start_folder(setting, data, work, precision))
     grid = Grid(**setting.grid, seeds=seeds)
     with Console(interval=60) as console:
         result = finetune(
             dataset(task, data, work / "slices", start.config.max_position_embeddings),
             start,
-            work / "bertkit" / task,
+            folder,
             settings=FinetuneSettings(grid=grid, training=TrainingSettings(precision=precision)),
             console=console,
         )
-    runs = [(run.settings["seed"], run.scores.get("dev", {})) for run in result.runs]
-    return runs_of(task, runs, made(precision))
+    noted = folder.with_suffix(".json")  # the code of the first of the runs
+    if not noted.is_file():
+        write_json(noted, made(precision))
+    runs = [(run.settings["seed"], run.scores["dev"]) for run in result.runs]
+    return runs_of(task, runs, [read_json(noted)] * len(runs))
 
 
 def reference_runs(task: str, data: Path, work: Path, precision: str) -> Runs:
     """Return the reference's runs; saved SQuAD models are scored here, once."""
-    runs = []
+    runs, how = [], []
     for path in sorted((work / "reference").glob(f"{task}-[0-9]*.json")):
         values = read_json(path)
         if not values["scores"]:
             values["scores"] = score_saved(task, path.with_suffix(""), data, work, precision)
             write_json(path, values)
         runs.append((values["seed"], values["scores"]))
-    return runs_of(task, runs, made(precision))
+        how.append(values["made"])
+    return runs_of(task, runs, how)
 
 
-def runs_of(task: str, runs: Sequence[tuple[int, Mapping[str, float]]], how: str) -> Runs:
+def runs_of(task: str, runs: Sequence[tuple[int, Mapping[str, float]]], how: list[str]) -> Runs:
     """Return the runs of one side as the results file has them, with metrics in percent."""
     metrics = SETTINGS[task].metrics
-    scores = {metric: [round(100 * scores[metric], 2) for _, scores in runs] for metric in metrics}
-    return {"seeds": [seed for seed, _ in runs], "made": [how] * len(runs), **scores}
+    scores = {name: [round(100 * scores[name], 2) for _, scores in runs] for name in metrics}
+    return {"seeds": [seed for seed, _ in runs], "made": how, **scores}
 
 
 def score_saved(

@@ -283,11 +283,7 @@ def main() -> None:
             name: {"resident_mebibytes": round(resident(contestant.process))}
             for name, contestant in contestants.items()
         }
-    tokens = {
-        name: summary([len(ids) + 2.0 for ids in start.tokenizer.encode_batch(chosen)])
-        for name, chosen in texts.items()
-    }
-    details = {"seconds_of_a_run": options.seconds, "tokens_of_texts": tokens}
+    details = {"seconds_of_a_run": options.seconds}
     print(write_result("serving", rows, details, options.out))
     print(write_result("serving-memory", memory, folder=options.out))
 

@@ -20,13 +20,8 @@ from benchmarks import charts
 ROOT = Path(__file__).resolve().parents[1]
 SECTION = re.compile(r"(<!-- results:([\w-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value:([\w-]+)/([^/]+)/(\w+) -->).*?(<!-- / -->)", re.DOTALL)
-MISSING = "Not measured yet."
-LONGEST_TABLE = 18
-COMPLETE = {"gpu-probe", "gpu-train", "gpu-rest"}
-"""Results files whose rows are all shown: each is a contestant, not a point of a curve."""
 SPREAD = ("median", "lowest", "highest")
 PERCENT = re.compile(r"(?:^|_)(?:share|accuracy|recall|mfu)(?:$|_)")
-PAPER_TABLE = re.compile(r"((?:Table|Figure) \d+),.*")
 
 Row = dict[str, Any]
 
@@ -53,21 +48,14 @@ def single(results: Path, name: str, row: str, column: str) -> str:
 
 def render(results: Path, name: str) -> str:
     """Return the table and the caption of one results file as Markdown."""
-    path = results / f"{name}.json"
-    if not path.is_file():
-        return MISSING
-    result = json.loads(path.read_text(encoding="utf-8"))
+    result = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
     if "outcome" in result:  # of the paper's tables
         return "\n".join([*claims(result["outcome"]["tables"]), "", caption(result, [])])
     rows = [flat(row) for row in named(result["rows"])]
-    if not rows:
-        return MISSING
-    shown, constants = split_constants(rows if name in COMPLETE else thinned(rows))
+    shown, constants = split_constants(rows)
     lines = upright(rows[0]) if len(rows) == 1 else across(shown)
     notes = [f"{heading(key)}: {value(key, content)}" for key, content in constants.items()]
-    if len(shown) < len(rows):
-        notes.append(f"{len(shown)} of {len(rows)} rows of results/{name}.json")
-    return "\n".join([*lines, "", caption(result, [*notes, *task_parts(result)])])
+    return "\n".join([*lines, "", caption(result, [*notes, *origins(result)])])
 
 
 def claims(tables: Sequence[Row]) -> list[str]:
@@ -82,27 +70,16 @@ def claims(tables: Sequence[Row]) -> list[str]:
     return table(columns, rows)
 
 
-def part_name(cells: str | list[str]) -> str:
-    """Return what a part of a results file holds; cells of the paper are named by table."""
-    if isinstance(cells, str):
-        return cells
-    return " and ".join(dict.fromkeys(PAPER_TABLE.sub(r"cells of \1", name) for name in cells))
-
-
-def task_parts(result: Row) -> list[str]:
-    """Return the origins of a file's runs or parts, or, of a comparison, who did not take part."""
+def origins(result: Row) -> list[str]:
+    """Return the origins of a file's runs, or, of a comparison, who did not take part."""
     if runs := result.get("runs"):
         sides = [side for task in runs.values() for side in task.values()]
         made = dict.fromkeys(made for side in sides for made in side["made"])
         split = [text.partition(", ") for text in made]
         said = [f"{short(commit)} in {precision}" for commit, _, precision in split]
         return [f"runs of {', '.join(said)}"]
-    if skipped := result.get("skipped"):
-        return [f"without {name}: {' '.join(why.split())}" for name, why in skipped.items()]
-    return [
-        f"{part_name(part['cells'])}: {part['date'][:10]}, {short(part['commit'])}"
-        for part in result.get("parts", [])
-    ]
+    skipped = result.get("skipped") or {}
+    return [f"without {name}: {' '.join(why.split())}" for name, why in skipped.items()]
 
 
 def short(commit: object) -> str:
@@ -115,9 +92,7 @@ def named(rows: Any) -> list[Row]:
     """Return rows as a list; a mapping from name to row becomes rows that begin with their name."""
     if isinstance(rows, list):
         return rows
-    if all(isinstance(row, dict) for row in rows.values()):
-        return [{"case": name, **row} for name, row in rows.items()]
-    return [rows]
+    return [{"case": name, **row} for name, row in rows.items()]
 
 
 def flat(row: Row, prefix: str = "") -> Row:
@@ -134,14 +109,6 @@ def flat(row: Row, prefix: str = "") -> Row:
 def is_spread(content: Any) -> bool:
     """Return whether a value is a median with its lowest and highest."""
     return isinstance(content, dict) and set(SPREAD) <= set(content)
-
-
-def thinned(rows: Sequence[Row]) -> list[Row]:
-    """Return at most LONGEST_TABLE rows, evenly chosen, the first and the last among them."""
-    if len(rows) <= LONGEST_TABLE:
-        return list(rows)
-    step = (len(rows) - 1) / (LONGEST_TABLE - 1)
-    return [rows[round(place * step)] for place in range(LONGEST_TABLE)]
 
 
 def split_constants(rows: Sequence[Row]) -> tuple[list[Row], Row]:
@@ -205,13 +172,12 @@ def rounded(number: float) -> str:
 
 def caption(result: Row, notes: Sequence[str]) -> str:
     """Return the file's name, and when, with what and on what its numbers were measured."""
-    details = {**result, **(result.get("machine") or {})}
-    parts = [str(details.get("date", ""))[:10], f"bertkit {details.get('bertkit', '?')}"]
-    if commit := details.get("commit"):
+    parts = [str(result.get("date", ""))[:10], f"bertkit {result.get('bertkit', '?')}"]
+    if commit := result.get("commit"):
         parts[-1] += f" at {short(commit)}"
-    if torch := (details.get("versions") or {}).get("torch"):
+    if torch := (result.get("versions") or {}).get("torch"):
         parts.append(f"torch {torch}")
-    parts += list(machine(details))
+    parts += list(machine(result))
     text = ", ".join(part for part in parts if part)
     file = f"results/{result['name']}.json" if "name" in result else ""
     return f"*{'; '.join(part for part in [file, text, *notes] if part)}.*"
@@ -224,8 +190,6 @@ def machine(details: Row) -> Iterator[str]:
     for key, unit in (("cores", "core"), ("threads", "thread")):
         if count := details.get(key):
             yield f"{count} {unit}{'' if count == 1 else 's'}"
-    if memory := details.get("memory_gib"):
-        yield f"{memory:g} GiB"
     yield from map(str, details.get("devices") or ())
 
 

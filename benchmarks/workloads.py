@@ -40,14 +40,9 @@ class Workload:
     sequences: list[Encoded]
 
     @property
-    def lengths(self) -> list[int]:
-        """The number of tokens of each sequence."""
-        return [len(sequence.ids) for sequence in self.sequences]
-
-    @property
     def tokens(self) -> int:
         """The number of tokens of all sequences."""
-        return sum(self.lengths)
+        return sum(len(sequence.ids) for sequence in self.sequences)
 
     def described(self) -> dict[str, float]:
         """Return what a reader of a results file needs to know of the workload."""
@@ -55,7 +50,7 @@ class Workload:
             "sequences": len(self.sequences),
             "tokens": self.tokens,
             "mean_tokens": round(self.tokens / len(self.sequences), 1),
-            "max_length": max(self.lengths),
+            "max_length": max(len(sequence.ids) for sequence in self.sequences),
         }
 
 

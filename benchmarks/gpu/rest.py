@@ -61,9 +61,9 @@ def predictions(setup: Setup, config: ModelConfig, lengths: list[int]) -> dict[s
     mode = "fp32" if setup.dry else "bf16"
     threads = prepare_network(setup.device, model.encoder, mode)
     items = random_items(config, lengths)
-    seconds = setup.seconds_of(
-        lambda: run_task(model, items, setup.device, precision=mode, threads=threads), least=0.0
-    )
+    work = partial(run_task, model, items, setup.device, precision=mode, threads=threads)
+    work()
+    seconds = [setup.seconds_of_one(work) for _ in range(setup.count(5))]
     return {"tokens_per_second": summary([items.tokens / taken for taken in seconds])}
 
 
@@ -83,12 +83,26 @@ def finetuning_case(setup: Setup) -> Iterator[Found]:
     count = 160 if setup.dry else EXAMPLES
     lengths = np.clip(rng.normal(53, 15, count).round().astype(int), 16, 128).tolist()
     items = random_items(setup.config(), lengths)
-    yield setup.attempt("bertkit", lambda: own_finetuning(setup, items))
-    yield setup.attempt("transformers", lambda: their_finetuning(setup, items))
+    yield setup.attempt("bertkit", lambda: rates_of(setup, own_finetuning(setup, items)))
+    yield setup.attempt("transformers", lambda: rates_of(setup, their_finetuning(setup, items)))
 
 
-def own_finetuning(setup: Setup, items: Items) -> dict[str, Any]:
-    """Time `TaskTraining` in parts of 20 updates."""
+def rates_of(setup: Setup, updates: Iterator[int]) -> dict[str, Any]:
+    """Return the rates of parts of 20 updates, each of which yields its tokens."""
+    rates, tokens, number, started = [], 0, 0, time.perf_counter()
+    part = setup.count(20)
+    for number, real in enumerate(updates, 1):
+        tokens += real
+        if number % part == 0:
+            synchronize(setup.device)
+            now = time.perf_counter()
+            rates.append(tokens / (now - started))
+            tokens, started = 0, now
+    return {"tokens_per_second": summary(rates[1:] or rates), "updates": number}
+
+
+def own_finetuning(setup: Setup, items: Items) -> Iterator[int]:
+    """Fine-tune by `TaskTraining`; yield the tokens of each update."""
     config = setup.config()
     words = [f"w{number}" for number in range(config.vocab_size - len(SPECIAL_TOKENS))]
     tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *words], lowercase=True)
@@ -101,27 +115,19 @@ def own_finetuning(setup: Setup, items: Items) -> dict[str, Any]:
         precision="bf16",
         keep_head=False,
     )
-    rates, tokens, started = [], 0, time.perf_counter()
     with training:
         for update in training.updates():
-            tokens += update.tokens
-            if update.step % 20 == 0 or update.step == training.total:
-                synchronize(setup.device)
-                now = time.perf_counter()
-                rates.append(tokens / (now - started))
-                tokens, started = 0, now
-    return {"tokens_per_second": summary(rates[1:-1] or rates), "updates": training.total}
+            yield update.tokens
 
 
-def their_finetuning(setup: Setup, items: Items) -> dict[str, Any]:
-    """Time their BertForSequenceClassification on batches padded to their longest sequence."""
+def their_finetuning(setup: Setup, items: Items) -> Iterator[int]:
+    """Fine-tune their BertForSequenceClassification on padded batches; yield real tokens."""
     from transformers import BertForSequenceClassification
 
     with setup.device:
         model: Any = BertForSequenceClassification(their_config(setup.config())).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, fused=True)
-    rates, tokens, started = [], 0, time.perf_counter()
-    for number, first in enumerate(range(0, len(items.items), 32), 1):
+    for first in range(0, len(items.items), 32):
         parts = [item.parts[0] for item in items.items[first : first + 32]]
         packed = make_batch(parts).packed
         inside = torch.arange(packed.max_seqlen) < torch.tensor(packed.lengths)[:, None]
@@ -134,13 +140,7 @@ def their_finetuning(setup: Setup, items: Items) -> dict[str, Any]:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        tokens += len(packed.ids)
-        if number % 20 == 0 or first + 32 >= len(items.items):
-            synchronize(setup.device)
-            now = time.perf_counter()
-            rates.append(tokens / (now - started))
-            tokens, started = 0, now
-    return {"tokens_per_second": summary(rates[1:-1] or rates), "updates": number}
+        yield len(packed.ids)
 
 
 OTHERS: dict[str, Case] = {

@@ -69,17 +69,6 @@ class Setup(NamedTuple):
                 torch.cuda.empty_cache()
             return name, in_one_line(error)
 
-    def seconds_of(self, work: Callable[[], object], least: float = 0.05) -> list[float]:
-        """Time some work after two calls that warm up: five times the mean of several calls.
-
-        Args:
-            work: queues the work on the device.
-            least: the seconds that the calls of one time take together.
-        """
-        work()
-        calls = max(1, round(least / self.seconds_of_one(work)))
-        return [self.seconds_of_one(work, calls) for _ in range(self.count(5))]
-
     def seconds_of_one(self, work: Callable[[], object], calls: int = 1) -> float:
         """Return the mean seconds of some calls, which the host waits for once."""
         synchronize(self.device)
