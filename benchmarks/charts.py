@@ -215,16 +215,11 @@ def drawn(figure: Figure) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def stale(results: Path, images: Path) -> list[Path]:
-    """Return the charts that are not what the results files say."""
-    return [
-        images / name
-        for name, svg in charts(results).items()
-        if not (images / name).is_file() or (images / name).read_text(encoding="utf-8") != svg
-    ]
-
-
-def write(results: Path, images: Path) -> None:
-    """Draw every chart anew."""
-    for name, svg in charts(results).items():
-        (images / name).write_text(svg, encoding="utf-8")
+def stale(results: Path, images: Path) -> dict[Path, str]:
+    """Return the charts that are not what the results files say, as they should be."""
+    drawings = {images / name: svg for name, svg in charts(results).items()}
+    return {
+        path: svg
+        for path, svg in drawings.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != svg
+    }

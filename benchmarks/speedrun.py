@@ -89,7 +89,7 @@ def evaluate_held_out(run: Path, store: TokenStore) -> dict[str, Any]:
 
 def finish_run(recipe: PretrainRecipe, store: TokenStore, out: Path, name: str) -> dict[str, Any]:
     """Make or finish a run and return its sizes; end the program if a signal stops it."""
-    if pretrain(recipe, store, out, recipe_name=name, track=()) is not None:
+    if pretrain(recipe, store, out, recipe_name=name) is not None:
         raise SystemExit("stopped; the same command goes on")
     records = read_journal(out / "journal.jsonl")
     steps = {record["step"]: record for record in records if record["kind"] == "step"}

@@ -205,9 +205,10 @@ def main() -> None:
     texts, drawings = stale(documents(), results), charts.stale(results, images)
     for path in texts:
         path.write_text(filled(path.read_text(encoding="utf-8"), results), encoding="utf-8")
-    if drawings:
-        charts.write(results, images)
-    print("rewritten:", *(path.relative_to(ROOT) for path in [*texts, *drawings]))
+    for path, svg in drawings.items():
+        path.write_text(svg, encoding="utf-8")
+    names = [str(path.relative_to(ROOT)) for path in [*texts, *drawings]]
+    print("rewritten:", ", ".join(names) or "nothing")
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def pretraining(folders: Folders) -> Result:
 
     with tempfile.TemporaryDirectory() as new:
         out = Path(new) / "run"
-        pretrain(recipe, folders.work / "store", out, track=(), device="cpu", on_record=note)
+        pretrain(recipe, folders.work / "store", out, device="cpu", on_record=note)
     (began, busy), (end, end_busy) = times[WARM_UPDATES], times[UPDATES]
     return {"seconds": end - began, "cpu_seconds": end_busy - busy}
 
@@ -144,10 +144,9 @@ def tune(rows: list[dict[str, str]], out: Path) -> None:
         grid=Grid(batch_size=(32,), learning_rate=(1e-4,), epochs=(1,)),
         training=TrainingSettings(precision="fp32"),
         device="cpu",
-        track=(),
     )
-    data = {"train": rows[16:], "dev": rows[:16]}
-    finetune("classification", start_model(), out, settings=settings, **data)
+    train, dev = rows[16:], rows[:16]
+    finetune("classification", start_model(), out, train=train, dev=dev, settings=settings)
 
 
 def finetuning(folders: Folders) -> Result:
@@ -231,7 +230,7 @@ def answer_rate(port: int, bodies: list[str], clients: int, seconds: float) -> f
         return answers / (time.perf_counter() - began)
 
 
-def start_up(_: Folders, *arguments: str) -> Result:
+def start_up(_: Folders, arguments: list[str]) -> Result:
     """Start Python with some arguments."""
     command = [sys.executable, *arguments]
     return fastest(lambda _: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), 10)
@@ -255,8 +254,8 @@ def workloads() -> dict[str, Callable[[Folders], Result]]:
         "one at a time": one_at_a_time,
         "serving, 1 client": partial(serving, clients=1),
         "serving, 8 clients": partial(serving, clients=8),
-        "import bertkit": lambda folders: start_up(folders, "-c", "import bertkit"),
-        "bertkit --help": lambda folders: start_up(folders, "-m", "bertkit", "--help"),
+        "import bertkit": partial(start_up, arguments=["-c", "import bertkit"]),
+        "bertkit --help": partial(start_up, arguments=["-m", "bertkit", "--help"]),
     }
 
 

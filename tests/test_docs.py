@@ -260,7 +260,7 @@ def test_data_libraries_apply_a_model(
 def test_numbers_and_charts_are_those_of_the_results() -> None:
     """If this fails: python -m benchmarks.tables."""
     assert tables.stale(tables.documents(), ROOT / "results") == []
-    assert charts.stale(ROOT / "results", ROOT / "docs/images") == []
+    assert charts.stale(ROOT / "results", ROOT / "docs/images") == {}
 
 
 def test_results_files_are_shown() -> None:
