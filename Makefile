@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadgroup
 
-.PHONY: demo test slow check bench docs dist clean
+.PHONY: demo test quick check bench docs dist clean
 
 # An installed environment; made anew when the dependencies change.
 .venv/installed: pyproject.toml constraints.txt hatch_build.py bertkit/tokenizer/wordpiece.c bertkit/model/native/native.c
@@ -15,11 +15,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadgroup
 demo: .venv/installed  ## pre-train and tune a small BERT on text that every Python has
 	$(BIN)/bertkit demo --out runs/demo
 
-test: .venv/installed  ## the tests that take less than five seconds each, a process for each core
-	$(PYTEST) -m "not slow"
+test: .venv/installed  ## all tests, a process for each core; at the end the seconds of each folder
+	$(PYTEST)
 
-slow: .venv/installed  ## the tests that take longer
-	$(PYTEST) -m slow
+quick: .venv/installed  ## the tests that take less than some seconds each
+	$(PYTEST) -m "not slow"
 
 check: .venv/installed  ## lint, format, types
 	$(BIN)/ruff check .

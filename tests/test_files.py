@@ -295,6 +295,7 @@ def interrupted(action: Callable[[], object], moment: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an open file
 @pytest.mark.parametrize("kind", ["folder", "file"])
 @pytest.mark.parametrize("old", [True, False], ids=["replaced", "new"])

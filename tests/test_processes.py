@@ -76,6 +76,7 @@ def counted(most: int, read: list[int]) -> Iterator[int]:
         yield number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_results_are_in_order_and_items_are_read_slightly_ahead(processes: int) -> None:
     read: list[int] = []
@@ -86,6 +87,7 @@ def test_results_are_in_order_and_items_are_read_slightly_ahead(processes: int) 
         assert list(results) == [n**2 for n in range(10, 200)]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_and_one_that_raises() -> None:
     with open_executor(2) as pool, pytest.raises(BertkitError, match=r"^a worker process died"):
         list(map_in_order(partial(die, at=5), range(20), pool))

@@ -44,6 +44,7 @@ def test_shingles_are_sets_of_runs_of_words() -> None:
     assert len(set(shingles(long).tolist())) == 4996
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("similarity", "changed"), [(0.9, 1), (0.7, 3), (0.5, 7)])
 def test_near_duplicates_are_found_as_often_as_the_formula_says(
     similarity: float, changed: int

@@ -53,6 +53,7 @@ class Killing(Console):
             os.kill(self.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_prepare_survives_a_dead_worker_of_a_cluster(
     cluster: Any, executor: Executor, whole: Path, texts: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -64,6 +65,7 @@ def test_prepare_survives_a_dead_worker_of_a_cluster(
     assert digests(folder) == digests(whole)
 
 
+@pytest.mark.slow
 def test_learn_and_clean_on_a_cluster(executor: Executor, texts: Path, tmp_path: Path) -> None:
     near = CleanOptions(near=True)
     for name, options in (("one", {}), ("many", {"executor": executor})):

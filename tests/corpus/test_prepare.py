@@ -86,6 +86,7 @@ def test_a_store_holds_exactly_the_text(
     np.testing.assert_array_equal(store.unigrams, counts)
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_bytes(
     whole: Path, texts: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ class Stopping(Console):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [2, 8, 13])
 def test_a_stopped_preparation_resumes(
     whole: Path, texts: Path, tokenizer: Tokenizer, tmp_path: Path, after: int
@@ -125,6 +127,7 @@ def test_a_stopped_preparation_resumes(
     assert digests(folder) == digests(whole)
 
 
+@pytest.mark.slow
 def test_a_killed_preparation_resumes(
     whole: Path, texts: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

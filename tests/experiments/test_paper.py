@@ -82,6 +82,7 @@ def run(*words: object) -> None:
         main()
 
 
+@pytest.mark.slow
 def test_tables_from_end_to_end(data: Path, tmp_path: Path) -> None:
     """Three networks and twenty runs on them; what is missing is named; runs are not repeated."""
     out = tmp_path / "out"

@@ -85,6 +85,7 @@ def test_equal_scores_find_nothing() -> None:
     assert vilbert.recalls(torch.zeros(10, 10)) == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", [vilbert.alignment_loss, vilbert.pretraining_loss])
 def test_training_lowers_the_loss_of_either_objective(objective) -> None:
     model = network(64)

@@ -55,6 +55,7 @@ def rows(task: str) -> list[dict[str, Any]]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", list(TASKS))
 def test_each_task_type_learns_and_is_used(task: str, pretrained: Path, tmp_path: Path) -> None:
     out, data = tmp_path / "run", rows(task)
@@ -81,6 +82,7 @@ def test_each_task_type_learns_and_is_used(task: str, pretrained: Path, tmp_path
     assert scores[metric] == pytest.approx(result.scores["dev"][metric], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_repeated(pretrained: Path, tmp_path: Path) -> None:
     data = rows("classification")
     first = finetune("classification", pretrained, tmp_path, train=data, settings=FAST)
@@ -92,6 +94,7 @@ def test_a_finished_run_is_not_repeated(pretrained: Path, tmp_path: Path) -> Non
         finetune("classification", pretrained, tmp_path, train=data[1:], settings=FAST)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_ends_with_the_same_bytes(
     pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +125,7 @@ def test_a_stopped_run_ends_with_the_same_bytes(
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_a_grid_keeps_the_best_of_its_runs(pretrained: Path, tmp_path: Path) -> None:
     data = rows("classification")
     grid = Grid(batch_size=(8,), learning_rate=(1e-2, 1e-6), epochs=(6,), seeds=2)
@@ -154,6 +158,7 @@ def test_early_stopping_keeps_the_best_evaluation(pretrained: Path, tmp_path: Pa
     assert evaluate(tmp_path, data, precision="fp32").scores["accuracy"] == result.best.metric
 
 
+@pytest.mark.slow
 def test_held_out_data_keeps_labels_and_groups(pretrained: Path, tmp_path: Path) -> None:
     data = [*rows("classification"), {"text": "walking", "label": "rare"}]
     result = finetune("classification", pretrained, tmp_path / "a", train=data, settings=FAST)
@@ -169,6 +174,7 @@ def test_held_out_data_keeps_labels_and_groups(pretrained: Path, tmp_path: Path)
     assert result.values["predicted"]["dev"]["inputs"] == 6, "questions on a context stay together"
 
 
+@pytest.mark.slow
 def test_class_weights_and_own_metrics(pretrained: Path, tmp_path: Path) -> None:
     data = rows("classification")[:30] + [{"text": "garden", "label": "dry"}] * 20
     training = TrainingSettings(class_weights={"wet": 5.0}, precision="fp32")
@@ -193,6 +199,7 @@ def test_class_weights_and_own_metrics(pretrained: Path, tmp_path: Path) -> None
                  metrics={"none": lambda gold, found: float("nan")})  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_head_for_the_same_task_is_reused(pretrained: Path, tmp_path: Path) -> None:
     data = rows("classification")
     finetune("classification", pretrained, tmp_path / "a", train=data, dev=data, settings=FAST)

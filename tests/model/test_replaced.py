@@ -105,6 +105,7 @@ def test_the_embeddings_are_shared(model: ReplacedTokenModel, example: Pretraini
             assert float(weight.grad.abs().sum()) > 0
 
 
+@pytest.mark.slow
 def test_labels_mark_what_differs(
     model: ReplacedTokenModel, example: PretrainingBatch, seen: list[Packed]
 ) -> None:

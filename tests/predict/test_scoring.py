@@ -143,6 +143,7 @@ def random_sentences(count: int) -> list[str]:
     return [" ".join(rng.choice(WORDS, int(rng.integers(1, 12)))) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_scores_do_not_depend_on_batches_order_or_threads(
     bert: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

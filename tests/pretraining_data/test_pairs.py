@@ -85,6 +85,7 @@ def test_plan_is_a_pure_function_of_seed_and_epoch(store: TokenStore) -> None:
     assert not np.array_equal(plan(store)["a_start"], plan(store, seed=1)["a_start"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [16, 64, 512])
 def test_statistics_equal_the_plain_walk(store: TokenStore, length: int) -> None:
     """Label balance, counts and lengths of 60 epochs against 60 runs of the reference."""

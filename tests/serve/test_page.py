@@ -86,6 +86,7 @@ def choose(page: Any, model: str, route: str) -> None:
     page.check(f"input[value='{route}']")
 
 
+@pytest.mark.slow
 def test_each_form_shows_what_the_server_answers(visit: Any, address: str) -> None:
     def predict(model: str, route: str, *inputs: Any) -> Any:
         answer = httpx.post(f"{address}/v1/{route}", json={"model": model, "inputs": inputs})
@@ -161,6 +162,7 @@ def test_attention(visit: Any, address: str) -> None:
     assert results.locator("h3").inner_text() == "Layer 2 of 2, head 2"
 
 
+@pytest.mark.slow
 def test_the_token_is_requested(visit: Any, models: Path) -> None:
     with served(models / "classify", token="secret") as guarded:
         page = visit(guarded)

@@ -65,6 +65,7 @@ def own(models: Path) -> Iterator[Running]:
     assert running.stop() == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_openais_client(own: Running, models: Path) -> None:
     with openai.OpenAI(base_url=f"{own.address}/v1", api_key="none", max_retries=0) as client:
         wanted = load_embedder(models / "encoder", device="cpu", precision="fp32").encode(TEXTS)
@@ -113,6 +114,7 @@ def test_too_many_connections_are_refused_until_some_close(own: Running) -> None
     assert status == 200
 
 
+@pytest.mark.slow
 def test_a_signal_loses_no_accepted_request(models: Path) -> None:
     own = Running(str(models / "classify"), "--max-queue-tokens", "1000000", BERTKIT_TOKEN="secret")
     assert asyncio.run(end_under_load(own)) == {200: 12}

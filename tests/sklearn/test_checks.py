@@ -88,6 +88,7 @@ class NumberEmbedder(OfNumbers, BertEmbedder):
         super().__init__(model, precision=precision)
 
 
+@pytest.mark.slow
 @parametrize_with_checks([NumberClassifier(), NumberRegressor(), NumberEmbedder()])
 def test_check(estimator: Any, check: Any, pretrained: Path) -> None:
     try:

@@ -42,6 +42,7 @@ def test_a_pickle_needs_no_other_file(fitted: BertClassifier) -> None:
     assert (again.predict_proba(TEXTS) == fitted.predict_proba(TEXTS)).all()
 
 
+@pytest.mark.slow
 def test_seeds_decide_the_model(pretrained: Path, fitted: BertClassifier) -> None:
     same = BertClassifier(pretrained, **FIT).fit(TEXTS, LABELS)
     other = BertClassifier(pretrained, random_state=2, **FIT).fit(TEXTS, LABELS)

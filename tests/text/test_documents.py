@@ -209,6 +209,7 @@ def test_hugging_face_data_sets_are_streamed(
         list(read_documents(source, counts))
 
 
+@pytest.mark.slow
 def test_damage_is_named_with_what_was_read(tmp_path: Path, file: File) -> None:
     content = "\n\n".join(str(pow(3, n, 10**40 + 1)) for n in range(60_000)).encode()
     path = file("a.txt.xz", lzma.compress(content)[:-400_000])

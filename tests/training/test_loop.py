@@ -59,6 +59,7 @@ def train(model: PretrainingModel, store: TokenStore, updates: int, accumulate: 
     return [record for _, record in zip(range(updates), records, strict=False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [2, 5, 24])
 def test_micro_batches_add_up_to_the_whole_batch(
     model: PretrainingModel, store: TokenStore, accumulate: int
@@ -101,6 +102,7 @@ def test_first_loss_and_gradient_by_hand(model: PretrainingModel, store: TokenSt
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_training_learns(model: PretrainingModel, store: TokenStore) -> None:
     records = train(model, store, 30)
     first, last = (mean_losses(records[i].sums, records[i].counts) for i in (0, -1))

@@ -123,6 +123,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_an_update_does_not_import_the_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -94,6 +94,7 @@ def test_a_plan_is_measured_in_real_updates(store: TokenStore, with_store: bool)
     assert made.memory_bytes > 1e6
 
 
+@pytest.mark.slow
 def test_run_directory_is_complete(finished: Path, store: TokenStore) -> None:
     for name in ("recipe.json", "environment.json", "journal.jsonl", "checkpoints", "model"):
         assert (finished / name).exists(), name
@@ -130,6 +131,7 @@ def test_model_directory_loads_in_transformers(finished: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_same_recipe_gives_the_same_weights(
     finished: Path, store: TokenStore, tmp_path: Path
 ) -> None:
@@ -167,6 +169,7 @@ def test_finished_run_is_left_alone(finished: Path, store: TokenStore) -> None:
     assert (finished / "journal.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_signal_saves_and_the_run_resumes_exactly(
     finished: Path, store: TokenStore, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -306,6 +309,7 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert weights(run) == weights(finished)
 
 
+@pytest.mark.slow
 def test_resuming_in_another_precision_is_reported(
     store: TokenStore,
     tmp_path: Path,
@@ -368,6 +372,7 @@ def test_other_store_in_the_same_folder_is_refused(
         pretrain(TOY, other, finished)
 
 
+@pytest.mark.slow
 def test_corpus_without_held_out_documents_trains_with_a_note(
     store: TokenStore, tmp_path: Path
 ) -> None:
@@ -380,6 +385,7 @@ def test_corpus_without_held_out_documents_trains_with_a_note(
     assert any("nothing is evaluated" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_divergence_stops_the_run_and_keeps_the_last_checkpoint(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,6 +425,7 @@ def test_damaged_shard_stops_the_run_before_it_learns_nonsense(
         pretrain(TOY, TokenStore(copy), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_full_disk_keeps_what_was_saved(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,6 +455,7 @@ def journal_steps(run: Path) -> list[dict[str, object]]:
     return [r for r in read_journal(run / "journal.jsonl") if r["kind"] == "step"]
 
 
+@pytest.mark.slow
 def test_every_update_is_logged_even_where_a_phase_ends(store: TokenStore, tmp_path: Path) -> None:
     odd = replace(TOY, logging=replace(TOY.logging, evaluate_every=7, checkpoint_every=11))
     pretrain(odd, store, tmp_path)
