@@ -217,10 +217,8 @@ def tune_and_test(
     start = PretrainedWeights(Path("memory"), model.config, weights, tokenizer, {})
     kind = MultipleChoice(max_length=model.config.max_position_embeddings)
     train, test = (kind.items(side, tokenizer) for side in task)
-    run, cpu = (
-        RunSettings(batch_size=32, learning_rate=1e-3, epochs=2, seed=seed),
-        torch.device("cpu"),
-    )
+    run = RunSettings(batch_size=32, learning_rate=1e-3, epochs=2, seed=seed)
+    cpu = torch.device("cpu")
     with TaskTraining(
         start, kind, train, run, TrainingSettings(), device=cpu, precision="fp32", keep_head=False
     ) as loop:

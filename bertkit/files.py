@@ -241,10 +241,8 @@ def is_abandoned(leftover: Path) -> bool:
         return False  # of another machine, whose processes cannot be checked
     try:
         os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):  # another user's process
-        return False
+    except (OSError, OverflowError) as error:  # else it is another user's process
+        return isinstance(error, ProcessLookupError)
     return False
 
 

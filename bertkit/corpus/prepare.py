@@ -29,7 +29,15 @@ from bertkit.corpus.store import (
     write_shard,
 )
 from bertkit.errors import BertkitError
-from bertkit.files import claim, exclusive_lock, from_home, read_json, read_optional, write_json
+from bertkit.files import (
+    check_output,
+    claim,
+    exclusive_lock,
+    from_home,
+    read_json,
+    read_optional,
+    write_json,
+)
 from bertkit.processes import map_in_order, open_executor
 from bertkit.progress import Console, console_or_new
 from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
@@ -114,9 +122,7 @@ def check_options(text: TextSource, folder: Path, held_out: float, shard_megabyt
             f"{folder} is remote, but shards are renamed and mapped into memory; prepare into a "
             "local or mounted folder, then copy it"
         )
-    for path in map(Path, map(from_home, text.paths)):
-        if path.is_dir() and folder.resolve().is_relative_to(path.resolve()):
-            raise BertkitError(f"{folder} lies in {path}, whose files are all read as text")
+    check_output(folder, text.paths, folder=True)
 
 
 def claim_store(

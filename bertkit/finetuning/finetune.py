@@ -129,7 +129,7 @@ def finetune(
                 result = read_results(out)
                 shown.say(f"{out} is finished; best: {run_text(result.best, setup.metric)}")
             else:
-                result = train_all(setup, out)
+                result = train_all(setup, out, shared)
             for folder in (out / "checkpoints", *out.glob("runs/*/model")):
                 shutil.rmtree(folder, ignore_errors=True)  # what only unfinished runs need
             return result
@@ -256,7 +256,7 @@ def prepare(
     )  # fmt: skip
 
 
-def train_all(setup: Setup, out: Path) -> FinetuneResult:
+def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> FinetuneResult:
     """Train the runs that are missing, then write the best model and `results.json`."""
     runs, console = setup.settings.grid.runs(), setup.console
     single = len(runs) == 1
@@ -288,7 +288,7 @@ def train_all(setup: Setup, out: Path) -> FinetuneResult:
     predicted = predict_splits(setup, out, kept[1] if kept[0] == best.name else {})
     scores = {name: values["scores"] for name, values in predicted.items() if values["scores"]}
     values = {
-        **setup.described(),
+        **described,
         "best": best.name,
         "scores": scores,
         "predicted": predicted,

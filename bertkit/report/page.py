@@ -73,9 +73,6 @@ class Curve(NamedTuple):
     values: np.ndarray
 
 
-EMPTY_CURVE = Curve(np.empty(0), np.empty(0))
-
-
 def format_number(value: float | None, kind: str = "number") -> str:
     """Format a number as 4.213, 28.1%, 12,345 or 1.0e-04; a missing or infinite one as a dash."""
     if value is None or not math.isfinite(value):

@@ -27,6 +27,7 @@ from bertkit.errors import (
 )
 from bertkit.text.documents import (
     TextCounts,
+    json_lines,
     open_data_set,
     open_parquet,
     parquet_rows,
@@ -302,7 +303,7 @@ def read_rows(
         if source.format in ("csv", "tsv"):
             lines: Any = separated_rows(source, counts, header, needed)
         elif source.format == "jsonl":
-            lines = json_rows(source, counts)
+            lines = json_lines(source, counts)
         elif source.format in ("parquet", "huggingface"):
             lines = typed_rows(source, needed, None if whole else [*needed, optional])
         else:
@@ -354,16 +355,6 @@ def separated_rows(
             more = "more" if len(fields) > len(names) else "fewer"
             counts.note(f"row with {more} fields than the first line", f"{source.path}:{line}")
             yield line, None
-
-
-def json_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, Fields | None]]:
-    """Yield the rows of a file with one JSON object per line; None for another line."""
-    for number, line in plain_lines(source, counts):
-        if line and not line.isspace():
-            row = from_json(line)
-            if not isinstance(row, dict):
-                counts.note("line is not a JSON object", f"{source.path}:{number}")
-            yield number, row if isinstance(row, dict) else None
 
 
 def typed_rows(

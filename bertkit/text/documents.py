@@ -253,23 +253,29 @@ def read_rows(
     return read(source, columns)
 
 
-def json_rows(source: Source, counts: TextCounts) -> Iterator[Row]:
-    """Yield the JSON object on each line."""
-    objects = first = 0
+def json_lines(source: Source, counts: TextCounts) -> Iterator[tuple[int, Any]]:
+    """Yield the JSON object on each line that is not blank; None for a line without an object."""
     for number, line in plain_lines(source, counts):
-        if not line or line.isspace():
-            continue
-        first = first or number
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            objects += 1
+        if line and not line.isspace():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if not isinstance(row, dict):
+                row = None
+                counts.note("line is not a JSON object", f"{source.path}:{number}")
             yield number, row
-        else:
-            counts.note("line is not a JSON object", f"{source.path}:{number}")
-    if first and not objects:  # such as one array of all rows
+
+
+def json_rows(source: Source, counts: TextCounts) -> Iterator[Row]:
+    """Yield the JSON objects of a file; it is an error if no line is one."""
+    first, usable = 0, False
+    for number, row in json_lines(source, counts):
+        first = first or number
+        if row is not None:
+            usable = True
+            yield number, row
+    if first and not usable:  # such as one array of all rows
         raise BertkitError(
             f"{source.path}:{first}: no line of this file is a JSON object; write one per line"
         )
@@ -307,8 +313,7 @@ def separated_rows(source: Source, counts: TextCounts, columns: Sequence[str]) -
         reject_duplicate_column(source.path, column, header)
     for number, fields in rows:
         if any(map(str.strip, fields[len(header) :])):  # as from a comma that is not quoted
-            reason = "row with more fields than the first line"
-            counts.note(reason, f"{source.path}:{number}")
+            counts.note("row with more fields than the first line", f"{source.path}:{number}")
         else:
             yield number, dict(zip(header, fields, strict=False))
 
@@ -340,11 +345,8 @@ def open_parquet(source: Source) -> Iterator[Any]:
 
 def parquet_rows(file: Any, columns: Sequence[str] | None) -> Iterator[Row]:
     """Yield the numbered rows of an open Parquet file, in batches; only some columns, or all."""
-    number = 1
-    for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
-        for row in batch.to_pylist():
-            yield number, row
-            number += 1
+    batches = file.iter_batches(batch_size=PARQUET_ROWS, columns=columns)
+    yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
 
 
 def data_set(source: Source, columns: Sequence[str] | None) -> Iterator[Row]:
