@@ -148,6 +148,7 @@ def map_in_order(
             yield _result(pending.popleft(), executor)
     except (BrokenExecutor, CancelledError) as error:
         _end_workers(executor)
+        pending.clear()  # a broken pool ends them itself, and its thread stops at a cancelled one
         raise BertkitError(DEAD_WORKER, code="worker") from error
     finally:
         for future in pending:
