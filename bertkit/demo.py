@@ -62,9 +62,9 @@ def source_files() -> Iterator[tuple[str, Path]]:
     """Yield (module name, source file) of the standard library and of bertkit's dependencies."""
     roots = [(Path(sysconfig.get_paths()["stdlib"]), "")]
     for library in TEXT_LIBRARIES:
-        found = importlib.util.find_spec(library)
-        if found is not None and found.origin:
-            roots.append((Path(found.origin).parent, library))
+        spec = importlib.util.find_spec(library)
+        if spec is not None and spec.origin:
+            roots.append((Path(spec.origin).parent, library))
     skipped = {"test", "tests", "idle_test", "site-packages", "lib2to3", "testing", "__pycache__"}
     for root, prefix in roots:
         for path in sorted(root.rglob("*.py")):
@@ -118,17 +118,17 @@ def gather_corpus(console: Console) -> DemoText:
     console.start(None, title="reading docstrings", unit="modules")
     texts = {False: ["\n".join(map(clean_docstring, topics.values()))], True: []}
     for number, (module, path) in enumerate(source_files(), start=1):
-        found = find_docstrings(path.read_text(encoding="utf-8", errors="ignore"))
+        docstrings = find_docstrings(path.read_text(encoding="utf-8", errors="ignore"))
         digest = hashlib.blake2b(module.encode(), digest_size=1).digest()[0]
         never_seen = digest < 256 // 5  # training never sees a fifth of all modules
-        texts[never_seen].append("\n".join(map(clean_docstring, found)))
+        texts[never_seen].append("\n".join(map(clean_docstring, docstrings)))
         if number % 100 == 0:
             console.update({"done": number})
     console.close()
     seen: dict[str, str] = {}
     documents = [list(new_sentences(text, seen)) for text in texts[False]]
     apart = [sentence for text in texts[True] for sentence in new_sentences(text, seen)]
-    return DemoText(["\n".join(found) for found in documents if found], apart)
+    return DemoText(["\n".join(docstrings) for docstrings in documents if docstrings], apart)
 
 
 def new_sentences(text: str, seen: dict[str, str]) -> Iterator[str]:

@@ -334,8 +334,8 @@ def as_json(settings: Any) -> dict[str, Any]:
 def matches_type(value: Any, kind: Any) -> bool:
     """Return whether a TOML or JSON value has a field's type; an integer is a float, NaN is not."""
     if get_origin(kind) is tuple:
-        item, *_ = get_args(kind)
-        return isinstance(value, list | tuple) and all(matches_type(one, item) for one in value)
+        element, *_ = get_args(kind)
+        return isinstance(value, list | tuple) and all(matches_type(item, element) for item in value)
     if kind is float:
         return type(value) is int or (isinstance(value, float) and not math.isnan(value))
     return type(value) is kind

@@ -231,8 +231,8 @@ class Journal:
                 raise BertkitError(
                     f"{self.path} is another run's journal; resume that run or choose a new folder"
                 )
-            kept = [record for record in records if record.get("step", 0) <= (resume_step or 0)]
-            write_text(self.path, "".join(json_line(record) for record in kept))
+            earlier = [record for record in records if record.get("step", 0) <= (resume_step or 0)]
+            write_text(self.path, "".join(json_line(record) for record in earlier))
         with disk_errors(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("a", encoding="utf-8", errors="backslashreplace")

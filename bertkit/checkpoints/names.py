@@ -308,9 +308,9 @@ def has_pooler(family: Family, architecture: str) -> bool:
     return family is BERTKIT or bool(heads_of_class(architecture) & family.poolers)
 
 
-def file_names(own: str, family: Family, architecture: str = "") -> tuple[str, ...]:
+def file_names(parameter: str, family: Family, architecture: str = "") -> tuple[str, ...]:
     """Return the names in files of a tensor of bertkit: one, or those of query, key and value."""
-    module, _, kind = own.rpartition(".")
+    module, _, kind = parameter.rpartition(".")
     pattern, number = without_number(module)
     modules = {**family.modules, **family.variants.get(architecture, {})}
     return tuple(
@@ -330,9 +330,9 @@ def without_number(module: str) -> tuple[str, str]:
 def modules_in_files(family: Family) -> dict[str, tuple[str, int, int]]:
     """Return, for each module in files, bertkit's, which of its parts it is, and of how many."""
     return {
-        theirs: (own, part, len(parts))
+        theirs: (ours, part, len(parts))
         for table in (family.modules, *family.variants.values())
-        for own, parts in table.items()
+        for ours, parts in table.items()
         for part, theirs in enumerate(parts)
     }
 
@@ -350,8 +350,8 @@ def own_name(name: str, family: Family) -> tuple[str, int, int]:
     known = modules_in_files(family)
     for candidate in (pattern, f"{family.prefix}{pattern}"):
         if candidate in known:
-            own, part, count = known[candidate]
-            return f"{own.replace('.N', f'.{number}')}.{kind}", part, count
+            module_name, part, count = known[candidate]
+            return f"{module_name.replace('.N', f'.{number}')}.{kind}", part, count
     return current, 0, 1
 
 
@@ -364,20 +364,20 @@ def own_tensors(tensors: dict[str, Tensor], family: Family, source: object) -> d
     named: dict[str, Tensor] = {}
     parts: dict[str, dict[int, tuple[str, Tensor]]] = {}
     for name in list(tensors):
-        own, part, count = own_name(name, family)
-        if own in named or part in parts.get(own, {}):
-            raise BertkitError(f"{source}: {name} is a second {own}; remake the file")
+        parameter, part, count = own_name(name, family)
+        if parameter in named or part in parts.get(parameter, {}):
+            raise BertkitError(f"{source}: {name} is a second {parameter}; remake the file")
         tensor = tensors.pop(name)
         if count == 1:
-            named[own] = tensor
+            named[parameter] = tensor
             continue
-        group = parts.setdefault(own, {})
+        group = parts.setdefault(parameter, {})
         if any(other.shape != tensor.shape for _, other in group.values()):
             raise BertkitError(f"{source}: {name} has shape {tuple(tensor.shape)}, unlike the rest")
         group[part] = name, tensor
         if len(group) == count:
-            named[own] = torch.cat([group[i][1] for i in range(count)])
-            del parts[own]
+            named[parameter] = torch.cat([group[i][1] for i in range(count)])
+            del parts[parameter]
     for incomplete in parts.values():
         named.update(incomplete.values())
     for copy, original in TIED.items():
@@ -396,8 +396,8 @@ def file_tensors(
 ) -> dict[str, Tensor]:
     """Return tensors by a family's names; `bare` drops the prefix, as in files of an encoder."""
     named: dict[str, Tensor] = {}
-    for own, tensor in tensors.items():
-        names = file_names(own, family, architecture)
+    for parameter, tensor in tensors.items():
+        names = file_names(parameter, family, architecture)
         for name, part in zip(names, tensor.chunk(len(names)), strict=True):
             short = name.removeprefix(family.prefix) if bare else name
             named[short] = part.clone(memory_format=torch.contiguous_format)

@@ -112,12 +112,12 @@ class PretrainedWeights:
         With `keep_head`, the weights of the head are used, too, and must fit. Without `copy`, the
         model shares the weights, which saves memory if it is not changed.
         """
-        kept = {
+        tensors = {
             name: tensor.clone() if copy else tensor
             for name, tensor in self.tensors.items()
             if keep_head or not is_optional_weight(name) or name.startswith("encoder.pooler.")
         }
-        return load_into(self.config, kept, make, self.path)
+        return load_into(self.config, tensors, make, self.path)
 
 
 def read_pretrained(path: Path | str) -> PretrainedWeights:

@@ -35,7 +35,7 @@ def clean_command(
     text = TextSource(paths, reading.format, reading.column)
     cleaned = clean(text, out, options, processes=reading.processes)
     if json is not None:
-        write_json(json, {"read": cleaned.read.to_dict(), "kept": cleaned.kept.to_dict()})
+        write_json(json, {"read": cleaned.read.to_dict(), "kept": cleaned.written.to_dict()})
 
 
 def learn_command(

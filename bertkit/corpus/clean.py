@@ -79,7 +79,7 @@ class Cleaned(NamedTuple):
     """The counts that `clean` returns."""
 
     read: TextCounts
-    kept: TextCounts
+    written: TextCounts
     """`skipped` counts the dropped documents by reason; `examples` gives the first of each."""
 
 
@@ -113,13 +113,13 @@ def clean(
     if min(options.min_words, options.max_words) < 0 or options.min_words > options.max_words > 0:
         raise BertkitError("min_words and max_words must be at least 0, and the first not above")
     sources = text.files()
-    read, kept, keys, bands = TextCounts(), TextCounts(), KeySet(), KeySet()
+    read, written, keys, bands = TextCounts(), TextCounts(), KeySet(), KeySet()
     waiting: deque[list[tuple[str, str]]] = deque()
 
     def documents() -> Iterator[tuple[str, str]]:
         for source in sources:
-            found = read_documents(source, read, column=text.column)
-            for number, document in enumerate(found, 1):
+            texts = read_documents(source, read, column=text.column)
+            for number, document in enumerate(texts, 1):
                 yield f"{source.path}, document {number:,}", document
 
     def blocks() -> Iterator[list[str]]:
@@ -138,19 +138,19 @@ def clean(
                 if reason := verdict.reason or duplicate(verdict, options, keys, bands):
                     start = " ".join(document[: 4 * EXAMPLE_CHARACTERS].split())
                     quoted = json.dumps(start[:EXAMPLE_CHARACTERS], ensure_ascii=False)
-                    kept.note(reason, f"{location}: {quoted}")
+                    written.note(reason, f"{location}: {quoted}")
                 else:
-                    kept.documents += 1
-                    kept.bytes += write(document)
+                    written.documents += 1
+                    written.bytes += write(document)
             shown.update({"done": read.documents, "bytes": read.bytes})
-        if not kept.documents:
+        if not written.documents:
             raise BertkitError(
                 f"none of {read.documents:,} documents is left "
-                f"({', '.join(sorted(kept.skipped)) or 'there was none'}); relax the options"
+                f"({', '.join(sorted(written.skipped)) or 'there was none'}); relax the options"
             )
         shown.close()
-        shown.say(*describe_clean(Cleaned(read, kept), out))
-    return Cleaned(read, kept)
+        shown.say(*describe_clean(Cleaned(read, written), out))
+    return Cleaned(read, written)
 
 
 @contextmanager
@@ -250,11 +250,11 @@ def duplicate(verdict: Verdict, options: CleanOptions, keys: KeySet, bands: KeyS
 
 def describe_clean(cleaned: Cleaned, out: Path) -> list[str]:
     """Return lines that say what was kept, dropped and skipped."""
-    read, kept = cleaned.read, cleaned.kept
-    dropped = describe_skipped(kept.skipped, kept.examples)
+    read, written = cleaned.read, cleaned.written
+    dropped = describe_skipped(written.skipped, written.examples)
     return [
-        f"{out}: {kept.documents:,} of {read.documents:,} documents kept, "
-        f"{kept.bytes / max(1, read.bytes):.1%} of the text",
+        f"{out}: {written.documents:,} of {read.documents:,} documents kept, "
+        f"{written.bytes / max(1, read.bytes):.1%} of the text",
         *(line.replace("counted", "dropped", 1) for line in dropped),
         *describe_skipped(read.skipped, read.examples),
     ]
@@ -313,9 +313,9 @@ def mix_bits(values: np.ndarray) -> np.ndarray:
 def hash_segments(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Hash consecutive segments of uint64 values, of (segments,) lengths above 0, to uint64."""
     starts = np.cumsum(lengths) - lengths
-    places = np.arange(len(values)) - np.repeat(starts, lengths)
+    exponents = np.arange(len(values)) - np.repeat(starts, lengths)
     powers = np.cumprod(np.full(int(lengths.max()), MULTIPLIER), dtype=np.uint64)
-    return mix_bits(np.add.reduceat(values * powers[places], starts))
+    return mix_bits(np.add.reduceat(values * powers[exponents], starts))
 
 
 def exact_key(document: str) -> int:
@@ -342,8 +342,8 @@ def shingles(document: str) -> np.ndarray:
     keys = hash_segments(mix_bits(codes.astype(np.uint64)), lengths)
     runs = max(1, len(keys) - SHINGLE + 1)
     hashes = np.zeros(runs, dtype=np.uint64)
-    for place in range(min(SHINGLE, len(keys))):
-        hashes += keys[place : place + runs] * PLACES[place]
+    for offset in range(min(SHINGLE, len(keys))):
+        hashes += keys[offset : offset + runs] * PLACES[offset]
     return mix_bits(hashes)
 
 
@@ -386,8 +386,8 @@ class KeySet:
             return True
         wanted = np.array(keys, dtype=np.uint64)
         for run in self._runs:
-            places = np.minimum(np.searchsorted(run, wanted), len(run) - 1)
-            if (run[places] == wanted).any():
+            positions = np.minimum(np.searchsorted(run, wanted), len(run) - 1)
+            if (run[positions] == wanted).any():
                 return True
         return False
 

@@ -199,8 +199,8 @@ class ShardWriter:
                 self.flush(blocks, end)
                 blocks, filled = [], 0
             counts = [self.text, *self.reading.values()]
-            done = {"done": sum(one.documents for one in counts)}
-            console.update({**done, "bytes": sum(one.bytes for one in counts)})
+            done = {"done": sum(count.documents for count in counts)}
+            console.update({**done, "bytes": sum(count.bytes for count in counts)})
         if blocks:
             self.flush(blocks, end)
         self.finish_sources(len(self.sources))
@@ -358,9 +358,9 @@ def tokenize_block(
     documents_of = np.repeat(owners, cuts)
     document_lengths = np.bincount(documents_of, minlength=len(documents))
     counts["document without any token"] = int((document_lengths == 0).sum())
-    kept = np.array([is_held_out(document, held_out) for document in documents], dtype=bool)
+    apart = np.array([is_held_out(document, held_out) for document in documents], dtype=bool)
     splits = {}
-    for split, chosen in (("train", ~kept), ("held_out", kept)):
+    for split, chosen in (("train", ~apart), ("held_out", apart)):
         of_sentences = chosen[documents_of]
         if of_sentences.any():
             splits[split] = DocumentArrays(

@@ -170,17 +170,17 @@ def compare_outputs(
         sequences, tokens = sequences + len(packed.lengths), tokens + len(packed.ids)
         arrays = padded_arrays(packed, source.head)
         exported = run(arrays)
-        for name, own in packed_outputs(source, packed).items():
-            theirs = exported[name]
+        for name, expected in packed_outputs(source, packed).items():
+            actual = exported[name]
             if is_token_output(source.head, name):
-                theirs = theirs[arrays["attention_mask"].astype(bool)]
-            if theirs.shape != own.shape or not np.isfinite([own, theirs]).all():
+                actual = actual[arrays["attention_mask"].astype(bool)]
+            if actual.shape != expected.shape or not np.isfinite([expected, actual]).all():
                 raise BertkitError(
                     f"{name} has NaN or infinity, in the model or the export; export another model"
                 )
-            errors[name].append(float(np.abs(theirs - own).max()))
-            largest[name].append(float(np.abs(own).max()))
-            agreed[name].append(agreement(name, own, theirs))
+            errors[name].append(float(np.abs(actual - expected).max()))
+            largest[name].append(float(np.abs(expected).max()))
+            agreed[name].append(agreement(name, expected, actual))
     outputs = {
         name: {
             "max_error": max(errors[name]),
@@ -199,11 +199,12 @@ def compare_outputs(
     return {"sequences": sequences, "tokens": tokens, "bound": bound, "outputs": outputs}
 
 
-def agreement(name: str, own: np.ndarray, theirs: np.ndarray) -> float:
+def agreement(name: str, expected: np.ndarray, actual: np.ndarray) -> float:
     """Return the fraction of equal best classes of logits, or the cosine of other outputs."""
     if name.endswith("logits"):
-        return float(np.mean(own.argmax(-1) == theirs.argmax(-1)))
-    return float(np.vdot(own, theirs) / max(1e-12, np.linalg.norm(own) * np.linalg.norm(theirs)))
+        return float(np.mean(expected.argmax(-1) == actual.argmax(-1)))
+    norms = np.linalg.norm(expected) * np.linalg.norm(actual)
+    return float(np.vdot(expected, actual) / max(1e-12, norms))
 
 
 def padded_arrays(packed: Packed, head: str) -> Arrays:
@@ -261,10 +262,10 @@ def describe_export(out: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Summarize a manifest in a few lines."""
     size = sum(file["bytes"] for file in manifest["files"].values())
     lines = [f"{out}: {manifest['format']}, head {manifest['head']}, {size / 1e6:,.1f} MB"]
-    for name, one in manifest["check"]["outputs"].items():
-        key = "same_best" if "same_best" in one else "least_cosine"
+    for name, difference in manifest["check"]["outputs"].items():
+        key = "same_best" if "same_best" in difference else "least_cosine"
         lines.append(
-            f"{name}: differs by at most {one['max_error']:.1g}, for values up to "
-            f"{one['largest']:.2g}; {key.replace('_', ' ')} {one[key]:.4f}"
+            f"{name}: differs by at most {difference['max_error']:.1g}, for values up to "
+            f"{difference['largest']:.2g}; {key.replace('_', ' ')} {difference[key]:.4f}"
         )
     return lines

@@ -261,7 +261,7 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
     runs, console = setup.settings.grid.runs(), setup.console
     single = len(runs) == 1
     results: list[RunResult] = []
-    kept: tuple[str, dict[str, list[Any]]] = ("", {})
+    best_name, best_predictions = "", dict[str, list[Any]]()
     for number, run in enumerate(runs, 1):
         folder = out if single else out / "runs" / run.name
         if not single and (folder / "run.json").is_file():
@@ -276,7 +276,7 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
             keep_best_model(out, results)
             console.say(f"run {number} of {len(runs)}, {run_text(result, setup.metric)}")
         if best_run_name(results) == run.name:
-            kept = run.name, predictions
+            best_name, best_predictions = run.name, predictions
     best = best_run(results)
     rows = grid_summary(results)
     if not single:
@@ -285,7 +285,7 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
             raise BertkitError(f"{source} is gone; delete {source.parent} to train the run again")
         with new_folder(out / "model") as folder:
             shutil.copytree(source, folder, dirs_exist_ok=True)
-    predicted = predict_splits(setup, out, kept[1] if kept[0] == best.name else {})
+    predicted = predict_splits(setup, out, best_predictions if best_name == best.name else {})
     scores = {name: values["scores"] for name, values in predicted.items() if values["scores"]}
     values = {
         **described,

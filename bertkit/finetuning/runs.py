@@ -158,12 +158,12 @@ class Grid:
         of which narrow models learn at a lower rate; and small models learn tags at a higher rate.
         """
         batch = self.batch_size or (next(batch for least, batch in BATCHES if inputs >= least),)
-        own = next(rate for least, rate in RATES if width >= least)
+        default_rate = next(rate for least, rate in RATES if width >= least)
         if task_type == "token-classification" and width < FULL_WIDTH:
-            own *= TAGGING
+            default_rate *= TAGGING
         if width < NARROW_WIDTH and inputs >= MANY_INPUTS:
-            own /= 2
-        rate = self.learning_rate or (own,)
+            default_rate /= 2
+        rate = self.learning_rate or (default_rate,)
         needed = math.ceil(MIN_UPDATES / math.ceil(inputs / max(batch)))
         epochs = self.epochs or (min(MAX_EPOCHS, max(DEFAULT_EPOCHS, needed)),)
         return replace(self, batch_size=batch, learning_rate=rate, epochs=epochs)

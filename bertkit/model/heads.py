@@ -343,15 +343,15 @@ class CachedCrossEntropy(torch.autograd.Function):
         losses = torch.empty(len(logits))
         correct = torch.zeros(())
         for start in range(0, len(logits), rows):
-            part, own = logits[start : start + rows].float(), labels[start : start + rows, None]
-            highest, at_label = part.amax(-1, keepdim=True), part.gather(1, own)
+            part, targets = logits[start : start + rows].float(), labels[start : start + rows, None]
+            highest, at_label = part.amax(-1, keepdim=True), part.gather(1, targets)
             hits = (at_label == highest).squeeze(1)  # another class may be as high
-            correct += num_correct(part[hits], own[hits, 0])
+            correct += num_correct(part[hits], targets[hits, 0])
             powers = part.sub(highest).exp_()
             total = powers.sum(-1, keepdim=True)
             losses[start : start + rows] = (total.log() + highest - at_label).squeeze(1)
             if gradients is not None:
-                shares = powers.div_(total).scatter_add_(1, own, torch.full_like(total, -1.0))
+                shares = powers.div_(total).scatter_add_(1, targets, torch.full_like(total, -1.0))
                 gradients[start : start + rows] = shares
         if gradients is not None:
             ctx.save_for_backward(gradients)
@@ -384,10 +384,10 @@ def pretraining_objective(
     fp32, whatever the type of the logits.
     """
     output = model(batch.packed, batch.target_positions)
-    found = cross_entropy(token, output.mlm_logits, batch.target_ids, "targets")
+    sums = cross_entropy(token, output.mlm_logits, batch.target_ids, "targets")
     if output.nsp_logits is not None:
-        found |= cross_entropy(pair, output.nsp_logits, batch.next_labels, "sequences")
-    return found
+        sums |= cross_entropy(pair, output.nsp_logits, batch.next_labels, "sequences")
+    return sums
 
 
 def replaced_objective(

@@ -125,19 +125,19 @@ class Embedder:
     def split_ids(self, ids: np.ndarray, windows: bool) -> EncodedText:
         """Return the windows of one text's ids, and their weights in the text's vector."""
         room, over_tokens = self.max_length - 2, self.settings.pooling in OVER_TOKENS
-        kept = ids if windows else ids[:room]
-        planned = plan_windows(np.ones_like(kept), room)
+        used_ids = ids if windows else ids[:room]
+        planned = plan_windows(np.ones_like(used_ids), room)
         parts = []
         for first, end, owned in planned:
-            window = surround(kept[first:end], None, self.tokenizer)
-            share: np.ndarray | float = len(owned) / len(kept) if len(kept) else 1.0
+            window = surround(used_ids[first:end], None, self.tokenizer)
+            share: np.ndarray | float = len(owned) / len(used_ids) if len(used_ids) else 1.0
             if over_tokens:
                 share = np.zeros(len(window.ids), dtype=np.float32)
                 share[1 + owned - first] = 1.0
                 share[[0, -1]] = 1 / len(planned)
-                share /= len(kept) + 2
+                share /= len(used_ids) + 2
             parts.append(ItemPart((window,), share))
-        return EncodedText(parts, len(ids) - len(kept))
+        return EncodedText(parts, len(ids) - len(used_ids))
 
     def vectors(
         self, texts: Sequence[EncodedText], progress: Callable[[int], None] = lambda done: None

@@ -103,8 +103,8 @@ def evaluate(
         predictor = load_predictor(
             model, device=device, precision=precision, null_threshold=null_threshold
         )
-        counts, own = TextCounts(), predictor.task.task_type
-        name = (task or (own if data is None else str(predictor.details.get("data")))).lower()
+        counts, task_type = TextCounts(), predictor.task.task_type
+        name = (task or (task_type if data is None else str(predictor.details.get("data")))).lower()
         if data is not None and name not in OFFICIAL:
             raise BertkitError(
                 "the model was not fine-tuned on an official data set; say with --task which one "

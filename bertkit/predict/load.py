@@ -128,8 +128,8 @@ class TaskPredictor:
         results: list[Any] = []
         cut: Counter[str] = Counter()
         for chunk in self.chunks(examples):
-            found, items = self.run(chunk)
-            results += found
+            chunk_results, items = self.run(chunk)
+            results += chunk_results
             cut.update(items.cut)
         del cut[NOTHING_READ]  # blank texts are valid inputs
         if lost := [f"{what}: {count:,}" for what, count in cut.items() if count]:

@@ -163,7 +163,7 @@ class Predictor:
             raise BertkitError(f"top must be between 1 and {self.tokenizer.size:,}, got {top}")
         candidates: list[Any] = []
         for chunk in text_chunks(text):
-            masked = [self.mask_windows(one, top) for one in chunk]
+            masked = [self.mask_windows(chunk_text, top) for chunk_text in chunk]
             for original, prepared in zip(chunk, masked, strict=True):
                 if not prepared.windows:
                     raise BertkitError(

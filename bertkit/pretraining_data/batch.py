@@ -158,7 +158,7 @@ class Packed(TensorFields):
         return [EqualLengths(len(list(run)), length) for length, run in runs]
 
     @cached_property
-    def kept(self) -> dict[Any, Any]:
+    def attention_cache(self) -> dict[Any, Any]:
         """A cache of values that attention computes once per batch and uses in every layer."""
         return {}
 

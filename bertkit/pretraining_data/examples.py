@@ -168,7 +168,7 @@ def cut_documents(window: Window, options: PairOptions, rng: np.random.Generator
     targets = np.where(is_short, rng.integers(2, max_length, count, endpoint=True), max_length)
     cursor = window.documents[:-1].copy()
     active = np.arange(count)
-    found: list[Spans] = []
+    spans: list[Spans] = []
     starts = window.sentences
     while len(active):
         first, stop = cursor[active], window.documents[active + 1]
@@ -190,10 +190,10 @@ def cut_documents(window: Window, options: PairOptions, rng: np.random.Generator
         else:
             is_random |= size == 1
             next_cursor = np.where(is_random, first + a_size, end)  # unused sentences come again
-        found.append(Spans(active, starts[first], middle, middle, starts[end], target, is_random))
+        spans.append(Spans(active, starts[first], middle, middle, starts[end], target, is_random))
         cursor[active] = next_cursor
         active = active[cursor[active] < stop]
-    return Spans(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+    return Spans(*(np.concatenate(columns) for columns in zip(*spans, strict=True)))
 
 
 def cut_sentence(start: np.ndarray, end: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -236,9 +236,9 @@ def draw_random_next(window: Window, spans: Spans, rng: np.random.Generator) -> 
 def search(table: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Do `np.searchsorted` on sorted values, because neighbouring searches share cached memory."""
     order = np.argsort(values)
-    found = np.empty(len(values), dtype=np.int64)
-    found[order] = np.searchsorted(table, values[order])
-    return found
+    positions = np.empty(len(values), dtype=np.int64)
+    positions[order] = np.searchsorted(table, values[order])
+    return positions
 
 
 def truncation(a: np.ndarray, b: np.ndarray, max_length: int) -> tuple[np.ndarray, np.ndarray]:

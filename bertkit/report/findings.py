@@ -115,18 +115,18 @@ def pair_findings(late: Sequence[Record], start: Record, steps: Sequence[Record]
     majority = (start.get("baselines") or {}).get("nsp_majority")
     seen = sum(record.get("sequences") or 0 for record in steps)
     for name in ("nsp_accuracy", "sop_accuracy"):
-        found = values(late, name)
-        if len(found) and majority and seen > MANY_EXAMPLES and found.mean() < majority + 0.03:
+        shares = values(late, name)
+        if len(shares) and majority and seen > MANY_EXAMPLES and shares.mean() < majority + 0.03:
             yield (
-                f"{found.mean():.1%} of the sentence pairs are answered correctly after {seen:,} "
+                f"{shares.mean():.1%} of the sentence pairs are answered correctly after {seen:,} "
                 f"examples, and the more frequent answer alone gets {majority:.1%}: check that "
                 "documents are whole and their sentences in order."
             )
 
 
-def store_findings(places: Sequence[Path]) -> Iterator[str]:
+def store_findings(folders: Sequence[Path]) -> Iterator[str]:
     """Yield what is wrong with a corpus (the first store of some folders): copies and [UNK]."""
-    folder = next((place for place in places if (place / "manifest.json").is_file()), None)
+    folder = next((path for path in folders if (path / "manifest.json").is_file()), None)
     if folder is None:
         return
     try:

@@ -117,10 +117,10 @@ def thin(line: Curve) -> Curve:
     if len(values) <= MAX_POINTS:
         return line
     parts = np.array_split(np.arange(len(values)), MAX_POINTS // 2)
-    kept = sorted(
+    indices = sorted(
         {int(part[pick(values[part])]) for part in parts for pick in (np.argmin, np.argmax)}
     )
-    return Curve(steps[kept], values[kept])
+    return Curve(steps[indices], values[indices])
 
 
 def draw_plot(

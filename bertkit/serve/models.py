@@ -113,11 +113,11 @@ def load_models(
     return served
 
 
-def split_name(given: str) -> tuple[str, str]:
+def split_name(argument: str) -> tuple[str, str]:
     """Split NAME=FOLDER into both; for a bare FOLDER, the name is the folder's or the run's."""
-    name, equals, path = given.partition("=")
-    if not equals or Path(given).exists():  # as in runs/lr=3e-5
-        path = given
+    name, equals, path = argument.partition("=")
+    if not equals or Path(argument).exists():  # as in runs/lr=3e-5
+        path = argument
         folder = Path(os.path.abspath(path))  # noqa: PTH100 (without "..")
         name = folder.parent.name if folder.name == "model" else folder.name
     if not NAME.fullmatch(name):
@@ -128,12 +128,12 @@ def split_name(given: str) -> tuple[str, str]:
 
 
 def load_served_model(
-    name: str, given: str, limits: Limits, metrics: Metrics, precision: str, device: str
+    name: str, source: str, limits: Limits, metrics: Metrics, precision: str, device: str
 ) -> ServedModel:
     """Load one model and start its worker; the arguments are those of `load_models`."""
-    path = resolve_model(given)
-    if path == Path(from_home(given)):  # loaded again, it is never taken from the hub
-        given = str(path.absolute())
+    path = resolve_model(source)
+    if path == Path(from_home(source)):  # loaded again, it is never taken from the hub
+        source = str(path.absolute())
     embeds = is_embedder(path)
     home = read_pooling(path)[0] if embeds else model_folder(path)
     start = read_pretrained(home)
@@ -168,7 +168,7 @@ def load_served_model(
     }
     threads = 2 if choose_device(device).type == "cpu" and torch.get_num_threads() > 1 else 1
     worker = Worker(name, limits, metrics, threads)
-    again = partial(load_served_model, name, given, limits, metrics, precision, device)
+    again = partial(load_served_model, name, source, limits, metrics, precision, device)
     return ServedModel(name, operations, worker, again, details)
 
 

@@ -53,14 +53,14 @@ def estimate_tokens(inputs: Sequence[Any]) -> int:
     return sum(map(count_characters, inputs)) // CHARACTERS_PER_TOKEN
 
 
-def count_characters(given: Any) -> int:
+def count_characters(example: Any) -> int:
     """Estimate the characters of an input: its texts are read with each item of its lists.
 
     Each item has at least one token.
     """
-    if isinstance(given, str):
-        return len(given)
-    values = list(given.values() if isinstance(given, Mapping) else given)
+    if isinstance(example, str):
+        return len(example)
+    values = list(example.values() if isinstance(example, Mapping) else example)
     texts = sum(len(value) for value in values if isinstance(value, str))
     lists = [value for value in values if isinstance(value, list)]
     items = sum(max(CHARACTERS_PER_TOKEN, len(str(item))) for value in lists for item in value)
@@ -96,8 +96,8 @@ class TaskOperation:
         self.fields = {*columns.inputs, *columns.input_options}
 
     def prepare(self, inputs: Sequence[Any]) -> PreparedRequest:
-        for number, given in enumerate(inputs):
-            unknown = sorted(given.keys() - self.fields) if isinstance(given, dict) else []
+        for number, example in enumerate(inputs):
+            unknown = sorted(example.keys() - self.fields) if isinstance(example, dict) else []
             if unknown:
                 param = f"inputs.{number}.{shorten(unknown[0])}"
                 raise RefusedError(422, f"{param}: there is no such field", param)
@@ -148,21 +148,21 @@ class FillMask:
 
     def size(self, inputs: Sequence[Mapping[str, Any]]) -> int:  # each mask has a window
         room = self.predictor.max_length - 2
-        lengths = (min(room, len(given["text"]) // CHARACTERS_PER_TOKEN) for given in inputs)
-        masks = (given["text"].count(MASK) for given in inputs)
+        lengths = (min(room, len(example["text"]) // CHARACTERS_PER_TOKEN) for example in inputs)
+        masks = (example["text"].count(MASK) for example in inputs)
         return sum(count * (2 + length) for count, length in zip(masks, lengths, strict=True))
 
     def prepare(self, inputs: Sequence[Mapping[str, Any]]) -> PreparedRequest:
         candidates, vocabulary = 0, self.predictor.tokenizer.size
-        for number, given in enumerate(inputs):
-            if given["top"] > vocabulary:
+        for number, example in enumerate(inputs):
+            if example["top"] > vocabulary:
                 param = f"inputs.{number}.top"
                 raise RefusedError(422, f"{param}: the model has {vocabulary:,} tokens", param)
-            candidates += given["text"].count(MASK) * given["top"]
+            candidates += example["text"].count(MASK) * example["top"]
         if candidates > MAX_CANDIDATES:
             message = f"at most {MAX_CANDIDATES:,} candidates are returned, not {candidates:,}"
             raise RefusedError(413, f"{message}; lower top, or send fewer masks")
-        texts = [self.predictor.mask_windows(given["text"], given["top"]) for given in inputs]
+        texts = [self.predictor.mask_windows(example["text"], example["top"]) for example in inputs]
         tokens = sum(window.tokens for text in texts for window in text.windows)
         different = [{part.sequences[0].ids.tobytes() for part in text.windows} for text in texts]
         return PreparedRequest(texts, tokens, len(texts), sum(len(ids) > 1 for ids in different))
@@ -184,8 +184,8 @@ class NextSentence:
 
     def prepare(self, inputs: Sequence[Mapping[str, Any]]) -> PreparedRequest:
         pairs = []
-        for number, given in enumerate(inputs):
-            ids = self.predictor.tokenizer.encode_batch([given["text"], given["following"]])
+        for number, example in enumerate(inputs):
+            ids = self.predictor.tokenizer.encode_batch([example["text"], example["following"]])
             for field, tokens in zip(("text", "following"), ids, strict=True):
                 if not tokens:
                     param = f"inputs.{number}.{field}"
@@ -216,10 +216,10 @@ class Tokens:
         return tokens
 
     def prepare(self, inputs: Sequence[Mapping[str, Any]]) -> PreparedRequest:
-        [given] = inputs
-        if given["pair"] is not None and self.config.type_vocab_size == 1:
+        [example] = inputs
+        if example["pair"] is not None and self.config.type_vocab_size == 1:
             raise RefusedError(422, f"pair: {ONE_SEGMENT}", "pair")
-        encoded = self.tokenizer.encode_pair(given["text"], given["pair"])
+        encoded = self.tokenizer.encode_pair(example["text"], example["pair"])
         if (tokens := len(encoded.ids)) > self.max_tokens:
             message = f"text: {tokens:,} tokens with [CLS] and [SEP] are more than the route's"
             raise RefusedError(422, f"{message} {self.max_tokens:,}; shorten it", "text")

@@ -21,16 +21,16 @@ from bertkit.tasks.types import TASKS
 Input = TypeVar("Input")
 
 
-def check_input(given: Any) -> Any:
+def check_input(value: Any) -> Any:
     """Check that an input is of a kind that `bertkit.load(...)(...)` can take."""
-    if not isinstance(given, str | list | dict):
+    if not isinstance(value, str | list | dict):
         raise ValueError("must be a text, a list or an object")
-    return given
+    return value
 
 
-def check_texts(given: Any) -> list[str]:
+def check_texts(value: Any) -> list[str]:
     """Return a text, or a list of at most `MAX_INPUTS` texts, as a list."""
-    texts = [given] if isinstance(given, str) else given
+    texts = [value] if isinstance(value, str) else value
     right = isinstance(texts, list) and 1 <= len(texts) <= MAX_INPUTS
     if not right or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"must be a text or a list of 1 to {MAX_INPUTS:,} texts")
@@ -131,7 +131,7 @@ def prediction_routes(service: Service) -> APIRouter:
 
     def add(route: str, body: Any) -> None:
         async def predict(asked: Any) -> Response:
-            inputs = [vars(one) if isinstance(one, Body) else one for one in asked.inputs]
+            inputs = [vars(item) if isinstance(item, Body) else item for item in asked.inputs]
             model, prepared, result = await service.predict(route, asked.model, inputs)
 
             def make() -> dict[str, Any]:
@@ -176,8 +176,8 @@ def embedding_routes(service: Service) -> APIRouter:
             return {
                 "object": "list",
                 "data": [
-                    {"object": "embedding", "index": index, "embedding": one}
-                    for index, one in enumerate(coded)
+                    {"object": "embedding", "index": index, "embedding": vector}
+                    for index, vector in enumerate(coded)
                 ],
                 "model": model.name,
                 "usage": {"prompt_tokens": prepared.tokens, "total_tokens": prepared.tokens},

@@ -29,7 +29,7 @@ UNLABELLED = "no_validation"
 
 
 def read_texts(
-    estimator: Any, given: Any, y: Any = UNLABELLED, *, reset: bool, maximum: int
+    estimator: Any, data: Any, y: Any = UNLABELLED, *, reset: bool, maximum: int
 ) -> np.ndarray:
     """Return the texts of an X, an object array (rows, 1) or (rows, 2).
 
@@ -37,17 +37,17 @@ def read_texts(
     columns, and otherwise checks them.
     """
     name = type(estimator).__name__
-    if isinstance(given, str):
+    if isinstance(data, str):
         raise InputValueError(
             f"Iterable over raw text documents expected, string object received. {name} takes a "
             "list of texts: put one text in brackets"
         )
     array = check_array(
-        given, dtype=object, ensure_2d=False, ensure_all_finite=False, estimator=name
+        data, dtype=object, ensure_2d=False, ensure_all_finite=False, estimator=name
     )
     table = array[:, None] if array.ndim == 1 else array
-    named = hasattr(given, "columns") and array.ndim == 2
-    validate_data(estimator, given if named else table, y, reset=reset, skip_check_array=True)
+    named = hasattr(data, "columns") and array.ndim == 2
+    validate_data(estimator, data if named else table, y, reset=reset, skip_check_array=True)
     if not isinstance(y, str):
         check_consistent_length(table, y)
     if table.shape[1] > maximum:
@@ -84,10 +84,10 @@ def examples_of_texts(table: np.ndarray, labels: Sequence[Any] | None = None) ->
     ]
 
 
-def read_rows_of_words(given: Any, name: str) -> list[tuple[str, ...]]:
+def read_rows_of_words(data: Any, name: str) -> list[tuple[str, ...]]:
     """Return rows of words ("X"), or of tags ("y"), of a list, an array or a Series of lists."""
     rows = []
-    for number, row in enumerate(given):
+    for number, row in enumerate(data):
         if isinstance(row, str) or not all(isinstance(word, str) for word in row):
             raise InputTypeError(f"{name}[{number}] is {row!r:.40}, not a list of words")
         rows.append(tuple(map(str, row)))
@@ -110,25 +110,25 @@ def tagged_examples(words: Any, tags: Any = UNLABELLED) -> list[WordsExample]:
     ]
 
 
-def read_labels(given: Any, name: str) -> tuple[Any, list[str], list[Any]]:
+def read_labels(y: Any, name: str) -> tuple[Any, list[str], list[Any]]:
     """Return the classes of a y, their names, and the name or names of every row.
 
-    `given` has one label for each row, or is a binary indicator matrix (rows, classes), of which
+    `y` has one label for each row, or is a binary indicator matrix (rows, classes), of which
     the classes are [0, 1] for each column. Messages call the estimator `name`.
     """
-    rows = given.toarray() if issparse(given) else np.asarray(given, dtype=object)
+    rows = y.toarray() if issparse(y) else np.asarray(y, dtype=object)
     if missing := [index for index, value in np.ndenumerate(rows) if is_missing(value)]:
         raise InputValueError(f"Input y contains NaN: row {missing[0][0]} has no label")
-    if type_of_target(given, input_name="y") == "multilabel-indicator":
+    if type_of_target(y, input_name="y") == "multilabel-indicator":
         names = names_of_classes(
-            [str(one) for one in getattr(given, "columns", range(rows.shape[1]))]
+            [str(label) for label in getattr(y, "columns", range(rows.shape[1]))]
         )
         if not rows.any():
             raise InputValueError(f"{name} needs at least one label in y, and all of y is 0")
         sets = [tuple(names[i] for i in np.flatnonzero(row)) for row in rows]
         return [np.array([0, 1]) for _ in names], names, sets
-    check_classification_targets(given)
-    labels = column_or_1d(np.asarray(given), warn=True)  # else pandas' Int64 becomes float
+    check_classification_targets(y)
+    labels = column_or_1d(np.asarray(y), warn=True)  # else pandas' Int64 becomes float
     classes = np.unique(labels)
     if len(classes) < 2:
         raise InputValueError(
@@ -137,12 +137,12 @@ def read_labels(given: Any, name: str) -> tuple[Any, list[str], list[Any]]:
         )
     names = names_of_classes(classes.tolist())
     named = dict(zip(classes.tolist(), names, strict=True))
-    return classes, names, [named[one] for one in labels.tolist()]
+    return classes, names, [named[label] for label in labels.tolist()]
 
 
 def names_of_classes(classes: Sequence[Any]) -> list[str]:
     """Return the names of classes in the model, which are those of `bertkit.finetune`."""
-    names = [value_name(one) for one in classes]
+    names = [value_name(label) for label in classes]
     if len(set(names)) < len(names):
         [(twice, _)] = Counter(names).most_common(1)
         raise InputValueError(f"several labels of y have the name {twice!r}; make them one")

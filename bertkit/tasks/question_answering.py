@@ -252,8 +252,8 @@ class QuestionAnswering(Task):
         self, question: Sequence[int], context: str, encoding: Any, tokenizer: Tokenizer
     ) -> list[SpanWindow]:
         """Cut an encoded context into overlapping windows, each behind the question."""
-        kept = question[: self.max_question_length]
-        head = np.array([tokenizer.cls_id, *kept, tokenizer.sep_id], dtype=np.int32)
+        question_ids = question[: self.max_question_length]
+        head = np.array([tokenizer.cls_id, *question_ids, tokenizer.sep_id], dtype=np.int32)
         tail = np.array([tokenizer.sep_id], dtype=np.int32)
         ids = np.array(encoding.ids, dtype=np.int32)
         offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)

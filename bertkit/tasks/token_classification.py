@@ -325,8 +325,8 @@ class TokenClassification(Task):
         wanted = {tag for example in inputs for tag in example.tags or ()}
         tags = {tag for result in results for tag in result.tags}
         if self.entities:
-            found = wanted <= {"O"} or any(result.entities for result in results)
-            return "" if found else "finds no entity"
+            any_entity = wanted <= {"O"} or any(result.entities for result in results)
+            return "" if any_entity else "finds no entity"
         return f"gives each word the tag {tags.pop()!r}" if len(tags) == 1 < len(wanted) else ""
 
 

@@ -229,8 +229,8 @@ def refuse_renamed(config: Mapping[str, Any], path: Path) -> None:
     """Refuse other tokens in the place of [CLS] and the like, which transformers would use."""
     for token in SPECIAL_TOKENS:
         field = f"{token.strip('[]').lower()}_token"
-        given = config.get(field)
-        content = given.get("content") if isinstance(given, dict) else given
+        entry = config.get(field)
+        content = entry.get("content") if isinstance(entry, dict) else entry
         if content not in (None, token):
             raise BertkitError(f"{path}: {field} is {content!r}; bertkit reads only {token!r}")
 
@@ -257,9 +257,9 @@ def check_post_processor(path: Path) -> None:
         raise BertkitError(f"{path} cannot be read ({error}); restore or remake it") from error
     pipeline.no_truncation()
     pipeline.no_padding()
-    one, pair = pipeline.encode("a"), pipeline.encode("a", "a")
+    single, pair = pipeline.encode("a"), pipeline.encode("a", "a")
     [word] = pipeline.encode("a", add_special_tokens=False).tokens
-    if (one.tokens, one.type_ids) != (["[CLS]", word, "[SEP]"], [0, 0, 0]) or (
+    if (single.tokens, single.type_ids) != (["[CLS]", word, "[SEP]"], [0, 0, 0]) or (
         (pair.tokens, pair.type_ids) != (["[CLS]", word, "[SEP]", word, "[SEP]"], [0, 0, 0, 1, 1])
     ):
         raise BertkitError(
@@ -290,9 +290,9 @@ def read_tokenizer_config(path: Path) -> dict[str, Any]:
         settings.setdefault("strip_accents", None)  # transformers forgets that of tokenizer.json
     refuse_renamed(config, path)
     added = config.get("added_tokens_decoder") or {}
-    if not isinstance(added, dict) or not all(isinstance(one, dict) for one in added.values()):
+    if not isinstance(added, dict) or not all(isinstance(entry, dict) for entry in added.values()):
         raise BertkitError(f"{path}: added_tokens_decoder is not an object of tokens; restore it")
-    refuse_added((str(one.get("content")) for one in added.values()), path)
+    refuse_added((str(entry.get("content")) for entry in added.values()), path)
     return settings
 
 
@@ -342,7 +342,7 @@ def read_pipeline(path: Path) -> tuple[list[str], dict[str, Any]]:
             raise BertkitError(f"{path}: the ids of model.vocab are not 0, 1, 2, ...")
         if "" in vocabulary:  # transformers 5 strips U+2028, as the genuine Chinese vocabulary has
             stripped = ("", CONTINUATION)
-            vocabulary = [one + "\u2028" if one in stripped else one for one in vocabulary]
+            vocabulary = [piece + "\u2028" if piece in stripped else piece for piece in vocabulary]
         check_tokens(vocabulary, f"{path} (model.vocab by id)")
         lowercase, strip_accents = normalizer["lowercase"], normalizer.get("strip_accents")
         if not isinstance(lowercase, bool) or not isinstance(strip_accents, bool | None):

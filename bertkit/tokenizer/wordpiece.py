@@ -225,13 +225,13 @@ class Tokenizer:
             texts = list(checked_texts(texts))
         if self._compiled is None:
             return joined_lists(self._encode_lists(texts))
-        found = self._compiled.encode(texts)
-        ids, lengths = found.ids, found.lengths
+        encoded = self._compiled.encode(texts)
+        ids, lengths = encoded.ids, encoded.lengths
         if (left := np.flatnonzero(lengths < 0)).size:
             lists = self._encode_lists([texts[i] for i in left])
-            places = np.repeat(np.maximum(lengths, 0).cumsum()[left], [len(one) for one in lists])
-            ids = np.insert(ids, places, joined_lists(lists)[0])
-            lengths[left] = [len(one) for one in lists]
+            positions = np.repeat(np.maximum(lengths, 0).cumsum()[left], list(map(len, lists)))
+            ids = np.insert(ids, positions, joined_lists(lists)[0])
+            lengths[left] = list(map(len, lists))
         return ids, lengths
 
     def _encode_lists(self, texts: Sequence[str]) -> list[list[int]]:
@@ -247,13 +247,13 @@ class Tokenizer:
         """
         ids, segment_ids, offsets, text_index = [self.cls_id], [0], [(0, 0)], [-1]
         for segment, part in enumerate((text,) if pair is None else (text, pair)):
-            found = self.encode(part)
-            if segment and not found.ids:
+            encoding = self.encode(part)
+            if segment and not encoding.ids:
                 break
-            ids += [*found.ids, self.sep_id]
-            segment_ids += [segment] * (len(found.ids) + 1)
-            offsets += [*found.offsets, (0, 0)]
-            text_index += [*[segment] * len(found.ids), -1]
+            ids += [*encoding.ids, self.sep_id]
+            segment_ids += [segment] * (len(encoding.ids) + 1)
+            offsets += [*encoding.offsets, (0, 0)]
+            text_index += [*[segment] * len(encoding.ids), -1]
         return PairEncoding(ids, segment_ids, offsets, text_index)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
@@ -282,7 +282,7 @@ class Tokenizer:
 
 def joined_lists(lists: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Return the items of lists, one list after the other, and the length of each list."""
-    lengths = np.array([len(one) for one in lists], dtype=np.int64)
+    lengths = np.array(list(map(len, lists)), dtype=np.int64)
     every = chain.from_iterable(lists)
     return np.fromiter(every, dtype=np.int32, count=int(lengths.sum())), lengths
 
@@ -350,9 +350,9 @@ class CharacterPages:
             rule = character_rule(character, self.lowercase, self.strip_accents)
             encoded = b"" if rule is None else rule.encode("utf-8", "surrogatepass")
             size = IN_CONTEXT if rule is None or len(encoded) > MOST_BYTES else len(encoded)
-            place, size_of = ctypes.c_int64(ord(character)), ctypes.c_int64(size)
+            code_point, size_of = ctypes.c_int64(ord(character)), ctypes.c_int64(size)
             with self._lock:  # for this character only, as others may wait
-                if code.bertkit_set_rule(self.pointers, place, encoded, size_of):
+                if code.bertkit_set_rule(self.pointers, code_point, encoded, size_of):
                     raise MemoryError
                 self._known[ord(character)] = True
 
@@ -404,8 +404,8 @@ class CompiledTokenizer:
             done = 0
             with self._lock:
                 while done < len(texts):
-                    place = (text, pointer(ends), ctypes.c_int64(done))
-                    done = code.bertkit_encode(tokenizer, *place, *rest)
+                    location = (text, pointer(ends), ctypes.c_int64(done))
+                    done = code.bertkit_encode(tokenizer, *location, *rest)
                     if done < 0:
                         raise MemoryError
                     if done < len(texts) and len(texts[done]) > LONG_TEXT:

@@ -310,10 +310,10 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
 def prune(folder: Path, step: int, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints up to `step`, and remains of killed saves."""
     known = checkpoints(folder)
-    kept = [path for number, path in known if number <= step][:keep]
+    retained = [path for number, path in known if number <= step][:keep]
     with disk_errors(folder):
         for _, path in known:
-            if path not in kept:  # rename first, so that a kill leaves no incomplete checkpoint
+            if path not in retained:  # rename first, so that a kill leaves no incomplete checkpoint
                 path.rename(temporary_name(path))
     for leftover in folder.glob(".step-*.tmp-*"):
         shutil.rmtree(leftover, ignore_errors=True)

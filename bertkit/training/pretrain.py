@@ -408,7 +408,7 @@ class HeldOut:
                     raise
             self.batch_size //= 2
         counts = ranks.all_reduce_counts(counted)()
-        values = ranks.all_reduce_scalars({name: kept.value for name, kept in sums.items()})
+        values = ranks.all_reduce_scalars({name: total.value for name, total in sums.items()})
         means = mean_losses({n: s._replace(value=values[n]) for n, s in sums.items()}, counts)
         token = "mlm" if "mlm_loss" in means else "lm"
         perplexity = math.exp(min(means[f"{token}_loss"], 700.0))

@@ -128,7 +128,7 @@ def train_steps(
             group["lr"] = rate
         exchanged = ranks.all_reduce_counts(step_counts(micro_batches, settings.asked_to_stop()))
         counts: dict[str, int] = {}
-        kept: Sums | None = None
+        merged: Sums | None = None
         for number, batch in enumerate(micro_batches):
             share = ranks.rank + number * ranks.world
             seed_random(step_seed(settings.seed, step, share), settings.device)
@@ -139,15 +139,15 @@ def train_steps(
                 sums = run_objective(objective, model, batch, settings)
                 counts = counts or exchanged()
                 total_loss(sums, counts).backward()  # type: ignore[no-untyped-call]
-            kept = merge_sums(kept, sums)
-        assert kept is not None, "a step has at least one micro-batch"
+            merged = merge_sums(merged, sums)
+        assert merged is not None, "a step has at least one micro-batch"
         norm = clip_gradients(model, settings.max_gradient_norm)
         optimizer.step()
         optimizer.zero_grad()
         yield StepRecord(
             step=step + 1,
             after=after,
-            sums=kept,
+            sums=merged,
             tokens=counts.pop(ALL_TOKENS),
             sum_squared_lengths=counts.pop(SQUARES),
             stop=counts.pop(STOP) > 0,
@@ -226,16 +226,16 @@ def evaluate_batches(
     """Return the objective's sums over all batches, with dropout off, and the counts."""
     was_training = model.training
     model.eval()
-    kept: Sums = {}
+    sums: Sums = {}
     counts: Counter[str] = Counter()
     try:
         for batch in batches:
             with named_if_too_large(batch.packed, settings):
-                kept = merge_sums(kept, run_objective(objective, model, batch, settings))
+                sums = merge_sums(sums, run_objective(objective, model, batch, settings))
             counts.update(batch.counts)
     finally:
         model.train(was_training)
-    return kept, counts
+    return sums, counts
 
 
 def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: float) -> None:
@@ -319,9 +319,9 @@ class MetricWindow:
         assert self.sums is not None
         assert self.last is not None
         values = self.ranks.all_reduce_scalars(
-            {name: kept.value for name, kept in self.sums.items()}
+            {name: total.value for name, total in self.sums.items()}
         )
-        sums = {name: kept._replace(value=values[name]) for name, kept in self.sums.items()}
+        sums = {name: total._replace(value=values[name]) for name, total in self.sums.items()}
         means = mean_losses(sums, self.counts)
         norm = float(self.last.gradient_norm)
         seconds = time.perf_counter() - self.began

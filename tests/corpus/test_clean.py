@@ -34,13 +34,13 @@ def test_equal_documents_are_dropped_and_the_first_is_kept(tmp_path: Path, write
     kept, counts = cleaned(tmp_path / "out.jsonl", first, second)
     assert kept == ["One river.", "Two stones.", "One river!"]
     assert counts.read.documents == 5
-    assert counts.kept.documents == 3
-    assert counts.kept.bytes == sum(map(len, kept))
-    assert counts.kept.skipped == {EXACT: 2}
-    assert counts.kept.examples == {EXACT: f'{first}, document 3: "ONE river."'}
+    assert counts.written.documents == 3
+    assert counts.written.bytes == sum(map(len, kept))
+    assert counts.written.skipped == {EXACT: 2}
+    assert counts.written.examples == {EXACT: f'{first}, document 3: "ONE river."'}
     kept, counts = cleaned(tmp_path / "all.jsonl", first, second, exact=False)
     assert len(kept) == 5
-    assert not counts.kept.skipped
+    assert not counts.written.skipped
 
 
 def test_nearly_equal_documents_are_dropped_on_request(tmp_path: Path, write: Write) -> None:
@@ -50,7 +50,7 @@ def test_nearly_equal_documents_are_dropped_on_request(tmp_path: Path, write: Wr
     assert len(kept) == 5
     kept, counts = cleaned(tmp_path / "near.jsonl", path, near=True)
     assert kept == [RIVER.strip(), STONE.strip(), "Short.", "Short text."]
-    assert counts.kept.skipped == {NEAR: 1}
+    assert counts.written.skipped == {NEAR: 1}
 
 
 def test_lengths_and_quality(tmp_path: Path, write: Write) -> None:
@@ -72,9 +72,9 @@ def test_lengths_and_quality(tmp_path: Path, write: Write) -> None:
     wrong = "the same line\nthe same line"  # six words, so it is too long first
     expected = [reason for text, reason in documents.items() if reason and text != wrong]
     assert kept == [text for text, reason in documents.items() if not reason]
-    assert dict(counts.kept.skipped) == {**dict.fromkeys(expected, 1), "more than 5 words": 2}
+    assert dict(counts.written.skipped) == {**dict.fromkeys(expected, 1), "more than 5 words": 2}
     _, counts = cleaned(tmp_path / "more.jsonl", path, **options)
-    assert counts.kept.skipped[documents[wrong]] == 1
+    assert counts.written.skipped[documents[wrong]] == 1
 
 
 def test_hostile_lines_are_counted_and_do_no_harm(tmp_path: Path, write: Write) -> None:
@@ -100,7 +100,7 @@ def test_hostile_lines_are_counted_and_do_no_harm(tmp_path: Path, write: Write) 
         "row without column 'text'": 1,
         "empty document": 1,
     }
-    assert counts.read.documents == counts.kept.documents + counts.kept.skipped.total()
+    assert counts.read.documents == counts.written.documents + counts.written.skipped.total()
 
 
 def test_any_number_of_processes_gives_the_same_file(tmp_path: Path, corpus_text: str) -> None:

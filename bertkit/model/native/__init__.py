@@ -168,7 +168,7 @@ def padding(packed: Packed) -> tuple[Tensor | None, Tensor | None]:
         (tokens,) indices and a (sequences, 1, 1, length) mask; None for both without padding.
     """
     # compiled code would be compiled again for a cache that is filled
-    cache = {} if torch.compiler.is_compiling() else packed.kept
+    cache = {} if torch.compiler.is_compiling() else packed.attention_cache
     if "padding" in cache:
         return cache["padding"]
     count, longest, tokens = len(packed.cu_seqlens) - 1, packed.max_seqlen, len(packed.ids)

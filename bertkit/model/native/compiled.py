@@ -210,13 +210,13 @@ class AddNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None, None]:
         """Return the gradients of x, the residual, the weight and the bias."""
         weight, normalized, deviations = ctx.saved_tensors
-        upstream, own = gradients[0].contiguous(), torch.empty_like(normalized)
+        upstream, skip_gradient = gradients[0].contiguous(), torch.empty_like(normalized)
         gradient = torch.empty_like(normalized, dtype=ctx.dtype)
         parts = -(-len(upstream) // compiled().bertkit_rows_of_a_part())
         sums = weight.new_empty(parts, 2, len(weight))
-        read, written = (upstream, weight, normalized, deviations), (gradient, own, sums)
+        read, written = (upstream, weight, normalized, deviations), (gradient, skip_gradient, sums)
         call_compiled("add_norm_gradients", *ctx.sizes, *read, *written, *ctx.dropout)
-        return gradient, own, *sums.sum(dim=0), None, None
+        return gradient, skip_gradient, *sums.sum(dim=0), None, None
 
 
 UNIFORM_STEPS = 1 << 16
@@ -232,8 +232,8 @@ def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tens
     words = torch.empty(-(-count // 4), dtype=torch.int64, device="cpu")
     words.random_(-(1 << 63), None)  # None: all 64 bits; the default never sets the sign bit
     uniform = words.view(torch.int16)[:count].view(shape)
-    ones = torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.ge(uniform, dropped_steps(probability) - UNIFORM_STEPS // 2, out=ones)
+    mask = torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.ge(uniform, dropped_steps(probability) - UNIFORM_STEPS // 2, out=mask)
 
 
 def keep_scale(probability: float) -> float:

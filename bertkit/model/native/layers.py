@@ -87,8 +87,8 @@ class BatchStruct(ctypes.Structure):
 
 def element_type(mode: str) -> torch.dtype | None:
     """Return the type that compiled products multiply in a mode; None if there are none here."""
-    found, able = ELEMENT_TYPES.get((mode, element_size(mode))), torch.cpu.get_capabilities()
-    return found if found not in NEEDED or able.get(NEEDED[found]) else None
+    element, able = ELEMENT_TYPES.get((mode, element_size(mode))), torch.cpu.get_capabilities()
+    return element if element not in NEEDED or able.get(NEEDED[element]) else None
 
 
 def is_supported(config: ModelConfig, precision: str) -> bool:
@@ -141,7 +141,7 @@ class NativeLayer(nn.Module):
         mode = element_type(precision)
         assert mode is not None, "the layer is not supported"
         self.projected_type = torch.bfloat16 if bf16 else torch.float32
-        self.kept: list[Tensor] = []  # what the struct points to
+        self.tensors: list[Tensor] = []  # what the struct points to
         self.width = config.hidden_size
         self.struct = LayerStruct(
             mode=MODES.index(precision),
@@ -161,8 +161,8 @@ class NativeLayer(nn.Module):
 
     def _keep(self, tensor: Tensor) -> int:
         """Keep a tensor for as long as the layer, and return its address."""
-        self.kept.append(tensor.detach().contiguous())
-        return self.kept[-1].data_ptr()
+        self.tensors.append(tensor.detach().contiguous())
+        return self.tensors[-1].data_ptr()
 
     def _norm(self, norm: nn.LayerNorm) -> ctypes.Array[ctypes.c_void_p]:
         return (ctypes.c_void_p * 2)(

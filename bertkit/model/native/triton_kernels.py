@@ -67,16 +67,16 @@ def is_seen(queries, keys, length, CAUSAL: tl.constexpr):
 def load_rows(start, rows, length, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
     """Load (rows, width) from the sequence that starts at a pointer; zeros beyond its length."""
     columns = tl.arange(0, WIDTH)
-    places = start + rows[:, None] * STRIDE + columns[None, :]
-    return tl.load(places, mask=rows[:, None] < length, other=0.0)
+    addresses = start + rows[:, None] * STRIDE + columns[None, :]
+    return tl.load(addresses, mask=rows[:, None] < length, other=0.0)
 
 
 @triton.jit
 def store_rows(start, rows, length, values, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
     """Store (rows, width) into the sequence that starts at a pointer, within its length."""
     columns = tl.arange(0, WIDTH)
-    places = start + rows[:, None] * STRIDE + columns[None, :]
-    tl.store(places, values.to(start.dtype.element_ty), mask=rows[:, None] < length)
+    addresses = start + rows[:, None] * STRIDE + columns[None, :]
+    tl.store(addresses, values.to(start.dtype.element_ty), mask=rows[:, None] < length)
 
 
 @triton.jit(do_not_specialize=["tokens", "blocks"])
@@ -125,15 +125,15 @@ def forward_kernel(
             factor = tl.exp2(most - higher)
             total = total * factor + tl.sum(weights, 1)
             if THRESHOLD:
-                kept = is_kept(hashes[:, None], columns[None, :], THRESHOLD)
-                weights = tl.where(kept, weights, 0.0)
+                mask = is_kept(hashes[:, None], columns[None, :], THRESHOLD)
+                weights = tl.where(mask, weights, 0.0)
             sums = tl.dot(weights.to(value.dtype), value, sums * factor[:, None])
             most = higher
         sums = sums * (KEPT / total)[:, None]
         out = output + first.to(tl.int64) * HEADS * WIDTH + head * WIDTH
         store_rows(out, rows, length, sums, HEADS * WIDTH, WIDTH)
-        places = logsums + head * tokens.to(tl.int64) + first + rows
-        tl.store(places, most + tl.log2(total), mask=rows < length)
+        addresses = logsums + head * tokens.to(tl.int64) + first + rows
+        tl.store(addresses, most + tl.log2(total), mask=rows < length)
 
 
 @triton.jit
@@ -160,9 +160,9 @@ def score_gradients(
     gradients = tl.dot(upstream, tl.trans(value))
     used = weights
     if THRESHOLD:
-        kept = is_kept(hashes[:, None], columns[None, :], THRESHOLD)
-        used = tl.where(kept, weights * KEPT, 0.0)
-        gradients = tl.where(kept, gradients * KEPT, 0.0)
+        mask = is_kept(hashes[:, None], columns[None, :], THRESHOLD)
+        used = tl.where(mask, weights * KEPT, 0.0)
+        gradients = tl.where(mask, gradients * KEPT, 0.0)
     return used.to(query.dtype), (weights * (gradients - inner[:, None])).to(query.dtype)
 
 
@@ -201,17 +201,17 @@ def backward_kernel(
         out = output + first.to(tl.int64) * across + head * WIDTH
         up = upstream + first.to(tl.int64) * across + head * WIDTH
         logs = logsums + head * tokens.to(tl.int64) + first
-        own = low + tl.arange(0, SIZE)
-        query = load_rows(start, own, length, stride, WIDTH)
-        key = load_rows(start + across, own, length, stride, WIDTH)
-        value = load_rows(start + 2 * across, own, length, stride, WIDTH)
-        above = load_rows(up, own, length, across, WIDTH)
-        below = load_rows(out, own, length, across, WIDTH)
+        rows = low + tl.arange(0, SIZE)
+        query = load_rows(start, rows, length, stride, WIDTH)
+        key = load_rows(start + across, rows, length, stride, WIDTH)
+        value = load_rows(start + 2 * across, rows, length, stride, WIDTH)
+        above = load_rows(up, rows, length, across, WIDTH)
+        below = load_rows(out, rows, length, across, WIDTH)
         inner = tl.sum(above.to(tl.float32) * below.to(tl.float32), 1)
-        logsum = tl.load(logs + own, mask=own < length, other=0.0)
-        hashes = query_hashes(seed, first + own, head, HEADS) if THRESHOLD else own
+        logsum = tl.load(logs + rows, mask=rows < length, other=0.0)
+        hashes = query_hashes(seed, first + rows, head, HEADS) if THRESHOLD else rows
         used, scores = score_gradients(
-            query, key, value, above, logsum, inner, hashes, own, own, length,
+            query, key, value, above, logsum, inner, hashes, rows, rows, length,
             SCALE, CAUSAL, THRESHOLD, KEPT,
         )  # fmt: skip
         values = tl.dot(tl.trans(used), above)
@@ -232,7 +232,7 @@ def backward_kernel(
                             query_hashes(seed, first + other, head, HEADS) if THRESHOLD else other
                         )
                         used, scores = score_gradients(
-                            query_2, key, value, above_2, logsum_2, inner_2, hashes_2, other, own,
+                            query_2, key, value, above_2, logsum_2, inner_2, hashes_2, other, rows,
                             length, SCALE, CAUSAL, THRESHOLD, KEPT,
                         )  # fmt: skip
                         values = tl.dot(tl.trans(used), above_2, values)
@@ -242,13 +242,13 @@ def backward_kernel(
                         key_2 = load_rows(start + across, other, length, stride, WIDTH)
                         value_2 = load_rows(start + 2 * across, other, length, stride, WIDTH)
                         used, scores = score_gradients(
-                            query, key_2, value_2, above, logsum, inner, hashes, own, other,
+                            query, key_2, value_2, above, logsum, inner, hashes, rows, other,
                             length, SCALE, CAUSAL, THRESHOLD, KEPT,
                         )  # fmt: skip
                         queries = tl.dot(scores, key_2, queries)
-        store_rows(target, own, length, queries * UNIT, stride, WIDTH)
-        store_rows(target + across, own, length, keys * UNIT, stride, WIDTH)
-        store_rows(target + 2 * across, own, length, values, stride, WIDTH)
+        store_rows(target, rows, length, queries * UNIT, stride, WIDTH)
+        store_rows(target + across, rows, length, keys * UNIT, stride, WIDTH)
+        store_rows(target + 2 * across, rows, length, values, stride, WIDTH)
 
 
 @triton.jit
@@ -256,9 +256,9 @@ def mask_kernel(mask, seed, THRESHOLD: tl.constexpr, LINES: tl.constexpr, LENGTH
     """Store which elements are kept, for some lines of equally many elements."""
     lines = tl.program_id(0) * LINES + tl.arange(0, LINES)
     columns = tl.arange(0, LENGTH)
-    kept = is_kept(query_hashes(seed, lines, 0, 1)[:, None], columns[None, :], THRESHOLD)
-    places = lines[:, None].to(tl.int64) * LENGTH + columns[None, :]
-    tl.store(mask + places, kept.to(tl.uint8))
+    elements = is_kept(query_hashes(seed, lines, 0, 1)[:, None], columns[None, :], THRESHOLD)
+    offsets = lines[:, None].to(tl.int64) * LENGTH + columns[None, :]
+    tl.store(mask + offsets, elements.to(tl.uint8))
 
 
 def constants(projected: Tensor, causal: bool, dropout: float) -> dict[str, Any]:
