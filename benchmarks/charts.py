@@ -82,12 +82,12 @@ def speed(results: Path) -> str:
     figure, axes = canvas(len(COMPARISONS), row=0.42, left=0.36, right=0.02)
     axes.set_xlabel("times as fast as the other library")
     axes.axvline(1, color=TEXT, linewidth=1)
-    for place, comparison in enumerate(COMPARISONS):
+    for y, comparison in enumerate(COMPARISONS):
         low, middle, high = ratios(results, comparison)
-        axes.barh(place, middle, height=0.55, color=BERTKIT if middle >= 1 else SLOWER)
-        axes.plot([low, high], [place, place], color=TEXT, linewidth=1)
+        axes.barh(y, middle, height=0.55, color=BERTKIT if middle >= 1 else SLOWER)
+        axes.plot([low, high], [y, y], color=TEXT, linewidth=1)
         beside = max(high, 1) + 0.08  # the line at 1 stays free
-        axes.text(beside, place, f"{middle:.2g}×", va="center_baseline", fontweight="bold")
+        axes.text(beside, y, f"{middle:.2g}×", va="center_baseline", fontweight="bold")
     figure.text(
         0.02,
         0.94,
@@ -101,8 +101,8 @@ def speed(results: Path) -> str:
 
 def ratios(results: Path, comparison: Comparison) -> tuple[float, float, float]:
     """Return the lowest, median and highest; all the same if only one number was recorded."""
-    found = rows_of(results, comparison.file)[comparison.row][comparison.column]
-    spread = found if isinstance(found, dict) else dict.fromkeys(SPREAD, found)
+    measured = rows_of(results, comparison.file)[comparison.row][comparison.column]
+    spread = measured if isinstance(measured, dict) else dict.fromkeys(SPREAD, measured)
     low, middle, high = (spread[key] for key in SPREAD)
     return (1 / high, 1 / middle, 1 / low) if comparison.is_time else (low, middle, high)
 
@@ -113,15 +113,15 @@ def quality(results: Path) -> str:
     figure, axes = canvas(len(compared), row=0.3, left=0.24, right=0.18)
     axes.set_xlabel("points above or below the median of the Trainer's runs")
     axes.axvline(0, color=TEXT, linewidth=1)
-    for place, row in enumerate(compared.values()):
+    for y, row in enumerate(compared.values()):
         zero = row["trainer"]["median"]
         low, middle, high = (row["bertkit"][key] - zero for key in SPREAD)
         first, last = (row["trainer"][key] - zero for key in ("lowest", "highest"))
-        axes.barh(place, last - first, left=first, height=0.6, color=BAND)
-        axes.plot([low, high], [place, place], color=BERTKIT, linewidth=2)
-        axes.plot(middle, place, "o", color=BERTKIT, markersize=7)
+        axes.barh(y, last - first, left=first, height=0.6, color=BAND)
+        axes.plot([low, high], [y, y], color=BERTKIT, linewidth=2)
+        axes.plot(middle, y, "o", color=BERTKIT, markersize=7)
         scores = f"{row['bertkit']['median']:.1f} | {zero:.1f}"
-        axes.text(1.02, place, scores, va="center_baseline", transform=axes.get_yaxis_transform())
+        axes.text(1.02, y, scores, va="center_baseline", transform=axes.get_yaxis_transform())
     axes.set_yticks(
         range(len(compared)),
         [", ".join(NAMES.get(word, word) for word in name.split(", ")) for name in compared],
@@ -136,20 +136,20 @@ def inference(rows: dict[str, Any]) -> str:
     """Draw every contestant, the fastest first: sequences per second, or p50 and p99."""
     by_time = "p50_milliseconds" in next(iter(rows.values()))
     column = "p50_milliseconds" if by_time else "sequences_per_second"
-    found = [(name, *spread_of(row, column)) for name, row in rows.items()]
-    found.sort(key=lambda one: one[2] if by_time else -one[2])
-    figure, axes = canvas(len(found), row=0.26, left=0.3, right=0.1)
+    spreads = [(name, *spread_of(row, column)) for name, row in rows.items()]
+    spreads.sort(key=lambda spread: spread[2] if by_time else -spread[2])
+    figure, axes = canvas(len(spreads), row=0.26, left=0.3, right=0.1)
     axes.set_xlabel(
         "milliseconds for one text: median, with a line to the 99th percentile; shorter is better"
         if by_time
         else "sequences per second: median, with a line for the range of the runs"
     )
-    for place, (name, low, middle, high) in enumerate(found):
+    for y, (name, low, middle, high) in enumerate(spreads):
         same = not rows[name].get("remark")
         color = BERTKIT if name.startswith("bertkit") else BAND
-        axes.barh(place, middle, height=0.6, color=color if same else "white", edgecolor=color)
-        add_range(axes, place, low, high, f"{middle:.3g}" + ", other outputs" * (not same))
-    axes.set_yticks(range(len(found)), [name for name, *_ in found], fontsize=9)
+        axes.barh(y, middle, height=0.6, color=color if same else "white", edgecolor=color)
+        add_range(axes, y, low, high, f"{middle:.3g}" + ", other outputs" * (not same))
+    axes.set_yticks(range(len(spreads)), [name for name, *_ in spreads], fontsize=9)
     return drawn(figure)
 
 
@@ -158,22 +158,22 @@ def training(rows: dict[str, Any]) -> str:
     groups = list(dict.fromkeys(name.partition(", ")[0] for name in rows))
     figure, axes = canvas(len(rows) + len(groups) - 1, row=0.26, left=0.33, right=0.1)
     axes.set_xlabel("real tokens per second: median, with a line for the range of the runs")
-    places = []
+    positions = []
     for number, (name, row) in enumerate(rows.items()):
-        place = number + groups.index(name.partition(", ")[0])
+        y = number + groups.index(name.partition(", ")[0])
         low, middle, high = spread_of(row, "real_tokens_per_second")
-        axes.barh(place, middle, height=0.6, color=BERTKIT if ", bertkit" in name else BAND)
-        add_range(axes, place, low, high, f"{middle:,.0f}")
-        places.append(place)
-    axes.set_yticks(places, rows, fontsize=9)
+        axes.barh(y, middle, height=0.6, color=BERTKIT if ", bertkit" in name else BAND)
+        add_range(axes, y, low, high, f"{middle:,.0f}")
+        positions.append(y)
+    axes.set_yticks(positions, rows, fontsize=9)
     return drawn(figure)
 
 
-def add_range(axes: Any, place: float, low: float, high: float, text: str) -> None:
+def add_range(axes: Any, y: float, low: float, high: float, text: str) -> None:
     """Draw the range of a bar's value, and write a text beside it."""
-    axes.plot([low, high], [place, place], color=TEXT, linewidth=1)
+    axes.plot([low, high], [y, y], color=TEXT, linewidth=1)
     beside = {"xytext": (4, 0), "textcoords": "offset points"}
-    axes.annotate(text, (high, place), **beside, va="center_baseline", fontsize=9)
+    axes.annotate(text, (high, y), **beside, va="center_baseline", fontsize=9)
 
 
 def spread_of(row: dict[str, Any], column: str) -> tuple[float, float, float]:

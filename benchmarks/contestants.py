@@ -143,7 +143,7 @@ def make_field(
             are those that are measured, which can only help it.
         threads: the number of threads of each contestant.
     """
-    found = {"transformers": {precision: {"": Graph(model)} for precision in precisions()}}
+    by_library = {"transformers": {precision: {"": Graph(model)} for precision in precisions()}}
     skipped: dict[str, str] = {}
     peers = {
         ("onnxruntime", "onnx"): onnx_graphs,
@@ -154,11 +154,11 @@ def make_field(
         if missing := [package for package in packages if not installed(package)]:
             skipped[packages[0]] = f"{' and '.join(missing)} not installed"
         else:
-            found[packages[0]] = make(model, folder, workload)
-    found["bertkit"] = {mode: {"": Graph(model)} for mode in fast_modes()}
+            by_library[packages[0]] = make(model, folder, workload)
+    by_library["bertkit"] = {mode: {"": Graph(model)} for mode in fast_modes()}
     entries = [
         Entry(library, precision, model, workload.head, graphs, threads)
-        for library, by_precision in found.items()
+        for library, by_precision in by_library.items()
         for precision, graphs in by_precision.items()
     ]
     return entries, skipped
@@ -166,11 +166,11 @@ def make_field(
 
 def onnx_graphs(model: Path, folder: Path, workload: Workload) -> dict[str, dict[str, Graph]]:
     """Export the graphs of onnxruntime by precision: fp32 and int8."""
-    found: dict[str, dict[str, Graph]] = {"fp32": {}, "int8": {}}
+    graphs: dict[str, dict[str, Graph]] = {"fp32": {}, "int8": {}}
     for name, path in export(model, workload.head, folder).items():
         kind, precision = name.split()
-        found[precision][kind] = Graph(path)
-    return found
+        graphs[precision][kind] = Graph(path)
+    return graphs
 
 
 def ctranslate2_graphs(model: Path, folder: Path, _: Workload) -> dict[str, dict[str, Graph]]:
@@ -190,7 +190,7 @@ def ctranslate2_graphs(model: Path, folder: Path, _: Workload) -> dict[str, dict
 def openvino_graphs(model: Path, folder: Path, workload: Workload) -> dict[str, dict[str, Graph]]:
     """Export OpenVINO's graphs by precision; int8 computes the rest in bf16 if possible."""
     step = max(1, len(workload.sequences) // CALIBRATION)
-    inputs = [padded([one]) for one in workload.sequences[::step][:CALIBRATION]]
+    inputs = [padded([sequence]) for sequence in workload.sequences[::step][:CALIBRATION]]
     plain = export(model, workload.head, folder)["plain fp32"]
     paths = export_openvino(plain, folder, workload.name, inputs)
     modes = {precision: ("fp32", precision) for precision in precisions()}
@@ -201,13 +201,13 @@ def openvino_graphs(model: Path, folder: Path, workload: Workload) -> dict[str, 
     }
 
 
-def cosines(own: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[float]:
+def cosines(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[float]:
     """Return one cosine for each sequence, over all its logits."""
-    found = []
-    for a, b in zip(own, theirs, strict=True):
+    values = []
+    for a, b in zip(ours, theirs, strict=True):
         x, y = a.ravel().astype(np.float64), b.ravel().astype(np.float64)
-        found.append(float(x @ y / np.sqrt((x @ x) * (y @ y))))
-    return found
+        values.append(float(x @ y / np.sqrt((x @ x) * (y @ y))))
+    return values
 
 
 def sample(sequences: Sequence[Encoded], batch: int, least: int) -> list[int]:

@@ -83,7 +83,7 @@ def measure(
             "texts": len(texts),
             "texts_per_second": summary([len(texts) / taken for taken in seconds[name]]),
             "over_sentence_transformers": summary(
-                [base / own for base, own in zip(seconds[REFERENCE], seconds[name], strict=True)]
+                [base / ours for base, ours in zip(seconds[REFERENCE], seconds[name], strict=True)]
             ),
             "lowest_cosine": round(float((vectors[name] * vectors[REFERENCE]).sum(1).min()), 6),
         }
@@ -102,7 +102,7 @@ def main() -> None:
         f"bertkit {mode}": load_embedder(model, device="cpu", precision=mode)
         for mode in fast_modes()
     }
-    contestants = {REFERENCE: theirs, **{name: one.encode for name, one in embedders.items()}}
+    contestants = {REFERENCE: theirs, **{name: model.encode for name, model in embedders.items()}}
     rows = measure(contestants, texts, options.repeats)
     for name, row in rows.items():
         print(name, row)

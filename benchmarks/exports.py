@@ -197,15 +197,15 @@ def write_fused(model: Path, plain: Path, path: Path) -> None:
         hidden_size=config.hidden_size,
         opt_level=0,
     )
-    found = fused.get_fused_operator_statistics()
+    counts = fused.get_fused_operator_statistics()
     wanted = {
         "EmbedLayerNormalization": 1,
         "Attention": layers,
         "BiasGelu": layers,
         "SkipLayerNormalization": 2 * layers,
     }
-    if missing := {name: n for name, n in wanted.items() if found[name] != n}:
-        raise RuntimeError(f"onnxruntime's optimizer fused {found}; {missing} were expected")
+    if missing := {name: n for name, n in wanted.items() if counts[name] != n}:
+        raise RuntimeError(f"onnxruntime's optimizer fused {counts}; {missing} were expected")
     fused.save_model_to_file(str(path))
 
 

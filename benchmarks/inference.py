@@ -126,9 +126,9 @@ def precision_of(name: str) -> str:
     return next(word for word in ("fp32", "bf16", "int8") if word in name)
 
 
-def compared(own: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> Row:
+def compared(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> Row:
     """Return the lowest cosine, and a remark if it says that the outputs are not the model's."""
-    lowest = min(cosines(own, expected))
+    lowest = min(cosines(outputs, expected))
     remark = {"remark": f"not the same outputs: cosine below {WRONG}"} if lowest < WRONG else {}
     return {"lowest_cosine": round(lowest, 6), **remark}
 
@@ -139,12 +139,12 @@ def best_peers(
     expected: Sequence[np.ndarray],
 ) -> dict[str, str]:
     """Return the fastest peer by precision, and of all as "any"; wrong outputs do not count."""
-    found: dict[str, str] = {}
+    fastest: dict[str, str] = {}
     for name in sorted(times, key=lambda name: statistics.median(times[name])):
         if not name.startswith("bertkit") and min(cosines(outputs[name], expected)) >= WRONG:
-            found.setdefault("any", name)
-            found.setdefault(precision_of(name), name)
-    return found
+            fastest.setdefault("any", name)
+            fastest.setdefault(precision_of(name), name)
+    return fastest
 
 
 def rates(
@@ -157,12 +157,12 @@ def rates(
         return summary([theirs / mine for mine, theirs in pairs])
 
     count, tokens = len(workload.sequences), workload.tokens
-    own = best.get(precision_of(name))
+    peer = best.get(precision_of(name))
     return {
         "runs": len(seconds[name]),
         "sequences_per_second": summary([count / s for s in seconds[name]]),
         "real_tokens_per_second": summary([tokens / s for s in seconds[name]]),
-        **({"over_best_peer": over(own)} if own else {}),
+        **({"over_best_peer": over(peer)} if peer else {}),
         "over_fastest_peer": over(best["any"]),
     }
 
@@ -183,18 +183,18 @@ def measure_latency(workload: Workload, contest: Contest) -> Row:
         outputs = {name: worker.ask("run")[1] for name, worker in workers.items()}
         for begin in range(-BLOCK, CALLS, BLOCK):
             for name, worker in workers.items():
-                found = worker.ask("calls", max(begin, 0), BLOCK)
+                milliseconds = worker.ask("calls", max(begin, 0), BLOCK)
                 if begin >= 0:  # the first block warms up
-                    taken[name] += [1000 * seconds for seconds in found]
-    medians = {name: statistics.median(found) for name, found in taken.items()}
+                    taken[name] += [1000 * seconds for seconds in milliseconds]
+    medians = {name: statistics.median(milliseconds) for name, milliseconds in taken.items()}
     best = best_peers(taken, outputs, contest.expected)
     return {
         name: {
             "setting": str(contest.trials[name].best),
-            "calls": len(found),
+            "calls": len(milliseconds),
             "mean_tokens": round(statistics.mean(len(text.ids) for text in texts), 1),
             "p50_milliseconds": round(medians[name], 3),
-            "p99_milliseconds": round(float(np.percentile(found, 99)), 3),
+            "p99_milliseconds": round(float(np.percentile(milliseconds, 99)), 3),
             **{
                 f"p50_over_{title}_peer": round(medians[name] / medians[best[key]], 3)
                 for title, key in (("best", precision_of(name)), ("fastest", "any"))
@@ -202,7 +202,7 @@ def measure_latency(workload: Workload, contest: Contest) -> Row:
             },
             **compared(outputs[name], contest.expected),
         }
-        for name, found in taken.items()
+        for name, milliseconds in taken.items()
     }
 
 
@@ -223,7 +223,7 @@ def compete(
         "repeats": repeats,
         "workloads": workload.described(),
         "skipped": contest.skipped,
-        "peers": {peer: found.described() for peer, found in contest.trials.items()},
+        "peers": {peer: trial.described() for peer, trial in contest.trials.items()},
     }
 
 

@@ -104,8 +104,8 @@ class Padded:
         outputs: list[np.ndarray] = [np.empty(0)] * len(sequences)
 
         def compute(rows: Sequence[int]) -> None:
-            found = self.forward(padded([sequences[i] for i in rows]))
-            for row, output in zip(rows, found, strict=True):
+            results = self.forward(padded([sequences[i] for i in rows]))
+            for row, output in zip(rows, results, strict=True):
                 outputs[row] = output if output.ndim == 1 else output[: len(sequences[row][0])]
 
         for _ in self.pool.map(compute, batches) if self.pool else map(compute, batches):
@@ -167,8 +167,8 @@ def with_ctranslate2(model: Model, setting: Setting) -> Padded:
         def lists(name: str) -> list[list[int]]:
             return [row[:n].tolist() for row, n in zip(arrays[name], lengths, strict=True)]
 
-        found = encoder.forward_batch(lists("input_ids"), token_type_ids=lists("token_type_ids"))
-        output = getattr(found, hidden).to(ctranslate2.DataType.float32)
+        encoded = encoder.forward_batch(lists("input_ids"), token_type_ids=lists("token_type_ids"))
+        output = getattr(encoded, hidden).to(ctranslate2.DataType.float32)
         return np.array(output) @ weight + bias
 
     return Padded(forward, setting)
@@ -188,12 +188,12 @@ def with_openvino(model: Model, setting: Setting) -> Padded:
             **model.options,
         },
     )
-    own = threading.local()  # requests of different threads run in different streams
+    local = threading.local()  # requests of different threads run in different streams
 
     def forward(arrays: Arrays) -> np.ndarray:
-        if not hasattr(own, "request"):
-            own.request = compiled.create_infer_request()
-        return own.request.infer(arrays)[0].copy()
+        if not hasattr(local, "request"):
+            local.request = compiled.create_infer_request()
+        return local.request.infer(arrays)[0].copy()
 
     return Padded(forward, setting)
 
@@ -259,18 +259,18 @@ class Server:
 
     def run(self, chosen: Sequence[int] | None = None) -> tuple[float, list[np.ndarray]]:
         """Compute all or chosen sequences; return seconds and outputs."""
-        given = self.sequences if chosen is None else [self.sequences[i] for i in chosen]
+        sequences = self.sequences if chosen is None else [self.sequences[i] for i in chosen]
         began = time.perf_counter()
-        outputs = self.contestant.run(given)
+        outputs = self.contestant.run(sequences)
         return time.perf_counter() - began, outputs
 
     def calls(self, first: int, count: int) -> list[float]:
         """Return the seconds of calls with one sequence each; the sequences take turns."""
         taken = []
         for call in range(first, first + count):
-            given = [self.sequences[call % len(self.sequences)]]
+            batch = [self.sequences[call % len(self.sequences)]]
             began = time.perf_counter()
-            self.contestant.run(given)
+            self.contestant.run(batch)
             taken.append(time.perf_counter() - began)
         return taken
 

@@ -26,8 +26,8 @@ def prepare_once(arguments: list[str]) -> None:
 
     processes, out, vocabulary, *texts = arguments
     store, seconds = timed(lambda: prepare(texts, vocabulary, out, processes=int(processes)))
-    own, worker = (getrusage(who).ru_maxrss / 1024 for who in (RUSAGE_SELF, RUSAGE_CHILDREN))
-    peak = own + worker * (int(processes) if int(processes) > 1 else 0)
+    main, worker = (getrusage(who).ru_maxrss / 1024 for who in (RUSAGE_SELF, RUSAGE_CHILDREN))
+    peak = main + worker * (int(processes) if int(processes) > 1 else 0)
     counts = {"bytes": store.manifest["text"]["bytes"], "tokens": store.tokens}
     print(json.dumps({"seconds": seconds, "peak_megabytes": peak, **counts}))
 

@@ -93,13 +93,13 @@ def contestant(
     """Return the update of a contestant, such as "bertkit fp32"; all begin with equal weights."""
     library, precision = name.split()
     torch.manual_seed(0)
-    own = PretrainingModel(config)
+    ours = PretrainingModel(config)
     if library == "bertkit":
-        return own_update(own.train(), precision)
+        return own_update(ours.train(), precision)
     from transformers import BertForPreTraining
 
     with tempfile.TemporaryDirectory() as folder:
-        save_model(Path(folder) / "model", own, tokenizer, {})
+        save_model(Path(folder) / "model", ours, tokenizer, {})
         theirs = BertForPreTraining.from_pretrained(Path(folder) / "model")
     return their_update(theirs.train(), precision)
 
@@ -116,7 +116,7 @@ def measure(folder: Path, width: int, repeats: int) -> dict[str, dict[str, Any]]
     """Measure the real tokens/s of all contestants, alternating."""
     store = TokenStore(folder)
     config, batches = sizes(store, width), make_batches(store, repeats + 1)
-    names = [f"{one} {mode}" for mode in precisions() for one in ("transformers", "bertkit")]
+    names = [f"{side} {mode}" for mode in precisions() for side in ("transformers", "bertkit")]
     contestants = {name: contestant(name, config, store.tokenizer) for name in names}
     for update in contestants.values():
         update(batches[-1])

@@ -147,8 +147,8 @@ def make_slices(data: Path, out: Path) -> None:
 def sst(source: Path, out: Path) -> None:
     """Write 20,000 random training sentences and the whole dev file."""
     header, *rows = (source / "train.tsv").read_text(encoding="utf-8").splitlines()
-    kept = sorted(random.Random(0).sample(range(len(rows)), SST_TRAIN))
-    write_text(out / "train.tsv", "\n".join([header, *(rows[i] for i in kept)]) + "\n")
+    sample = sorted(random.Random(0).sample(range(len(rows)), SST_TRAIN))
+    write_text(out / "train.tsv", "\n".join([header, *(rows[i] for i in sample)]) + "\n")
     write_text(out / "dev.tsv", (source / "dev.tsv").read_text(encoding="utf-8"))
 
 
@@ -167,8 +167,8 @@ def squad(source: Path, out: Path) -> None:
     articles = read_articles(source / "train-v1.1.json")
     ambiguous = set(json.loads((source / "train-v1.1.ambiguous-ids.json").read_text()))
     certain = [q["id"] for q in questions(articles) if q["id"] not in ambiguous]
-    kept = set(random.Random(0).sample(certain, SQUAD_TRAIN))
-    write_json(out / "train.json", {"version": "1.1", "data": [only(a, kept) for a in articles]})
+    sample = set(random.Random(0).sample(certain, SQUAD_TRAIN))
+    write_json(out / "train.json", {"version": "1.1", "data": [only(a, sample) for a in articles]})
 
 
 def squad2(source: Path, out: Path) -> None:
@@ -183,8 +183,8 @@ def squad2(source: Path, out: Path) -> None:
     while len(questions(dev)) < SQUAD2_DEV_SHARE * total:
         dev.append(articles.pop())
     ids = [q["id"] for q in questions(articles)]
-    kept = set(random.Random(0).sample(ids, SQUAD2_TRAIN))
-    write_json(out / "train.json", {"version": "v2.0", "data": [only(a, kept) for a in articles]})
+    sample = set(random.Random(0).sample(ids, SQUAD2_TRAIN))
+    write_json(out / "train.json", {"version": "v2.0", "data": [only(a, sample) for a in articles]})
     write_json(out / "dev.json", {"version": "v2.0", "data": dev})
 
 
@@ -198,10 +198,10 @@ def questions(articles: list[Any]) -> list[Any]:
     return [q for article in articles for p in article["paragraphs"] for q in p["qas"]]
 
 
-def only(article: Any, kept: set[str]) -> Any:
+def only(article: Any, ids: set[str]) -> Any:
     """Return an article with only the kept questions, and only the paragraphs that have one."""
     paragraphs = [
-        {**p, "qas": [q for q in p["qas"] if q["id"] in kept]} for p in article["paragraphs"]
+        {**p, "qas": [q for q in p["qas"] if q["id"] in ids]} for p in article["paragraphs"]
     ]
     return {**article, "paragraphs": [p for p in paragraphs if p["qas"]]}
 
@@ -264,15 +264,15 @@ def score_saved(
     return read.task.calibrated(inputs, results).score(inputs, results)
 
 
-def row(own: list[float], theirs: list[float]) -> dict[str, Any]:
+def row(ours: list[float], theirs: list[float]) -> dict[str, Any]:
     """Return medians and spreads of values in percent, and the comparison of both sides.
 
     A single run of the Trainer has no deviation, and so no verdict.
     """
-    measured: dict[str, Any] = {"bertkit": summary(own), "bertkit_runs": len(own)}
+    measured: dict[str, Any] = {"bertkit": summary(ours), "bertkit_runs": len(ours)}
     if theirs:
         deviation = statistics.stdev(theirs) if len(theirs) > 1 else None
-        difference = statistics.median(own) - statistics.median(theirs)
+        difference = statistics.median(ours) - statistics.median(theirs)
         measured |= {
             "trainer": summary(theirs),
             "trainer_runs": len(theirs),

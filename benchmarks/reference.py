@@ -76,13 +76,13 @@ def glue(kind: str, folder: Path, tokenizer: Any) -> Task:
         if kind == "sts-b":
             from scipy.stats import pearsonr, spearmanr
 
-            found = outputs.reshape(-1)
-            return {"pearson": float(pearsonr(found, labels)[0]),
-                    "spearman": float(spearmanr(found, labels)[0])}  # fmt: skip
-        found = outputs.argmax(-1)
-        scores = {"accuracy": float((found == labels).mean()),
-                  "matthews": float(matthews_corrcoef(labels, found))}  # fmt: skip
-        return scores if classes > 2 else {**scores, "f1": float(f1_score(labels, found))}
+            predicted = outputs.reshape(-1)
+            return {"pearson": float(pearsonr(predicted, labels)[0]),
+                    "spearman": float(spearmanr(predicted, labels)[0])}  # fmt: skip
+        predicted = outputs.argmax(-1)
+        scores = {"accuracy": float((predicted == labels).mean()),
+                  "matthews": float(matthews_corrcoef(labels, predicted))}  # fmt: skip
+        return scores if classes > 2 else {**scores, "f1": float(f1_score(labels, predicted))}
 
     model = AutoModelForSequenceClassification.from_pretrained(start_model(), num_labels=classes)
     return Task(model, read("train"), read("dev"), DataCollatorWithPadding(tokenizer), metrics)
@@ -93,12 +93,12 @@ def arc(folder: Path, tokenizer: Any) -> Task:
     from transformers import AutoModelForMultipleChoice
 
     def read(path: Path) -> Examples:
-        found = []
+        examples = []
         with path.open(encoding="utf-8", newline="") as file:
             for question, *options, key in csv.reader(file):
                 choices = tokenizer([question] * 4, options, truncation=True, max_length=512)
-                found.append({**choices, "labels": "ABCD".index(key)})
-        return found
+                examples.append({**choices, "labels": "ABCD".index(key)})
+        return examples
 
     def collate(examples: Examples) -> dict[str, Any]:
         flat = [
@@ -123,17 +123,17 @@ def conll(folder: Path, tokenizer: Any) -> Task:
     from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
     def sentences(path: Path) -> list[tuple[list[str], list[str]]]:
-        found = []
+        blocks = []
         for block in path.read_text(encoding="utf-8").split("\n\n"):
             rows = [line.split() for line in block.splitlines() if line.strip()]
             if rows and rows[0][0] != "-DOCSTART-":
-                found.append(([r[0] for r in rows], [r[-1] for r in rows]))
-        return found
+                blocks.append(([r[0] for r in rows], [r[-1] for r in rows]))
+        return blocks
 
     names = sorted({tag for _, tags in sentences(folder / "train.txt") for tag in tags})
 
     def read(path: Path) -> Examples:
-        found = []
+        examples = []
         for words, tags in sentences(path):
             encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=512)
             labels, before = [], None
@@ -141,14 +141,14 @@ def conll(folder: Path, tokenizer: Any) -> Task:
                 first = word is not None and word != before
                 labels.append(names.index(tags[word]) if first else -100)
                 before = word
-            found.append({**encoded, "labels": labels})
-        return found
+            examples.append({**encoded, "labels": labels})
+        return examples
 
     def metrics(outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        found = outputs.argmax(-1)
+        predicted = outputs.argmax(-1)
         gold = [[names[y] for y in row if y != -100] for row in labels]
         tags = [[names[p] for p, y in zip(*pair, strict=True) if y != -100]
-                for pair in zip(found, labels, strict=True)]  # fmt: skip
+                for pair in zip(predicted, labels, strict=True)]  # fmt: skip
         return {"f1": float(f1_score(gold, tags))}
 
     model = AutoModelForTokenClassification.from_pretrained(start_model(), num_labels=len(names))
@@ -160,18 +160,18 @@ def squad(path: Path, start: Path, tokenizer: Any) -> Task:
     """Build the SQuAD training windows of 384 tokens; an answer outside of a window is [CLS]."""
     from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding
 
-    found: Examples = []
+    examples: Examples = []
     for article in json.loads(path.read_text(encoding="utf-8"))["data"]:
         for paragraph in article["paragraphs"]:
             for qa in paragraph["qas"]:
                 answer = qa["answers"][0] if qa["answers"] else {"text": "", "answer_start": 0}
                 begin = answer["answer_start"]
-                found += squad_windows(
+                examples += squad_windows(
                     tokenizer, qa["question"], paragraph["context"],
                     (begin, begin + len(answer["text"])),
                 )  # fmt: skip
     model = AutoModelForQuestionAnswering.from_pretrained(start)
-    return Task(model, found, [], DataCollatorWithPadding(tokenizer), lambda o, y: {})
+    return Task(model, examples, [], DataCollatorWithPadding(tokenizer), lambda o, y: {})
 
 
 def squad_windows(tokenizer: Any, question: str, context: str, span: tuple[int, int]) -> Examples:
@@ -242,13 +242,13 @@ def run(
     seconds = time.perf_counter() - started
     scores: dict[str, float] = {}
     if parts.dev:
-        found = trainer.predict(parts.dev)
-        scores = parts.metrics(found.predictions, found.label_ids)
+        output = trainer.predict(parts.dev)
+        scores = parts.metrics(output.predictions, output.label_ids)
     else:
         parts.model.save_pretrained(out.with_suffix(""))
         tokenizer.save_pretrained(out.with_suffix(""))
-    found = {"task": task, "seed": seed, "scores": scores, "seconds": seconds}
-    write_json(out, {**found, "made": made(precision)})
+    result = {"task": task, "seed": seed, "scores": scores, "seconds": seconds}
+    write_json(out, {**result, "made": made(precision)})
     print(task, seed, scores, f"{seconds:.0f} s", flush=True)
 
 

@@ -50,16 +50,18 @@ def measure(store: Path, repeats: int, updates: int) -> dict[str, dict[str, Any]
     """Measure both ways in turn."""
     rates: dict[str, list[float]] = {ALONE: [], BOTH: []}
     for _ in range(repeats):
-        for way, found in rates.items():
+        for way, measured in rates.items():
             with tempfile.TemporaryDirectory() as folder:
-                found.append(run_once(store, Path(folder), updates, way))
+                measured.append(run_once(store, Path(folder), updates, way))
     return {
         way: {
             "repeats": repeats,
-            "real_tokens_per_second": summary(found),
-            "over_one_process": summary([a / b for a, b in zip(found, rates[ALONE], strict=True)]),
+            "real_tokens_per_second": summary(measured),
+            "over_one_process": summary(
+                [a / b for a, b in zip(measured, rates[ALONE], strict=True)]
+            ),
         }
-        for way, found in rates.items()
+        for way, measured in rates.items()
     }
 
 

@@ -74,8 +74,8 @@ class Contestant(NamedTuple):
 
     def body(self, text: str) -> bytes:
         """Return the body of a request with one text."""
-        given: Any = {"text": text}
-        return json.dumps({"inputs": [given]} if self.batched else given).encode()
+        example: Any = {"text": text}
+        return json.dumps({"inputs": [example]} if self.batched else example).encode()
 
 
 # Servers ------------------------------------------------------------------------------------------
@@ -85,11 +85,11 @@ def commands(folder: Path) -> dict[str, list[str]]:
     """Return the command of each contestant without the port."""
     python, model = [sys.executable, "-m"], str(folder / "model")
     kinds = ["transformers", "onnxruntime", *openvino_kinds()]
-    found = {kind: [*python, "benchmarks.serving_peers", kind, model] for kind in kinds}
+    lines = {kind: [*python, "benchmarks.serving_peers", kind, model] for kind in kinds}
     for precision in fast_modes():
         options = ["--precision", precision, "--no-log-requests", "--port"]
-        found[f"bertkit {precision}"] = [*python, "bertkit", "serve", model, *options]
-    return found
+        lines[f"bertkit {precision}"] = [*python, "bertkit", "serve", model, *options]
+    return lines
 
 
 def openvino_kinds() -> list[str]:
@@ -117,8 +117,8 @@ def write_models(folder: Path, start: PretrainedWeights, texts: Sequence[str]) -
     paths = export_openvino(plain, folder, "serving", inputs)
     hint = {"INFERENCE_PRECISION_HINT": OPENVINO_TYPES[precisions()[-1]]}
     graphs = {precisions()[-1]: paths["fp32"], "int8 static": paths["int8 static"]}
-    found = {name: (str(path), hint) for name, path in graphs.items()}
-    (folder / "openvino.json").write_text(json.dumps(found))
+    settings = {name: (str(path), hint) for name, path in graphs.items()}
+    (folder / "openvino.json").write_text(json.dumps(settings))
 
 
 @contextmanager
@@ -196,8 +196,8 @@ async def clients_of(port: int, bodies: Sequence[bytes], count: int, seconds: fl
     """Run clients; return requests answered in time, milliseconds of answers, and failures."""
     until = time.perf_counter() + seconds
     turns = [number * len(bodies) // count for number in range(count)]
-    found = await asyncio.gather(*(client(port, bodies, turn, until) for turn in turns))
-    answers = [answer for answers in found for answer in answers]
+    by_client = await asyncio.gather(*(client(port, bodies, turn, until) for turn in turns))
+    answers = [answer for answers in by_client for answer in answers]
     good = [(start, end) for start, end, status in answers if status == 200]
     return {
         "rate": sum(end <= until for _, end in good) / seconds,
@@ -217,8 +217,8 @@ def load(contestant: Contestant, texts: Sequence[str], clients: int, seconds: fl
 
 def read_texts(data: Path) -> dict[str, list[str]]:
     """Return texts by workload: "short" sentences, and "mixed", of which every fourth is longer."""
-    found = read_sentences(data / "wikipedia" / "wiki_AA.txt.xz", 2.0)
-    sentences = [sentence for sentence in found if 40 <= len(sentence) <= 250]
+    texts = read_sentences(data / "wikipedia" / "wiki_AA.txt.xz", 2.0)
+    sentences = [sentence for sentence in texts if 40 <= len(sentence) <= 250]
     longer = [" ".join(sentences[n : n + 4 + n % 11])[:LONGEST] for n in range(0, TEXTS, 4)]
     mixed = [longer[n // 4] if n % 4 == 0 else sentences[n] for n in range(TEXTS)]
     return {"short": sentences[:TEXTS], "mixed": mixed}
@@ -238,20 +238,20 @@ def measure(
                 for clients in CLIENTS:
                     for name, contestant in contestants.items():
                         long = seconds if repeat >= 0 else seconds / 4
-                        found = pool.apply(load, (contestant, chosen, clients, long))
-                        print(workload, clients, name, found["rate"], flush=True)
+                        row = pool.apply(load, (contestant, chosen, clients, long))
+                        print(workload, clients, name, row["rate"], flush=True)
                         if repeat >= 0:
                             rows = runs.setdefault(f"{workload}, {clients} clients", {})
-                            rows.setdefault(name, []).append(found)
-    return {place: compared(rows) for place, rows in runs.items()}
+                            rows.setdefault(name, []).append(row)
+    return {load_name: compared(rows) for load_name, rows in runs.items()}
 
 
 def compared(runs: Mapping[str, Sequence[Row]]) -> Row:
     """Return the row of a load: rates and latencies, and bertkit's rates over those of peers."""
-    rates = {name: [run["rate"] for run in found] for name, found in runs.items()}
-    row: Row = {"failed": sum(run["failed"] for found in runs.values() for run in found)}
-    for name, found in runs.items():
-        taken = [one for run in found for one in run["milliseconds"]]
+    rates = {name: [run["rate"] for run in rows] for name, rows in runs.items()}
+    row: Row = {"failed": sum(run["failed"] for rows in runs.values() for run in rows)}
+    for name, rows in runs.items():
+        taken = [value for run in rows for value in run["milliseconds"]]
         column = name.replace(" ", "_")
         row[f"{column}_requests_per_second"] = summary(rates[name])
         row[f"{column}_p99_milliseconds"] = round(float(np.percentile(taken, 99)), 2)
@@ -259,7 +259,7 @@ def compared(runs: Mapping[str, Sequence[Row]]) -> Row:
         for name, other in rates.items():
             if name.startswith(("transformers", "onnxruntime", f"openvino {mode}")):
                 pairs = zip(rates[f"bertkit {mode}"], other, strict=True)
-                ratios = [own / theirs for own, theirs in pairs]
+                ratios = [ours / theirs for ours, theirs in pairs]
                 row[f"{mode}_over_{name.replace(' ', '_')}"] = summary(ratios)
     return row
 

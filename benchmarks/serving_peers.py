@@ -84,12 +84,12 @@ def with_graph(folder: Path, kind: str) -> Classify:
         forward = with_onnxruntime(Model(folder, "classification", "fp32", path), setting).forward
 
     def classify(texts: Sequence[str]) -> list[Found]:
-        ids = [np.array(one.ids) for one in tokenizer.encode_batch(list(texts))]
-        found: dict[int, Found] = {}
+        ids = [np.array(encoding.ids) for encoding in tokenizer.encode_batch(list(texts))]
+        answers: dict[int, Found] = {}
         for batch in similar_lengths(ids):
             logits = forward(padded([(ids[i], len(ids[i])) for i in batch]))
-            found |= {i: most_probable(row, labels) for i, row in zip(batch, logits, strict=True)}
-        return [found[i] for i in range(len(texts))]
+            answers |= {i: most_probable(row, labels) for i, row in zip(batch, logits, strict=True)}
+        return [answers[i] for i in range(len(texts))]
 
     return classify
 

@@ -34,9 +34,9 @@ def documents() -> list[Path]:
 def filled(text: str, results: Path) -> str:
     """Return a document with all tables and numbers made anew from the results of a folder."""
     text = VALUE.sub(
-        lambda found: f"{found[1]}{single(results, *found.group(2, 3, 4))}{found[5]}", text
+        lambda match: f"{match[1]}{single(results, *match.group(2, 3, 4))}{match[5]}", text
     )
-    return SECTION.sub(lambda found: f"{found[1]}{render(results, found[2])}\n{found[3]}", text)
+    return SECTION.sub(lambda match: f"{match[1]}{render(results, match[2])}\n{match[3]}", text)
 
 
 def single(results: Path, name: str, row: str, column: str) -> str:
@@ -61,10 +61,10 @@ def render(results: Path, name: str) -> str:
 def claims(tables: Sequence[Row]) -> list[str]:
     """Return what the paper says of each table, and whether these runs agree."""
     rows = [
-        [found["name"], claim["text"], claim["column"], claim["verdict"]]
+        [result["name"], claim["text"], claim["column"], claim["verdict"]]
         + [rounded(claim[key]) for key in ("difference", "deviation")]
-        for found in tables
-        for claim in found["claims"]
+        for result in tables
+        for claim in result["claims"]
     ]
     columns = ["paper", "statement", "measured by", "here", "difference", "deviation over seeds"]
     return table(columns, rows)
@@ -97,13 +97,13 @@ def named(rows: Any) -> list[Row]:
 
 def flat(row: Row, prefix: str = "") -> Row:
     """Return a row with one level of columns, keeping spreads but no lists (curves, samples)."""
-    found: Row = {}
+    columns: Row = {}
     for key, content in row.items():
         if isinstance(content, dict) and not is_spread(content):
-            found |= flat(content, f"{prefix}{key} ")
+            columns |= flat(content, f"{prefix}{key} ")
         elif not isinstance(content, list):
-            found[f"{prefix}{key}"] = content
-    return found
+            columns[f"{prefix}{key}"] = content
+    return columns
 
 
 def is_spread(content: Any) -> bool:
@@ -121,8 +121,8 @@ def split_constants(rows: Sequence[Row]) -> tuple[list[Row], Row]:
         for key, content in first.items()
         if all(key in row and row[key] == content for row in rows)
     }
-    kept = [{key: row[key] for key in row if key not in constants} for row in rows]
-    return kept, constants
+    varying = [{key: row[key] for key in row if key not in constants} for row in rows]
+    return varying, constants
 
 
 def across(rows: Sequence[Row]) -> list[str]:

@@ -335,7 +335,7 @@ def matches_type(value: Any, kind: Any) -> bool:
     """Return whether a TOML or JSON value has a field's type; an integer is a float, NaN is not."""
     if get_origin(kind) is tuple:
         element, *_ = get_args(kind)
-        return isinstance(value, list | tuple) and all(matches_type(item, element) for item in value)
+        return isinstance(value, list | tuple) and all(matches_type(v, element) for v in value)
     if kind is float:
         return type(value) is int or (isinstance(value, float) and not math.isnan(value))
     return type(value) is kind

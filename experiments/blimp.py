@@ -78,10 +78,10 @@ def evaluate(predictor: Any, pairs: list[MinimalPair], method: str = "auto") -> 
     for pair, good, bad in zip(pairs, values[::2], values[1::2], strict=True):
         points[pair.set].append(1.0 if good > bad else 0.5 if good == bad else 0.0)
         fields[pair.field].add(pair.set)
-    sets = {name: mean(own) for name, own in sorted(points.items())}
+    sets = {name: mean(hits) for name, hits in sorted(points.items())}
     return {
         "accuracy": mean(sets.values()),
-        "fields": {name: mean(sets[one] for one in own) for name, own in sorted(fields.items())},
+        "fields": {name: mean(sets[s] for s in names) for name, names in sorted(fields.items())},
         "sets": sets,
         "pairs": len(pairs),
     }
@@ -106,15 +106,15 @@ def main() -> None:
     parser.add_argument("--method", default="auto", help="within-word-l2r, pll, causal or auto")
     parser.add_argument("--out", type=Path, help="a JSON file for the accuracies")
     parser.add_argument("--device", default="auto")
-    given = parser.parse_args()
-    pairs = read_pairs(given.data, given.split)
-    predictor = bertkit.load(given.model, precision="fp32", device=given.device)
-    found = evaluate(predictor, pairs, given.method)
-    for name, accuracy in [*found["sets"].items(), *found["fields"].items()]:
+    options = parser.parse_args()
+    pairs = read_pairs(options.data, options.split)
+    predictor = bertkit.load(options.model, precision="fp32", device=options.device)
+    accuracies = evaluate(predictor, pairs, options.method)
+    for name, accuracy in [*accuracies["sets"].items(), *accuracies["fields"].items()]:
         print(f"{accuracy:7.1%}  {name}")
-    print(f"{found['accuracy']:7.1%}  mean of {len(found['sets'])} sets")
-    if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(f"{accuracies['accuracy']:7.1%}  mean of {len(accuracies['sets'])} sets")
+    if options.out:
+        options.out.write_text(json.dumps(accuracies, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def run_case(case: Case, setup: Setup, into: Path) -> None:
     """Run a case in this process, and append its rows to a file as JSON lines."""
     with into.open("a", encoding="utf-8") as lines:
         try:
-            for found in case(setup):
-                print(json.dumps(found), file=lines, flush=True)
+            for result in case(setup):
+                print(json.dumps(result), file=lines, flush=True)
         except Exception as error:
             print(json.dumps(("case", in_one_line(error))), file=lines)
 
@@ -90,8 +90,8 @@ def run_command(options: argparse.Namespace, cases: list[str], path: Path) -> No
         began = time.monotonic()
         seconds = min(end - began - LEAST_SECONDS, 60 * options.minutes * LONGEST_CASE)
         enough = seconds >= LEAST_SECONDS
-        found = in_own_process(case, options, seconds) if enough else [("case", NO_TIME)]
-        for name, row in found:
+        results = in_own_process(case, options, seconds) if enough else [("case", NO_TIME)]
+        for name, row in results:
             (failed if isinstance(row, str) else rows)[f"{case}, {name}"] = row
             print(f"{case}, {name}: {row}", flush=True)
         seconds_of[case] = round(time.monotonic() - began, 1)

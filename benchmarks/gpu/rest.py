@@ -133,9 +133,9 @@ def their_finetuning(setup: Setup, items: Items) -> Iterator[int]:
         inside = torch.arange(packed.max_seqlen) < torch.tensor(packed.lengths)[:, None]
         ids = torch.zeros(inside.shape, dtype=torch.long).masked_scatter(inside, packed.ids)
         labels = torch.tensor([part.target for part in parts])
-        given = {"input_ids": ids, "attention_mask": inside.long(), "labels": labels}
+        arguments = {"input_ids": ids, "attention_mask": inside.long(), "labels": labels}
         with autocast(setup.device, "bf16"):
-            loss = model(**moved(given, setup.device)).loss
+            loss = model(**moved(arguments, setup.device)).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

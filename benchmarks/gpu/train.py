@@ -57,16 +57,16 @@ def backend(setup: Setup) -> str:
     return "eager" if setup.dry else "inductor"
 
 
-def own_training(setup: Setup, config: ModelConfig, own: Own) -> Work:
+def own_training(setup: Setup, config: ModelConfig, stage: Own) -> Work:
     """Set up updates through bertkit's own loop."""
     with setup.device:
         model = PretrainingModel(config).train()
     loss = Objectives().function()
-    if own.compiled:
+    if stage.compiled:
         loss = partial(loss, cross_entropy=compile_training(model, setup.device))
     optimizer = build_optimizer(model, learning_rate=RATE)
     settings = LoopSettings(
-        device=setup.device, precision=own.precision, seed=0, max_gradient_norm=1.0,
+        device=setup.device, precision=stage.precision, seed=0, max_gradient_norm=1.0,
         learning_rate=lambda step: RATE,
     )  # fmt: skip
 
@@ -146,9 +146,9 @@ def their_inference(setup: Setup, config: ModelConfig, *, compiled: bool) -> Wor
     @torch.inference_mode()
     def work(batches: Sequence[Both]) -> None:
         for part in (part for batch in batches for part in batch.padded):
-            given = moved(part, setup.device)
+            arguments = moved(part, setup.device)
             names = ("input_ids", "token_type_ids", "attention_mask")
-            model(**{name: given[name] for name in names})
+            model(**{name: arguments[name] for name in names})
 
     return work
 
@@ -252,7 +252,7 @@ class Race:
         return {
             "tokens_per_second": summary(rates),
             "over_transformers": (
-                summary([own / other for own, other in zip(rates, theirs, strict=False)])
+                summary([rate / other for rate, other in zip(rates, theirs, strict=False)])
                 if theirs
                 else None
             ),
@@ -269,16 +269,16 @@ def stages_case(setup: Setup, *, length: int, ragged: bool) -> Iterator[Found]:
     """Measure each stage at one length, the rows that matter most first."""
     config = setup.config()
     batches = make_batches(config, setup.tokens(65536), length, setup.count(BATCHES), ragged=ragged)
-    own = {name: partial(own_training, setup, config, stage) for name, stage in STAGES.items()}
+    ours = {name: partial(own_training, setup, config, stage) for name, stage in STAGES.items()}
     theirs = partial(their_training, setup, config)
     race = Race(setup, config, batches, training=True)
     yield from race.run(
         {
-            "compiled": own["compiled"],
-            "compiled, bf16 residual": own["compiled, bf16 residual"],
+            "compiled": ours["compiled"],
+            "compiled, bf16 residual": ours["compiled, bf16 residual"],
             "transformers": partial(theirs, compiled=False),
             "transformers, compiled": partial(theirs, compiled=True),
-            "eager": own["eager"],
+            "eager": ours["eager"],
         }
     )
 

@@ -359,7 +359,7 @@ def build_recipe(values: Mapping[str, tuple[Any, str]]) -> PretrainRecipe:
         converted = tuple(value) if get_origin(hint) is tuple else value
         converted = float(value) if hint is float else converted
         fields.setdefault(group, {})[field_name] = converted
-    return PretrainRecipe(**{group: groups[group](**arguments) for group, arguments in fields.items()})
+    return PretrainRecipe(**{group: groups[group](**fields[group]) for group in fields})
 
 
 TYPE_NAMES = {

@@ -99,7 +99,7 @@ def scenes(tokenizer: Tokenizer, count: int, *, held_out: bool) -> Examples:
     pairs = rng.integers(0, 10, (count, 2))
     if held_out:
         pairs = np.stack(np.divmod(np.arange(100), 10), axis=1)[:count]
-    chosen = [[images[rng.choice(np.flatnonzero(digits == one))] for one in pair] for pair in pairs]
+    chosen = [[images[rng.choice(np.flatnonzero(digits == d))] for d in pair] for pair in pairs]
     captions = [" left of ".join(NAMES[digit] for digit in pair) for pair in pairs]
     return Examples(
         tokenizer.encode_batch(captions),

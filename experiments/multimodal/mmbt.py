@@ -141,7 +141,7 @@ def run(contestant: Contestant, folder: str, epochs: int, seed: int, most: int =
         questions(tokenizer, vectors, held_out=held_out, most=most) for held_out in (False, True)
     )
     if not contestant.reads_text:
-        data, held_out = (replace(one, texts=[[]] * len(one)) for one in (data, held_out))
+        data, held_out = (replace(split, texts=[[]] * len(split)) for split in (data, held_out))
     torch.manual_seed(seed)
     width = data.images.shape[-1]
     model = MMBT(encoder, tokenizer, len(ANSWERS), width, contestant.side)
@@ -161,13 +161,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--images", type=int, default=10_000, help="the most images of each split")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     for name, contestant in CONTESTANTS.items():
-        found = [
-            run(contestant, given.model, given.epochs, seed, given.images)
-            for seed in range(given.seeds)
+        accuracies = [
+            run(contestant, options.model, options.epochs, seed, options.images)
+            for seed in range(options.seeds)
         ]
-        print(f"{name}: accuracy {summary(found)}", flush=True)
+        print(f"{name}: accuracy {summary(accuracies)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -76,40 +76,40 @@ class CrossLayer(nn.Module):
         self.output_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, hidden: Tensor, own: Packed, others: Tensor, other: Packed) -> Tensor:
+    def forward(self, hidden: Tensor, packed: Packed, others: Tensor, other: Packed) -> Tensor:
         """Map the states of a stream, (tokens, width), given those of the other stream.
 
-        `own` and `other` have the boundaries of as many sequences, in the same order.
+        `packed` and `other` have the boundaries of as many sequences, in the same order.
         """
         dropout = self.attention_dropout if self.training else 0.0
         query = self.query(hidden).unflatten(-1, (self.heads, -1))
         key, value = self.key_value(others).unflatten(-1, (2, self.heads, -1)).unbind(1)
-        attended = cross_attention(query, key, value, own, other, dropout).flatten(1)
+        attended = cross_attention(query, key, value, packed, other, dropout).flatten(1)
         hidden = self.attention_norm(hidden + self.dropout(self.attention_output(attended)))
         expanded = F.gelu(self.intermediate(hidden))
         return self.output_norm(hidden + self.dropout(self.output(expanded)))
 
 
 def cross_attention(
-    query: Tensor, key: Tensor, value: Tensor, own: Packed, other: Packed, dropout: float
+    query: Tensor, key: Tensor, value: Tensor, packed: Packed, other: Packed, dropout: float
 ) -> Tensor:
     """Return softmax(query key^T / sqrt(head width)) value from each sequence to its partner.
 
     Args:
-        query: (tokens of `own`, heads, head width).
+        query: (tokens of `packed`, heads, head width).
         key: (tokens of `other`, heads, head width).
         value: of the shape of `key`.
-        own: the boundaries of the sequences that attend.
+        packed: the boundaries of the sequences that attend.
         other: the boundaries of their partners.
         dropout: the probability of setting an attention weight to 0.
     """
     padded = [
-        pad_sequence(rows.split(packed.lengths), batch_first=True).transpose(1, 2)
-        for rows, packed in ((query, own), (key, other), (value, other))
+        pad_sequence(rows.split(boundaries.lengths), batch_first=True).transpose(1, 2)
+        for rows, boundaries in ((query, packed), (key, other), (value, other))
     ]
     inside = [
-        torch.arange(packed.max_seqlen) < packed.cu_seqlens.diff()[:, None]
-        for packed in (own, other)
+        torch.arange(boundaries.max_seqlen) < boundaries.cu_seqlens.diff()[:, None]
+        for boundaries in (packed, other)
     ]
     mask = inside[1][:, None, None]
     attended = F.scaled_dot_product_attention(*padded, attn_mask=mask, dropout_p=dropout)
@@ -127,21 +127,22 @@ class CoAttention(nn.Module):
 
 
 class RegionEmbedding(nn.Module):
-    """The input of the image stream: the sum of projected vectors, boxes and learned places.
+    """The input of the image stream: the sum of projected vectors, boxes and learned positions.
 
     The first token stands for the whole image; its vector is the mean of the regions'.
 
     Args:
         config: the encoder's config.
         width: the width of a region's vector.
-        places: the number of patches, which have learned places; 0 for regions with boxes alone.
+        num_positions: the number of learned positions (patches); 0 for regions with boxes alone.
     """
 
-    def __init__(self, config: ModelConfig, width: int, places: int) -> None:
+    def __init__(self, config: ModelConfig, width: int, num_positions: int) -> None:
         super().__init__()
         self.vectors = nn.Linear(width, config.hidden_size)
         self.boxes = nn.Linear(5, config.hidden_size)
-        self.places = nn.Embedding(1 + places, config.hidden_size) if places else None
+        learned = nn.Embedding(1 + num_positions, config.hidden_size) if num_positions else None
+        self.positions = learned
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -157,8 +158,8 @@ class RegionEmbedding(nn.Module):
         areas = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1, keepdim=True)
         embedded = self.vectors(torch.cat([means[:, None], images], dim=1))
         embedded = embedded + self.boxes(torch.cat([boxes, areas], dim=1))
-        if self.places is not None:
-            embedded = embedded + self.places.weight
+        if self.positions is not None:
+            embedded = embedded + self.positions.weight
         return self.dropout(self.norm(embedded))
 
 
@@ -171,7 +172,7 @@ class ViLBERT(nn.Module):
         classes: the number of classes of a text with an image.
         width: the width of a region's vector.
         boxes: (regions, 4) the boxes of an image's regions.
-        places: the number of learned places; see `RegionEmbedding`.
+        num_positions: the number of learned positions; see `RegionEmbedding`.
         co_layers: the text's layers, from 0, before which the streams attend to each other.
     """
 
@@ -183,14 +184,14 @@ class ViLBERT(nn.Module):
         width: int,
         boxes: Tensor,
         *,
-        places: int = 0,
+        num_positions: int = 0,
         co_layers: Sequence[int] = (0, 1),
     ) -> None:
         super().__init__()
         config, hidden = encoder.config, encoder.config.hidden_size
         image_config = replace(config, intermediate_size=hidden)
         self.tokenizer, self.boxes, self.co_layers = tokenizer, boxes, co_layers
-        self.embedding = RegionEmbedding(config, width, places)
+        self.embedding = RegionEmbedding(config, width, num_positions)
         self.blocks = nn.ModuleList(CoAttention(config, image_config) for _ in co_layers)
         self.pooler = nn.Linear(hidden, hidden)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -256,12 +257,12 @@ def partners(texts: Sequence[Sequence[int]], images: Tensor) -> list[int]:
         next(
             (
                 other
-                for other in chain(range(own + 1, count), range(own))
-                if texts[other] != texts[own] and not torch.equal(images[other], images[own])
+                for other in chain(range(index + 1, count), range(index))
+                if texts[other] != texts[index] and not torch.equal(images[other], images[index])
             ),
-            own,
+            index,
         )
-        for own in range(count)
+        for index in range(count)
     ]
 
 
@@ -274,7 +275,7 @@ def alignment_loss(model: ViLBERT, texts: Sequence[Sequence[int]], images: Tenso
 
 def alignment_labels(others: Sequence[int]) -> Tensor:
     """Return the labels of all pairs, and then of the texts with the images of others."""
-    again = [ALIGNED if other == own else RANDOM for own, other in enumerate(others)]
+    again = [ALIGNED if other == index else RANDOM for index, other in enumerate(others)]
     return torch.tensor([ALIGNED] * len(others) + again)
 
 
@@ -359,13 +360,13 @@ def answer_questions(folder: str, epochs: int, seed: int, most: int) -> float:
     """Train on questions about digits; return the accuracy on held-out ones."""
     encoder, tokenizer = initial_encoder(folder)
     data, held_out = (
-        questions(tokenizer, lambda found: as_patches(found, PATCH_SIZE), held_out=held, most=most)
+        questions(tokenizer, lambda batch: as_patches(batch, PATCH_SIZE), held_out=held, most=most)
         for held in (False, True)
     )
     _, patches, width = data.images.shape
     torch.manual_seed(seed)
     boxes = patch_boxes(round(patches**0.5))
-    model = ViLBERT(encoder, tokenizer, len(ANSWERS), width, boxes, places=patches)
+    model = ViLBERT(encoder, tokenizer, len(ANSWERS), width, boxes, num_positions=patches)
 
     def loss_of(rows: list[int]) -> Tensor:
         logits = model([data.texts[row] for row in rows], data.images[rows])
@@ -404,11 +405,11 @@ def retrieve(
 @torch.inference_mode()
 def pair_scores(model: ViLBERT, examples: Examples) -> Tensor:
     """Return (texts, images) the differences of the two logits of each text with each image."""
-    count, found = len(examples), []
+    count, scores = len(examples), []
     for text in examples.texts:
         logits = model([text] * count, examples.images)
-        found.append(logits[:, ALIGNED] - logits[:, RANDOM])
-    return torch.stack(found)
+        scores.append(logits[:, ALIGNED] - logits[:, RANDOM])
+    return torch.stack(scores)
 
 
 def recalls(scores: Tensor) -> list[float]:
@@ -428,14 +429,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--images", type=int, default=10_000, help="the most images or scenes")
-    given = parser.parse_args(arguments)
-    settings = [(given.model, given.epochs, seed, given.images) for seed in range(given.seeds)]
-    if given.experiment == "questions":
-        print(f"accuracy {summary([answer_questions(*one) for one in settings])}")
+    options = parser.parse_args(arguments)
+    seeds = range(options.seeds)
+    settings = [(options.model, options.epochs, seed, options.images) for seed in seeds]
+    if options.experiment == "questions":
+        print(f"accuracy {summary([answer_questions(*setting) for setting in settings])}")
         return
-    pretrain = given.experiment == "pretraining"
-    found = [retrieve(*one, pretrain=pretrain) for one in settings]
-    for name, each in zip(("scene", "caption"), zip(*found, strict=True), strict=True):
+    pretrain = options.experiment == "pretraining"
+    recalls = [retrieve(*setting, pretrain=pretrain) for setting in settings]
+    for name, each in zip(("scene", "caption"), zip(*recalls, strict=True), strict=True):
         for cutoff, values in zip(CUTOFFS, zip(*each, strict=True), strict=True):
             print(f"{name} recall at {cutoff}: {summary(values)}")
 

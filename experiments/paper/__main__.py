@@ -66,29 +66,29 @@ def run_table(study: Study, table: str) -> dict[str, Any]:
     }
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(results: dict[str, Any]) -> str:
     """Return a page with the paper's rows and ours, which are medians with the range of seeds."""
-    paper = PAPER[found["table"]]
-    columns = list(dict.fromkeys([*paper["columns"], *next(iter(found["rows"].values()))]))
+    paper = PAPER[results["table"]]
+    columns = list(dict.fromkeys([*paper["columns"], *next(iter(results["rows"].values()))]))
     lines = [
-        f"# {found['table'].replace('-', ' ').capitalize()}: {paper['title']}",
+        f"# {results['table'].replace('-', ' ').capitalize()}: {paper['title']}",
         "",
-        f"Section {paper['section']} of the paper; scale `{found['scale']}`.",
+        f"Section {paper['section']} of the paper; scale `{results['scale']}`.",
         "",
         *[f"- {remark}" for remark in paper["remarks"]],
         "",
         f"| row | from | {' | '.join(columns)} |",
         f"|---|---|{'--:|' * len(columns)}",
     ]
-    for row in dict.fromkeys([*paper["rows"], *found["rows"]]):
+    for row in dict.fromkeys([*paper["rows"], *results["rows"]]):
         if row in paper["rows"]:
             values = dict(zip(paper["columns"], paper["rows"][row], strict=True))
             lines.append(table_line(row, "paper", [str(values.get(c, "")) for c in columns]))
-        if row in found["rows"]:
-            own = found["rows"][row]
-            lines.append(table_line(row, "here", [summary(own.get(c, [])) for c in columns]))
-    lines += ["", *[f"- {task} here: {other}" for task, other in found["stand_ins"].items()]]
-    lines += [f"- Not run: {name} ({why})" for name, why in found["missing"].items()]
+        if row in results["rows"]:
+            measured = results["rows"][row]
+            lines.append(table_line(row, "here", [summary(measured.get(c, [])) for c in columns]))
+    lines += ["", *[f"- {task} here: {other}" for task, other in results["stand_ins"].items()]]
+    lines += [f"- Not run: {name} ({why})" for name, why in results["missing"].items()]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -107,20 +107,20 @@ def summary(values: list[float]) -> str:
 
 def main() -> None:
     """Run the tables of the command line."""
-    given = arguments()
-    text = tuple(given.text or [str(given.data / "text")])
-    scale = read_scale(given.scale)
-    study = Study(given.out, scale, text, given.data, given.model, given.device)
-    for table in TABLES if "all" in given.tables else given.tables:
-        if given.plan:
+    options = arguments()
+    text = tuple(options.text or [str(options.data / "text")])
+    scale = read_scale(options.scale)
+    study = Study(options.out, scale, text, options.data, options.model, options.device)
+    for table in TABLES if "all" in options.tables else options.tables:
+        if options.plan:
             names = dict.fromkeys(cell.run.name for cell in cells(table, scale))
             print(f"{table}, {scale.seeds} seeds each: {', '.join(names)}")
             continue
-        found = run_table(study, table)
-        given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / f"{table}.json").write_text(json.dumps(found, indent=1) + "\n")
-        page = given.out / f"{table}.md"
-        page.write_text(markdown(found), encoding="utf-8")
+        results = run_table(study, table)
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / f"{table}.json").write_text(json.dumps(results, indent=1) + "\n")
+        page = options.out / f"{table}.md"
+        page.write_text(markdown(results), encoding="utf-8")
         print(page)
 
 

@@ -136,12 +136,12 @@ def write_squad(version: str, source: Path, out: Path, limits: dict[str, int]) -
     """Write random questions of SQuAD with their paragraphs."""
     for split, limit in limits.items():
         name = f"{split}-v{version}.json"
-        kept: dict[tuple[str, str], list[Any]] = {}
+        questions_of: dict[tuple[str, str], list[Any]] = {}
         for title, context, question in drawn(questions(source / name), limit):
-            kept.setdefault((title, context), []).append(question)
+            questions_of.setdefault((title, context), []).append(question)
         articles = [
             {"title": title, "paragraphs": [{"context": context, "qas": asked}]}
-            for (title, context), asked in kept.items()
+            for (title, context), asked in questions_of.items()
         ]
         write(out / name, json.dumps({"version": version, "data": articles}))
 
@@ -167,8 +167,8 @@ def write_question_sentences(source: Path, out: Path, limits: dict[str, int]) ->
         for _, context, question in drawn(questions(source / f"{split}-v1.1.json"), 2 * limit):
             texts = [answer["text"] for answer in question["answers"]]
             sentences = re.split(r"(?<=[.!?])\s+", context)
-            holding = [one for one in sentences if any(text in one for text in texts)]
-            others = [one for one in sentences if one not in holding]
+            holding = [s for s in sentences if any(text in s for text in texts)]
+            others = [s for s in sentences if s not in holding]
             if not (holding and others):
                 continue
             holds = coin.random() < 0.5
@@ -176,8 +176,8 @@ def write_question_sentences(source: Path, out: Path, limits: dict[str, int]) ->
             label = "entailment" if holds else "not_entailment"
             fields = (str(len(rows)), question["question"], sentence, label)
             rows.append("\t".join(re.sub(r"\s", " ", text) for text in fields))
-        kept = rows[:limit] if limit else rows
-        write(out / f"{split}.tsv", "\n".join(["index\tquestion\tsentence\tlabel", *kept]) + "\n")
+        rows = rows[:limit] if limit else rows
+        write(out / f"{split}.tsv", "\n".join(["index\tquestion\tsentence\tlabel", *rows]) + "\n")
 
 
 def write_swag(source: Path, out: Path, limits: dict[str, int]) -> None:
@@ -194,12 +194,12 @@ def write_conll(source: Path, out: Path, limits: dict[str, int]) -> None:
     """Write random documents of CoNLL-2003 with at least the wanted number of sentences."""
     for split, file in (("train", "train.txt"), ("dev", "valid.txt")):
         text = existing(source / file).read_text(encoding="utf-8")
-        documents = [one for one in re.split(r"(?m)^(?=-DOCSTART-)", text) if one.strip()]
+        documents = [part for part in re.split(r"(?m)^(?=-DOCSTART-)", text) if part.strip()]
         random.Random(0).shuffle(documents)
-        kept, sentences = [], 0
+        chosen, sentences = [], 0
         for document in documents:
             if limits[split] and sentences >= limits[split]:
                 break
-            kept.append(document.rstrip("\n") + "\n\n")
+            chosen.append(document.rstrip("\n") + "\n\n")
             sentences += len(re.findall(r"\n\n+(?=\S)", document.strip()))
-        write(out / file, "".join(kept))
+        write(out / file, "".join(chosen))

@@ -65,8 +65,8 @@ def do_run(study: Study, run: Run, seed: int) -> dict[str, Any]:
         draft = path.with_suffix(".partial")
         draft.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         draft.rename(path)
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return results
 
 
 def measure(study: Study, run: Run, seed: int) -> dict[str, dict[str, float]]:
@@ -104,8 +104,8 @@ def pretrained(study: Study, network: Network, seed: int, step: int = 0) -> Path
         cased=scale.cased,
     )
     recipe = read_recipe(scale.recipe, overrides)
-    kept = scale.steps if network.name in ("bert", "left-to-right") else ()
-    stopped = bertkit.pretrain(recipe, store, folder, device=study.device, save_models_at=kept)
+    saved = scale.steps if network.name in ("bert", "left-to-right") else ()
+    stopped = bertkit.pretrain(recipe, store, folder, device=study.device, save_models_at=saved)
     if stopped:
         raise SystemExit(f"stopped by a signal; the same command resumes {folder}")
     return snapshot

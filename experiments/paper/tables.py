@@ -155,9 +155,9 @@ def cells(table: str, scale: Scale) -> list[Cell]:
     """Return the cells of a table at a scale."""
     if table in LISTS:
         return LISTS[table](scale, PAPER[table]["columns"])
-    found = [cell(f"here, {scale.name}", column, PLAIN) for column in PAPER[table]["columns"]]
+    plain_cells = [cell(f"here, {scale.name}", column, PLAIN) for column in PAPER[table]["columns"]]
     f1 = ("qqp", "mrpc") if table == "table-1" else ()  # the other tables report their accuracy
-    return [replace(one, metric="f1") if one.column in f1 else one for one in found]
+    return [replace(each, metric="f1") if each.column in f1 else each for each in plain_cells]
 
 
 def table_network(table: str, scale: Scale, network: Network) -> Network:
@@ -181,13 +181,13 @@ def ablation_cells(_: Scale, columns: list[str]) -> list[Cell]:
 
 def size_cells(scale: Scale, columns: list[str]) -> list[Cell]:
     """Return the cells of table 6: networks of several sizes."""
-    found = []
+    cells = []
     for layers, width, heads in scale.sizes:
         row, plain = f"{layers} x {width}, {heads}", [layers, width, heads] == scale.plain_size
         network = PLAIN if plain else sized(PLAIN, (layers, width, heads))
-        found.append(Cell(row, "perplexity", Run(network, "perplexity"), metric="perplexity"))
-        found += [cell(row, column, network) for column in columns if column != "perplexity"]
-    return found
+        cells.append(Cell(row, "perplexity", Run(network, "perplexity"), metric="perplexity"))
+        cells += [cell(row, column, network) for column in columns if column != "perplexity"]
+    return cells
 
 
 def layer_cells(scale: Scale, columns: list[str]) -> list[Cell]:
@@ -199,7 +199,7 @@ def layer_cells(scale: Scale, columns: list[str]) -> list[Cell]:
 
 def masking_cells(scale: Scale, columns: list[str]) -> list[Cell]:
     """Return the cells of table 8: shares of targets that are masked, kept and replaced."""
-    found = []
+    cells = []
     for row in PAPER["table-8"]["rows"]:
         mask, keep, swap = (int(part) for part in row.split("/"))
         shares = (("masking.mask_share", mask / 100), ("masking.random_share", swap / 100))
@@ -207,8 +207,8 @@ def masking_cells(scale: Scale, columns: list[str]) -> list[Cell]:
         network = PLAIN if usual else Network(f"mask-{mask}-{keep}-{swap}", shares)
         for column in columns:
             head = "concat-last-four" if column.endswith("features") else ""
-            found.append(cell(row, column, table_network("table-8", scale, network), head))
-    return found
+            cells.append(cell(row, column, table_network("table-8", scale, network), head))
+    return cells
 
 
 def step_cells(scale: Scale, _: list[str]) -> list[Cell]:
