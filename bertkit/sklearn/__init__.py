@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn: a classifier, a regressor, a tagger and a transformer of texts.
+"""Estimators of scikit-learn: a classifier, a regressor and a transformer of texts.
 
     from bertkit.sklearn import BertClassifier
 
@@ -11,6 +11,6 @@ files of its model, so that a pickle of it needs no other file. Texts of any len
 windows (see `bertkit.tasks.sequences`), and a blank text is a row like any other.
 """
 
-from bertkit.sklearn.estimators import BertClassifier, BertEmbedder, BertRegressor, BertTagger
+from bertkit.sklearn.estimators import BertClassifier, BertEmbedder, BertRegressor
 
-__all__ = ["BertClassifier", "BertEmbedder", "BertRegressor", "BertTagger"]
+__all__ = ["BertClassifier", "BertEmbedder", "BertRegressor"]

@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn: a classifier, a regressor, a tagger and a transformer of texts."""
+"""The estimators; see `bertkit.sklearn`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ from bertkit.sklearn.inputs import (
     examples_of_texts,
     read_labels,
     read_texts,
-    tagged_examples,
 )
 from bertkit.tasks.task import TrainingData, encode
 from bertkit.tasks.types import TASKS, TaskData, make_options
@@ -51,7 +50,7 @@ class FittedModel:
             write(home)
             paths = [path for path in sorted(home.rglob("*")) if path.is_file()]
             self.files = {path.relative_to(home).as_posix(): path.read_bytes() for path in paths}
-        self._used: tuple[Any, Any] | None = None
+        self._used: tuple[tuple[str, str], TaskPredictor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a pickle or a copy, without the network that is in use."""
@@ -64,14 +63,12 @@ class FittedModel:
 
     def predictor(self, device: str, precision: str) -> TaskPredictor:
         """Return the predictor of the model, which is kept until the options change."""
-        options = device, precision
-        if self._used is None or self._used[0] != options:
+        if self._used is None or self._used[0] != (device, precision):
             with TemporaryDirectory(prefix="bertkit-") as folder:
                 self._write(Path(folder))
                 loaded = load_predictor(folder, device=device, precision=precision)
-                self._used = options, loaded
-        predictor: TaskPredictor = self._used[1]
-        return predictor
+            self._used = (device, precision), loaded
+        return self._used[1]
 
     def _write(self, folder: Path) -> None:
         for name, content in self.files.items():
@@ -130,10 +127,8 @@ class TunedEstimator(BaseEstimator):
         }
         [run] = Grid(**values).chosen(width, rows, task_type).runs()
         seed, generator = self.random_state, check_random_state(self.random_state)
-        return replace(
-            run,
-            seed=int(seed) if isinstance(seed, int | np.integer) else generator.randint(1 << 31),
-        )
+        fixed = isinstance(seed, int | np.integer)
+        return replace(run, seed=int(seed) if fixed else generator.randint(1 << 31))
 
     def _tune(self, task_type: str, examples: Sequence[Any], class_weights: Any = ()) -> Self:
         """Fine-tune the model on labelled examples."""
@@ -167,16 +162,13 @@ class TunedEstimator(BaseEstimator):
         self.model_ = FittedModel(lambda out: save_model(out, network, start.tokenizer, details))
         return self
 
-    def _predictor(self) -> TaskPredictor:
-        check_is_fitted(self, "model_")
-        return self.model_.predictor(self.device, self.precision)
-
     def _texts(self, table: Any, y: Any = UNLABELLED, *, reset: bool) -> np.ndarray:
         return read_texts(self, table, y, reset=reset, maximum=2)
 
     def _results(self, X: Any) -> list[Any]:
         check_is_fitted(self, "model_")
-        return self._predictor().predict(examples_of_texts(self._texts(X, reset=False)))
+        examples = examples_of_texts(self._texts(X, reset=False))
+        return self.model_.predictor(self.device, self.precision).predict(examples)
 
     def _weights(self, names: dict[Any, str], present: set[str]) -> Any:
         """Return class weights by name, without those of classes that a fold lacks."""
@@ -280,41 +272,6 @@ class BertRegressor(RegressorMixin, TunedEstimator):
     def predict(self, X: Any) -> np.ndarray:
         """Return (rows,) the predicted numbers."""
         return np.array([result.value for result in self._results(X)])
-
-
-class BertTagger(TunedEstimator):
-    """A tagger of words (paper section 5.3), for entities, parts of speech and the like.
-
-    X is a list of lists of words, y a list of lists of tags. Entity tags (B-PER, I-PER, O, in any
-    of the usual schemes) are trained and predicted as IOB2. The parameters are those of
-    `BertClassifier`.
-
-    Attributes:
-        classes_: the sorted tags that may be predicted.
-        model_: the fine-tuned model; see `BertClassifier`.
-    """
-
-    def fit(self, X: Any, y: Any) -> Self:
-        """Fine-tune the model on a list of words and a list of tags for each row."""
-        examples = tagged_examples(X, y)
-        tags = {tag for example in examples for tag in example.tags or ()}
-        self._tune("token-classification", examples, self._weights({}, tags))
-        self.classes_ = np.array(sorted(self._predictor().task.labels))
-        return self
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Return (rows,) an object array with a list of tags for each row."""
-        results = self._predictor().predict(tagged_examples(X))
-        rows = np.empty(len(results), dtype=object)
-        for number, result in enumerate(results):
-            rows[number] = list(result.tags)
-        return rows
-
-    def score(self, X: Any, y: Any) -> float:
-        """Return the F1 of entities as conlleval defines it, or the accuracy of other tags."""
-        predictor = self._predictor()
-        results = predictor.predict(tagged_examples(X))  # without tags: some may be unknown
-        return float(predictor.task.score(tagged_examples(X, y), results)[predictor.task.metric])
 
 
 class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):

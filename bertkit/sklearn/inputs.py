@@ -1,4 +1,4 @@
-"""The inputs of estimators: texts, pairs of texts, words, and their labels."""
+"""The inputs of estimators: texts, pairs of texts, and their labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from sklearn.utils.validation import column_or_1d, validate_data
 
 from bertkit.errors import BertkitError, InputTypeError
 from bertkit.tasks.classification import TextExample
-from bertkit.tasks.entities import WordsExample
 from bertkit.text.documents import value_name
 
 
@@ -81,32 +80,6 @@ def examples_of_texts(table: np.ndarray, labels: Sequence[Any] | None = None) ->
             f"X[{number}]",
         )
         for number, row in enumerate(table)
-    ]
-
-
-def read_rows_of_words(data: Any, name: str) -> list[tuple[str, ...]]:
-    """Return rows of words ("X"), or of tags ("y"), of a list, an array or a Series of lists."""
-    rows = []
-    for number, row in enumerate(data):
-        if isinstance(row, str) or not all(isinstance(word, str) for word in row):
-            raise InputTypeError(f"{name}[{number}] is {row!r:.40}, not a list of words")
-        rows.append(tuple(map(str, row)))
-    if not rows:
-        raise InputValueError(f"Found array with 0 sample(s) in {name}; a minimum of 1 is required")
-    return rows
-
-
-def tagged_examples(words: Any, tags: Any = UNLABELLED) -> list[WordsExample]:
-    """Return the examples of rows of words, and their tags if there are any."""
-    rows = read_rows_of_words(words, "X")
-    if isinstance(tags, str) and tags == UNLABELLED:
-        return [WordsExample("", row, None, f"X[{i}]", f"X[{i}]") for i, row in enumerate(rows)]
-    golds = read_rows_of_words(tags, "y")
-    if [len(row) for row in rows] != [len(gold) for gold in golds]:
-        raise InputValueError("X and y must have a tag for each word of each row")
-    return [
-        WordsExample("", row, gold, f"X[{i}]", f"X[{i}]")
-        for i, (row, gold) in enumerate(zip(rows, golds, strict=True))
     ]
 
 

@@ -1,7 +1,4 @@
-"""scikit-learn's own checks of estimators, for which rows of numbers become texts.
-
-They leave the tagger out, since its y is not an array.
-"""
+"""scikit-learn's own checks of estimators, for which rows of numbers become texts."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 
 from bertkit import load
 from bertkit.predict.embeddings import load_embedder
-from bertkit.sklearn import BertClassifier, BertEmbedder, BertRegressor, BertTagger
+from bertkit.sklearn import BertClassifier, BertEmbedder, BertRegressor
 
 TEXTS = ["river deep", "harbour wide", "thunder loud", "stone dry", "candle hot", "copper red"] * 4
 LABELS = ["wet", "wet", "wet", "dry", "dry", "dry"] * 4
@@ -69,15 +69,6 @@ def test_pairs_and_numbers(pretrained: Path) -> None:
     model = BertRegressor(pretrained, **FIT).fit(table, numbers)
     assert model.n_features_in_ == 2
     assert model.score(table, numbers) > 0.8
-
-
-def test_tags(pretrained: Path) -> None:
-    words = [text.split() for text in TEXTS]
-    tags = [["B-W" if label == "wet" else "O", "O"] for label in LABELS]
-    model = BertTagger(pretrained, **FIT).fit(words, tags)
-    assert [list(row) for row in model.predict(words)] == tags
-    assert model.score(words, tags) == 1.0
-    assert model.classes_.tolist() == ["B-W", "I-W", "O"]
 
 
 def test_a_search_over_a_pipeline_of_vectors(pretrained: Path) -> None:
