@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import signal
@@ -265,6 +266,8 @@ def run_program() -> None:
     everything has been written and closed.
     """
     prepare_streams()
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # which onnxruntime reads at its import
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that is read-only
     warnings.showwarning = lambda message, *_: say(f"warning: {message}")
     if "serve" not in sys.argv[1:4]:  # the server ends by the signal itself
         end_by_exception()

@@ -28,7 +28,7 @@ from bertkit.finetuning.runs import (
 )
 from bertkit.predict.evaluate import evaluate
 from bertkit.progress import Console
-from bertkit.report.finetuning import write_finetuning_report
+from bertkit.report.pretraining import write_report
 from bertkit.tasks.types import DataFiles
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def finetune_command(
             ),
             console=console,
         )
-        console.say(f"report: {write_finetuning_report(out)}")
+        console.say(f"report: {write_report(out)}")
 
 
 def evaluate_command(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,7 +22,6 @@ import torch
 from bertkit.errors import BertkitError
 from bertkit.export.padded import PADDED_INPUTS, ExportSource, PaddedModel, is_token_output
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # which onnxruntime reads at its import
 ONNX_FILE = "model.onnx"
 MAX_PROTOBUF_BYTES = 1_900_000_000
 """The maximum number of bytes of weights: a protocol buffer file is limited to 2 GB."""
@@ -130,20 +128,3 @@ def open_graph(path: Path) -> Callable[[dict[str, np.ndarray]], dict[str, np.nda
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda arrays: dict(zip(names, session.run(names, arrays), strict=True))
-
-
-def graph_facts(path: Path) -> dict[str, Any]:
-    """Return the manifest's entries about an ONNX file: opset, inputs and outputs."""
-    import onnx
-
-    model = onnx.load(path, load_external_data=False)
-    facts: dict[str, Any] = {"opset": max(o.version for o in model.opset_import if not o.domain)}
-    for field in ("input", "output"):
-        facts[f"{field}s"] = {
-            value.name: {
-                "type": onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name,
-                "shape": [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim],
-            }
-            for value in getattr(model.graph, field)
-        }
-    return facts

@@ -1,4 +1,4 @@
-"""The report of a fine-tuning folder: scores beside a baseline, runs, errors, loss curves."""
+"""The report of a fine-tuning folder: scores beside a baseline, runs, errors, the training loss."""
 
 from __future__ import annotations
 
@@ -7,40 +7,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.files import write_text
-from bertkit.finetuning.runs import (
-    FinetuneResult,
-    RunResult,
-    read_results,
-    score_text,
-)
+from bertkit.finetuning.runs import FinetuneResult, read_results, score_text
 from bertkit.progress import JOURNAL, read_journal
-from bertkit.report.page import (
-    Curve,
-    curve,
-    draw_losses,
-    flatten_fields,
-    format_number,
-    render_page,
-)
+from bertkit.report.page import Plot, curve, draw_plot, flatten_fields, format_number, render_page
 
 MAX_LABELS = 20
 """With more labels, the page lists the most frequent errors instead of a confusion matrix."""
 MAX_WRONG, MAX_TEXT = 20, 400
 
 
-def write_finetuning_report(folder: Path) -> Path:
-    """Write `report.html` into a finished fine-tuning folder, and return its path."""
-    path = folder / "report.html"
-    write_text(path, finetuning_page(folder))
-    return path
-
-
 def finetuning_page(folder: Path) -> str:
     """Return the page of a finished fine-tuning folder."""
     result = read_results(folder)
     values = result.values
-    name, lines = f"{values['data']}, {result.best.name}", losses(result)
+    name = f"{values['data']}, {result.best.name}"
     return render_page(
         "finetuning.html",
         title=f"{name}: bertkit report",
@@ -50,7 +30,7 @@ def finetuning_page(folder: Path) -> str:
         scores=scores_table(values),
         settings=settings_table(result),
         runs=runs_table(result),
-        drawings=[("Training loss", draw_losses(lines))] if lines else [],
+        drawings=loss_plot(result),
         predictions=[errors_on(result, split) for split in values["scores"]],
         fields=[("How it was made", flatten_fields(values["training"])),
                 ("Environment", flatten_fields(values["environment"]))],
@@ -64,12 +44,10 @@ def verdict(result: FinetuneResult) -> str:
     metric, split = result.values["metric"], next(iter(result.best.scores))
     score = score_text(metric, result.best.scores[split][metric])
     baseline = result.values["baseline"].get(split, {}).get(metric)
-    beside = (
-        ""
-        if baseline is None
-        else (f"; the best answer that ignores the input scores {score_text(metric, baseline)}")
-    )
-    return f"{metric} on {split} is {score}{beside}."
+    if baseline is None:
+        return f"{metric} on {split} is {score}."
+    constant = score_text(metric, baseline)
+    return f"{metric} on {split} is {score}; the best answer that ignores the input has {constant}."
 
 
 def scores_table(values: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -114,26 +92,15 @@ def runs_table(result: FinetuneResult) -> tuple[list[str], list[list[str]]]:
     return ["run", metric, "seconds", "remark"], rows
 
 
-def losses(result: FinetuneResult) -> list[tuple[str, Curve]]:
-    """Return the role and the loss curve of each run, the best last."""
-    lines = []
-    for run in result.runs:
-        folder = result.folder if len(result.runs) == 1 else result.folder / "runs" / run.name
-        if (folder / JOURNAL).is_file():
-            records = [r for r in read_journal(folder / JOURNAL) if r.get("kind") == "step"]
-            loss = curve(records, "loss")
-            if len(loss.values):
-                lines.append((role(run, result.best), loss))
-    return sorted(lines, key=lambda line: line[0] == "best run")
-
-
-def role(run: RunResult, best: RunResult) -> str:
-    """Return the role of a run in the plot of losses: a key of `page.ROLES`."""
-    if run.metric is None:
-        return "diverged run"
-    if run.degenerate:
-        return "degenerate run"
-    return "best run" if run == best else "run"
+def loss_plot(result: FinetuneResult) -> list[tuple[str, str]]:
+    """Return the title and the drawing of the best run's training loss, if it has a journal."""
+    single = len(result.runs) == 1
+    path = (result.folder if single else result.folder / "runs" / result.best.name) / JOURNAL
+    if not path.is_file():
+        return []
+    loss = curve((r for r in read_journal(path) if r.get("kind") == "step"), "loss")
+    plot = Plot("Training loss", "loss")
+    return [(plot.title, draw_plot(plot, loss, curve([], "loss")))] if len(loss.values) else []
 
 
 def errors_on(result: FinetuneResult, split: str) -> dict[str, Any] | None:

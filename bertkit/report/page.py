@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +19,6 @@ from typing import Any, NamedTuple
 import jinja2
 import numpy as np
 
-logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that is read-only
 INK, GRID, TRAINING, HELD_OUT, BASELINE = "#1c1e21", "#d8dce2", "#2563a8", "#c8501e", "#6f7680"
 
 VARIABLES = {
@@ -33,25 +31,11 @@ VARIABLES = {
 """The colours in matplotlib's drawings, and the page's CSS variables that replace them."""
 
 COLOURS: dict[Any, str] = {
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": GRID,
-    "grid.color": GRID,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), GRID),
 }
 
 MAX_POINTS = 1200
-
-ROLES: dict[str, dict[str, Any]] = {
-    "run": {"color": TRAINING, "alpha": 0.5, "linewidth": 1.1},
-    "best run": {"color": TRAINING, "linewidth": 2.2},
-    "degenerate run": {"color": HELD_OUT, "linewidth": 1.1, "linestyle": "--"},
-    "diverged run": {"color": HELD_OUT, "linewidth": 1.6, "linestyle": ":"},
-}
-"""The line style of a run's loss by its role; roles differ in more than colour."""
 
 
 @dataclass(frozen=True)
@@ -200,39 +184,6 @@ def describe_curve(
     ]
     parts += [f"{label} {format_number(height, plot.kind)}" for label, height in baselines]
     return f"{plot.title}: {', '.join(parts)}."
-
-
-def draw_losses(lines: Sequence[tuple[str, Curve]]) -> str:
-    """Draw the training losses of some runs against the update, as an SVG element."""
-    from matplotlib.ticker import FuncFormatter
-
-    def paint(axes: Any) -> None:
-        for role, line in lines:
-            dots = "." if len(line.values) < 20 else ""  # a line of one point would be invisible
-            axes.plot(*thin(line), marker=dots, label=role, **ROLES[role])
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
-        axes.set_xlabel("update")
-        legend(axes)
-
-    described = "; ".join(
-        f"{role} from {format_number(line.values[0])} to {format_number(line.values[-1])}"
-        for role, line in lines
-    )
-    return render_svg(paint, "loss-", f"Training loss: {described}.")
-
-
-def legend(axes: Any) -> None:
-    """Add a legend with one entry per label above the drawing, where it hides nothing."""
-    handles, labels = axes.get_legend_handles_labels()
-    entries = dict(zip(labels, handles, strict=True))
-    axes.figure.legend(
-        entries.values(),
-        entries.keys(),
-        loc="outside upper right",
-        ncols=len(entries),
-        frameon=False,
-        fontsize=9,
-    )
 
 
 @cache

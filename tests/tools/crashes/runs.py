@@ -70,7 +70,7 @@ def warm() -> None:
     for name in (*heavy, *(name for name in modules if not any(part in name for part in skipped))):
         import_module(name)
     vars(import_module("bertkit.report.pretraining"))["write_report"] = lambda out: out
-    vars(import_module("bertkit.cli.tasks"))["write_finetuning_report"] = lambda out: out
+    vars(import_module("bertkit.cli.tasks"))["write_report"] = lambda out: out
     vars(import_module("bertkit.training.pretrain"))["matmul_peak"] = lambda *_, **__: 1e12
     import torch
 
