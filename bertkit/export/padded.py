@@ -13,8 +13,7 @@ operations that every exporter supports.
 | question-answering         | start_logits, end_logits (batch, length)                           |
 | pretraining                | prediction_logits (batch, length, vocabulary) and                  |
 |                            | seq_relationship_logits (batch, 2)                                 |
-| words                      | logits (batch, length, vocabulary): masked or left to right        |
-| replaced                   | logits (batch, length): above 0 for a replaced token               |
+| words                      | logits (batch, length, vocabulary) of a masked language model      |
 | encoder                    | last_hidden_state (batch, length, width) and, where the model has  |
 |                            | it, pooler_output (batch, width)                                   |
 | embedding                  | sentence_embedding (batch, width)                                  |
@@ -44,7 +43,7 @@ from bertkit.checkpoints.save import shown_names
 from bertkit.checkpoints.sentence_transformers import TextPooling, is_embedder
 from bertkit.errors import BertkitError, check_known
 from bertkit.model.encoder import Encoder, Layer, ModelConfig, activation
-from bertkit.model.heads import PretrainingModel, ReplacedTokenHead
+from bertkit.model.heads import PretrainingModel
 from bertkit.predict.embeddings import read_embedder
 from bertkit.tasks.task import Task
 from bertkit.tasks.types import is_tuned, load_task_model
@@ -55,7 +54,7 @@ PADDED_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 OF_TEXTS = ("classification", "multi-label-classification", "regression", "multiple-choice")
 """Heads that are one linear layer on the pooled summary."""
-TOKEN_HEADS = ("token-classification", "words", "replaced")
+TOKEN_HEADS = ("token-classification", "words")
 OUTPUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*OF_TEXTS, *TOKEN_HEADS), ("logits",)),
     "question-answering": ("start_logits", "end_logits"),
@@ -77,16 +76,6 @@ TOKEN_OUTPUTS = ("start_logits", "end_logits", "prediction_logits", "last_hidden
 def is_token_output(head: str, output: str) -> bool:
     """Return whether an output has a row for each token, not one for each sequence."""
     return output in TOKEN_OUTPUTS or head in TOKEN_HEADS
-
-
-class Discriminator(nn.Module):
-    """An ELECTRA model without its generator: an encoder and a head on every token."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.encoder = Encoder(config)
-        self.rtd = ReplacedTokenHead(config)
 
 
 class PaddedModel(nn.Module):
@@ -131,7 +120,7 @@ class PaddedModel(nn.Module):
         hidden = encoder.embedding_norm(embedded)
         if encoder.projection is not None:
             hidden = encoder.projection(hidden)
-        attention_bias = hidden_keys(mask, self.config.direction)
+        attention_bias = padding_bias(mask)
         states = [hidden]
         for layer in encoder.stack:
             assert isinstance(layer, Layer)
@@ -147,15 +136,8 @@ class PaddedModel(nn.Module):
         if self.head == "token-classification":
             return (model.classifier(hidden),)
         if self.head == "question-answering":
-            return self.ends_exchanged(model.qa_outputs(hidden), mask).unbind(-1)
-        if self.head == "replaced":
-            return (model.rtd(hidden.flatten(0, 1)).view(mask.shape),)
-        return self.read_summary(hidden, mask)
-
-    def read_summary(self, hidden: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        """Return the outputs of the encoder, a head on the pooled summary, or language models."""
-        model: Any = self.model
-        pooled = self.encoder.pool(self.summary(hidden, mask))
+            return model.qa_outputs(hidden).unbind(-1)
+        pooled = self.encoder.pool(hidden[:, 0])
         if self.head == "encoder":
             return (hidden, pooled)[: len(self.outputs)]
         if self.head in OF_TEXTS:
@@ -164,27 +146,13 @@ class PaddedModel(nn.Module):
         logits = logits.view(*mask.shape, -1)
         return (logits,) if self.head == "words" else (logits, model.nsp(pooled))
 
-    def summary(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """Return the (batch, width) state of [CLS]; in left-to-right models, of the last token."""
-        if self.config.direction != "left_to_right":
-            return hidden[:, 0]
-        return hidden.gather(1, last_position(mask, hidden.shape[-1])).squeeze(1)
-
-    def ends_exchanged(self, logits: Tensor, mask: Tensor) -> Tensor:
-        """Exchange [CLS]'s and [SEP]'s logits in left-to-right models, as `SpanModel` does."""
-        if self.config.direction != "left_to_right":
-            return logits
-        last = last_position(mask, logits.shape[-1])
-        exchanged = logits.scatter(1, last, logits[:, :1])
-        return exchanged.scatter(1, torch.zeros_like(last), logits.gather(1, last))
-
     def embedding(self, states: list[Tensor], mask: Tensor) -> Tensor:
         """Return (batch, width) pooled vectors, normalised if the settings say so."""
         assert self.pooling is not None
         pooling = self.pooling.pooling
         if pooling in ("cls", "pooler"):
-            vectors = self.summary(states[-1], mask)
-            vectors = self.encoder.pool(vectors) if pooling == "pooler" else vectors
+            summary = states[-1][:, 0]
+            vectors = self.encoder.pool(summary) if pooling == "pooler" else summary
         else:
             hidden = states[-1] if pooling == "mean" else torch.stack(states[-4:]).mean(0)
             real = mask.to(hidden.dtype)[:, :, None]
@@ -194,25 +162,12 @@ class PaddedModel(nn.Module):
         return vectors
 
 
-def last_position(mask: Tensor, width: int) -> Tensor:
-    """Return each row's last token index, expanded to (batch, 1, width) for `gather`."""
-    return (mask.sum(1) - 1)[:, None, None].expand(-1, 1, width)
+def padding_bias(mask: Tensor) -> Tensor:
+    """Return the (batch, 1, 1, length) bias on attention scores: 0 for tokens, else very negative.
 
-
-def hidden_keys(mask: Tensor, direction: str) -> Tensor:
-    """Return the bias on attention scores: 0 for keys that a query may see.
-
-    It is a very large negative number for the others. Its shape is (batch, 1, 1 or length, length).
-    The values and sums of two of them are finite, so a padded query that sees no key gets arbitrary
-    numbers, which nobody reads, but no NaN.
+    It is finite, so that a row of padding alone gets arbitrary numbers instead of NaN.
     """
-    least = torch.finfo(torch.float32).min / 4
-    added = (1.0 - mask.to(torch.float32))[:, None, None, :] * least
-    if direction == "bidirectional":
-        return added
-    positions = torch.arange(mask.shape[1], device=mask.device)
-    unseen = positions[None, :] > positions[:, None]  # keys after their query
-    return added + unseen.to(torch.float32) * least
+    return (1.0 - mask.to(torch.float32))[:, None, None, :] * (torch.finfo(torch.float32).min / 4)
 
 
 def padded_layer(layer: Layer, hidden: Tensor, attention_bias: Tensor) -> Tensor:
@@ -282,7 +237,14 @@ def read_export_source(
     model, and "embedding" for any model directory: see `load_embedder` about its settings.
     """
     check_known("head", head, EXPORT_HEADS)
-    path = resolve_model(model)
+    source = find_source(resolve_model(model), head, pooling, normalize)
+    if source.config.direction != "bidirectional":
+        raise BertkitError(f"{source.path} reads from left to right; export a bidirectional model")
+    return source
+
+
+def find_source(path: Path, head: str, pooling: str, normalize: bool | None) -> ExportSource:
+    """Read the model with the head that is asked for; see `read_export_source`."""
     if head == "embedding" or (head == "auto" and is_embedder(path)):
         bare, tokenizer, settings = read_embedder(path, pooling=pooling, normalize=normalize)
         details, pooler = {"task": "embedding"}, not bare.missing_keys
@@ -293,9 +255,10 @@ def read_export_source(
         raise BertkitError("--pooling and --normalize require --head embedding; add it")
     if head == "auto" and is_tuned(model_folder(path)):
         loaded = load_task_model(path, torch.device("cpu"))
-        kind, model = loaded.task.task_type, loaded.model.float()
+        kind = loaded.task.task_type
         kind = kind if kind in OUTPUTS else OUTPUTS_LIKE[loaded.task.head]
-        return ExportSource(path, kind, model, loaded.tokenizer, loaded.details, loaded.task)
+        network = loaded.model.float()
+        return ExportSource(path, kind, network, loaded.tokenizer, loaded.details, loaded.task)
     start = read_pretrained(path)
     if head != "auto":
         return encoder_source(start)
@@ -310,30 +273,17 @@ def read_export_source(
 def encoder_source(start: PretrainedWeights) -> ExportSource:
     """Return the encoder alone; if the pooler's weights are missing, it is not an output."""
     loaded = start.build(Encoder, keep_head=False, copy=False)
-    details = {"task": "features"}
-    pooler = not loaded.missing_keys
-    return ExportSource(
-        start.path, "encoder", loaded.model, start.tokenizer, details, pooler=pooler
-    )
+    pooler, details = not loaded.missing_keys, {"task": "features"}
+    source = start.path, "encoder", loaded.model, start.tokenizer, details
+    return ExportSource(*source, pooler=pooler)
 
 
 def pretrained_source(start: PretrainedWeights) -> ExportSource:
-    """Return a pre-trained model with the heads that its weights contain."""
-    build: Any
-    if "rtd.dense.weight" in start.tensors:
-        head, build = "replaced", Discriminator
-    elif "mlm.bias" in start.tensors:
-        pairs = "nsp.dense.weight" in start.tensors
-        head = "pretraining" if pairs else "words"
-        build = partial(PretrainingModel, pairs=pairs)
-    elif "nsp.dense.weight" in start.tensors:
-        raise BertkitError(
-            f"{start.path} has the next-sentence head without that of masked tokens; no format has "
-            "a place for it: give --head encoder to export the model without it"
-        )
-    else:
+    """Return a pre-trained model with its heads for language, or else the encoder alone."""
+    if "mlm.bias" not in start.tensors:
         return encoder_source(start)
-    loaded = start.build(build, keep_head=True, copy=False)
-    pooler = head == "pretraining"  # only the head on pairs reads it
-    model: nn.Module = require_all_weights(loaded, start.path, pooler=pooler)
+    pairs = "nsp.dense.weight" in start.tensors
+    loaded = start.build(partial(PretrainingModel, pairs=pairs), keep_head=True, copy=False)
+    model = require_all_weights(loaded, start.path, pooler=pairs)  # only the head on pairs reads it
+    head = "pretraining" if pairs else "words"
     return ExportSource(start.path, head, model, start.tokenizer, start.details, pooler=False)

@@ -10,9 +10,8 @@ import torch
 
 from bertkit.checkpoints.save import save_model
 from bertkit.checkpoints.sentence_transformers import TextPooling
-from bertkit.export.padded import Discriminator
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.heads import PretrainingModel
+from bertkit.model.heads import PretrainingModel, ReplacedTokenModel
 from bertkit.tasks.classification import Classification, MultiLabelClassification
 from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tasks.question_answering import QuestionAnswering
@@ -54,10 +53,6 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
         save_model(folder / name, task.build(plain), tokenizer, details)
     pretraining = {"task": "pretraining"}
     save_model(folder / "pretraining", PretrainingModel(plain), tokenizer, pretraining)
-    spans = sizes(tokenizer, direction="left_to_right")
-    task = TASKS["answer"]
-    details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
-    save_model(folder / "answer-left-to-right", task.build(spans), tokenizer, details)
     albert = sizes(tokenizer, num_hidden_layers=2, share_layers=True, embedding_size=16)
     save_model(folder / "albert", PretrainingModel(albert), tokenizer, pretraining)
     model = PretrainingModel(sizes(tokenizer, direction="left_to_right"), pairs=False)
@@ -67,8 +62,9 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
         details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
         narrow = sizes(tokenizer, embedding_size=16, pooler_act="gelu")
         save_model(folder / f"electra-{name}", task.build(narrow), tokenizer, details)
-    electra = Discriminator(sizes(tokenizer, embedding_size=16))
+    electra = ReplacedTokenModel(sizes(tokenizer, embedding_size=16), 0.5)
     save_model(folder / "electra", electra, tokenizer, pretraining)
+    save_model(folder / "words", PretrainingModel(plain, pairs=False), tokenizer, pretraining)
     encoder = Encoder(plain)
     save_model(folder / "encoder", encoder, tokenizer, {"task": "features"})
     save_model(folder / "embedding", encoder, tokenizer, {"task": "embedding"})
