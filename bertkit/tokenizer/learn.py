@@ -59,8 +59,6 @@ class LearnOptions:
     """The minimum frequency of a pair to be merged."""
     max_alphabet: int = 1000
     """The maximum number of single characters to keep; words with other characters become [UNK]."""
-    max_distinct_words: int | None = None
-    """The maximum number of distinct words in memory; beyond it the rarest ones are dropped."""
 
 
 LEARN_DEFAULTS = LearnOptions()
@@ -124,13 +122,11 @@ def learn_from_files(
     executor: Executor | None = None,
 ) -> tuple[Tokenizer, dict[str, Any]]:
     """Return a learned tokenizer and how it was learned; see `learn_tokenizer`."""
-    check_settings(size, options.min_frequency, options.max_alphabet)
-    skipped: Counter[str] = Counter()
-    counts = count_source(text, options, skipped, console, executor)
+    check_settings(size, options)
+    counts, read = count_source(text, options, console, executor)
     vocabulary = learn_from_counts(
         counts, size, min_frequency=options.min_frequency, max_alphabet=options.max_alphabet
     )
-    console.say(*describe_skipped(skipped, {}))
     if len(vocabulary) < size:
         console.say(
             f"the text yields only {len(vocabulary):,} of the {size:,} tokens requested; "
@@ -140,17 +136,13 @@ def learn_from_files(
     source = {"paths": list(text.paths), "words": counts.total()}
     made = {"settings": settings, "sources": [source], "distinct_words": len(counts)}
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=not options.cased)
-    return tokenizer, made | {"skipped": dict(skipped)}
+    return tokenizer, made | {"skipped": dict(read.skipped)}
 
 
 def count_source(
-    text: TextSource,
-    options: LearnOptions,
-    skipped: Counter[str],
-    console: Console,
-    executor: Executor | None,
-) -> Counter[str]:
-    """Count the words of a text, and show progress."""
+    text: TextSource, options: LearnOptions, console: Console, executor: Executor | None
+) -> tuple[Counter[str], TextCounts]:
+    """Count the words of a text, and what was read and skipped; show progress."""
     counts = TextCounts()
 
     def shown() -> Iterator[str]:
@@ -162,15 +154,11 @@ def count_source(
 
     console.start(None, title="counting words", unit="documents")
     words = count_words(
-        shown(),
-        lowercase=not options.cased,
-        max_distinct_words=options.max_distinct_words,
-        skipped=skipped,
-        executor=executor,
+        shown(), lowercase=not options.cased, skipped=counts.skipped, executor=executor
     )
     console.close()
     console.say(*describe_skipped(counts.skipped, counts.examples))
-    return words
+    return words, counts
 
 
 def documents(text: TextSource, counts: TextCounts) -> Iterator[str]:
@@ -179,12 +167,12 @@ def documents(text: TextSource, counts: TextCounts) -> Iterator[str]:
         yield from read_documents(source, counts, column=text.column)
 
 
-def check_settings(size: int, min_frequency: int, max_alphabet: int) -> None:
+def check_settings(size: int, options: LearnOptions) -> None:
     """Refuse settings with which no vocabulary can be learned, before any text is read."""
-    if not 1 <= size <= LARGEST or max_alphabet < 1 or min_frequency < 1:
+    if not 1 <= size <= LARGEST or min(options.max_alphabet, options.min_frequency) < 1:
         raise BertkitError(
-            f"a vocabulary needs a size of 1 to {LARGEST:,} tokens, and max_alphabet and "
-            f"min_frequency of at least 1; got {size:,}, {max_alphabet}, {min_frequency}"
+            f"a vocabulary needs a size of 1 to {LARGEST:,} tokens, and --max-alphabet and "
+            "--min-frequency of at least 1"
         )
 
 
@@ -264,18 +252,15 @@ def counts_in_range(counts: dict[str, int], min_frequency: int) -> tuple[dict[st
 def measure_vocabulary(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Any]:
     """Encode texts and return how well the vocabulary fits them.
 
-    "fertility" is tokens per word, and "characters_per_token" counts no white space.
+    "fertility" is the mean number of tokens per word.
     """
-    words = tokens = characters = 0
+    words = tokens = 0
     unknown: Counter[str] = Counter()
-    used: set[str] = set(SPECIAL_TOKENS)
     for text in checked_texts(texts):
         encoding = tokenizer.encode(text)
-        used.update(encoding.tokens)
         tokens += len(encoding.tokens)
         words += sum(not token.startswith(CONTINUATION) for token in encoding.tokens)
         for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):
-            characters += end - start
             if token == SPECIAL_TOKENS[1]:
                 unknown[text[start:end]] += 1
     return {
@@ -284,8 +269,6 @@ def measure_vocabulary(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, 
         "fertility": tokens / words if words else 0.0,
         "unknown_share": unknown.total() / words if words else 0.0,
         "unknown_words": sorted(unknown.items(), key=lambda item: (-item[1], item[0]))[:20],
-        "characters_per_token": characters / tokens if tokens else 0.0,
-        "unused_tokens": len(set(tokenizer.vocabulary) - used),
     }
 
 
@@ -293,43 +276,29 @@ def measure_vocabulary(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, 
 
 BLOCK_CHARACTERS = 1_000_000
 BETWEEN_WORDS = re.compile(f"[{WHITESPACE}{IDEOGRAPHS}]")
-KEPT_SHARE = 0.75
-"""The share of `max_distinct_words` kept when rare words are dropped, so that sorting is rare."""
-
 TOO_LONG = f"word of more than {MAX_WORD_CHARACTERS} characters"
-PRUNED_WORDS = "rare word dropped (max_distinct_words)"
-PRUNED = "occurrence of a rare word dropped (max_distinct_words)"
 
 
 def count_words(
     texts: Iterable[str],
     *,
     lowercase: bool,
-    max_distinct_words: int | None = None,
     skipped: Counter[str] | None = None,
     executor: Executor | None = None,
 ) -> Counter[str]:
     """Count each normalised word; words that are too long for a tokenizer are left out.
 
     Texts are dealt out in blocks, whose counts are added in order, so that any number of workers
-    gives the same table. `max_distinct_words` bounds the memory: whenever the table has more words
-    after a block, the rarest are dropped (of equals the later in the alphabet) until three quarters
-    of the limit remain. A dropped word that occurs again is counted from 0, so the counts of rare
-    words are then too low. What was left out is added to `skipped`, by reason.
+    gives the same table. The number of words that were left out is added to `skipped`.
     """
-    if max_distinct_words is not None and max_distinct_words < 1:
-        raise BertkitError(f"max_distinct_words must be at least 1, got {max_distinct_words}")
-    lost: Counter[str] = Counter() if skipped is None else skipped
     counts: Counter[str] = Counter()
     parts = (cut_text(text, BLOCK_CHARACTERS) for text in checked_texts(texts))
     blocks = cut_blocks(chain.from_iterable(parts), BLOCK_CHARACTERS)
     work = partial(count_block, lowercase=lowercase)
     for counted, long_words in map_in_order(work, blocks, executor):
         counts.update(counted)
-        if long_words:
-            lost[TOO_LONG] += long_words
-        if max_distinct_words is not None and len(counts) > max_distinct_words:
-            drop_rarest(counts, max(1, int(KEPT_SHARE * max_distinct_words)), lost)
+        if long_words and skipped is not None:
+            skipped[TOO_LONG] += long_words
     return counts
 
 
@@ -349,11 +318,3 @@ def count_block(texts: Sequence[str], lowercase: bool) -> tuple[Counter[str], in
         counts.update(split_words(text, lowercase=lowercase, strip_accents=lowercase))
     too_long = [word for word in counts if len(word) > MAX_WORD_CHARACTERS]
     return counts, sum(counts.pop(word) for word in too_long)
-
-
-def drop_rarest(counts: Counter[str], keep: int, skipped: Counter[str]) -> None:
-    """Keep the `keep` most frequent words; ties go to the first in the alphabet."""
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    for word in ranked[keep:]:
-        skipped[PRUNED] += counts.pop(word)
-    skipped[PRUNED_WORDS] += len(ranked) - keep
