@@ -2,7 +2,7 @@
 
 The text consists of short sentences from reference topics and docstrings, which are read without
 importing their modules. The task is to tell a sentence from the same sentence with two words
-replaced. It is tested on sentences of modules that neither pre-training nor fine-tuning has seen,
+exchanged. It is tested on sentences of modules that neither pre-training nor fine-tuning has seen,
 and that occur in no other module.
 """
 
@@ -13,7 +13,6 @@ import importlib.util
 import inspect
 import re
 import sysconfig
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -138,10 +137,6 @@ def new_sentences(text: str, seen: dict[str, str]) -> Iterator[str]:
             yield sentence
 
 
-REPLACEABLE = re.compile(r"(?<![\w'-])[a-z]{4,}(?![\w'-])")
-COMMON = 60
-"""The number of most frequent words that are never replaced; they hold sentences together."""
-CHANGED = 2
 LABELLED, TESTED = 2000, 1000
 FITTING = 14
 """The maximum length of a sentence in tokens, as pre-training mostly sees such."""
@@ -151,7 +146,7 @@ class LabelledTask(NamedTuple):
     """The task of choosing the genuine one of two sentences."""
 
     train: list[ChoiceExample]
-    """Sentences of the text to pre-train on, each with a version that has words replaced."""
+    """Sentences of the text to pre-train on, each with a version that has two words exchanged."""
     test: list[ChoiceExample]
     """The same for sentences of the modules that training never sees."""
 
@@ -172,37 +167,21 @@ def labelled_task(text: DemoText, tokenizer: Tokenizer) -> LabelledTask:
 def damaged_pairs(
     sentences: Sequence[str], wanted: int, rng: np.random.Generator
 ) -> list[ChoiceExample]:
-    """Pair up to `wanted` sentences with a version in which `CHANGED` words are others.
+    """Pair up to `wanted` sentences with a version in which two words are exchanged.
 
-    A replacement is drawn from the same sentences and is about as frequent as the original: the
-    counts of both have the same number of binary digits. So words alone give nothing away.
+    Both versions have the same words, so that only their order tells which one is genuine.
     """
-    words = Counter(word for sentence in sentences for word in spelling(sentence).split())
-    common = {word for word, _ in words.most_common(COMMON)}
-    matches = [[at for at in REPLACEABLE.finditer(s) if at[0] not in common] for s in sentences]
-    counts = Counter(match[0] for candidates in matches for match in candidates)
-    bands: dict[int, list[str]] = defaultdict(list)
-    for word in counts.elements():
-        bands[counts[word].bit_length()].append(word)
     pairs: list[ChoiceExample] = []
-    for number in rng.permutation(len(sentences)).tolist():
-        genuine, candidates = sentences[number], matches[number]
-        if len(pairs) == wanted:
-            break
-        if len(candidates) < CHANGED:
-            continue
-        drawn = sorted(rng.permutation(len(candidates))[:CHANGED].tolist())
-        chosen = [candidates[index] for index in drawn]
-        pools = [bands[counts[match[0]].bit_length()] for match in chosen]
-        others = [pool[rng.integers(len(pool))] for pool in pools]
-        if any(other == match[0] for other, match in zip(others, chosen, strict=True)):
-            continue
-        damaged = genuine
-        for other, match in zip(reversed(others), reversed(chosen), strict=True):
-            damaged = damaged[: match.start()] + other + damaged[match.end() :]
+    for number in rng.permutation(len(sentences))[:wanted].tolist():
+        genuine = sentences[number]
+        words = genuine.removesuffix(".").split()
+        first, second = rng.choice(np.arange(1, len(words)), 2, replace=False)
+        words[first], words[second] = words[second], words[first]
+        damaged = f"{' '.join(words)}."
         label = len(pairs) % 2
         choices = (damaged, genuine) if label else (genuine, damaged)
-        pairs.append(ChoiceExample(str(number), "", choices, label, f"sentence {number}"))
+        if damaged != genuine:
+            pairs.append(ChoiceExample(str(number), "", choices, label, f"sentence {number}"))
     return pairs
 
 
@@ -277,7 +256,7 @@ def sections(
             "title": "Does pre-training help?",
             "paragraphs": [
                 "The task is proofreading: of two versions of a sentence, which one is genuine? In "
-                f"the other, {CHANGED} words are replaced by words that are about as frequent.",
+                "the other, two words are exchanged.",
                 f"Genuine: {genuine}",
                 f"Damaged: {damaged}",
                 f"Each model learns from {len(task.train):,} pairs and is tested on "
