@@ -375,11 +375,6 @@ class KeySet:
         self._waiting: set[int] = set()
         self._runs: list[np.ndarray] = []
 
-    @property
-    def bytes(self) -> int:
-        """The size in bytes, 8 per number; the Python set takes a few megabytes more."""
-        return 8 * (len(self._waiting) + sum(map(len, self._runs)))
-
     def has_any(self, keys: Sequence[int]) -> bool:
         """Return whether at least one of the keys is in the set."""
         if not self._waiting.isdisjoint(keys):

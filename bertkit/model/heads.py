@@ -268,25 +268,14 @@ def generator_config(config: ModelConfig, share: float) -> ModelConfig:
 
 
 def count_parameters(config: ModelConfig, *, heads: bool = False) -> int:
-    """Return the number of parameters of the encoder and its pooler, computed from the sizes.
+    """Return the number of parameters of the encoder with its pooler, or of the whole network.
 
     The paper's 110M and 340M are base and large without heads and with a vocabulary of 30,522. With
     `heads`, the two pre-training heads are included; the tied decoder is counted once.
     """
-    width, inner, narrow = config.hidden_size, config.intermediate_size, config.embedding_width
-    norm = 2 * width
-    square = width * width + width
-    rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
-    embeddings = rows * narrow + 2 * narrow
-    if config.embedding_size:
-        embeddings += narrow * width + width
-    feed_forward = width * inner + inner + inner * width + width
-    layer = 4 * square + norm + feed_forward + norm
-    layers = 1 if config.share_layers else config.num_hidden_layers
-    encoder = embeddings + layers * layer + square
-    mlm = width * narrow + narrow + 2 * narrow + config.vocab_size
-    nsp = 2 * width + 2
-    return encoder + (mlm + nsp if heads else 0)
+    with torch.device("meta"):
+        network = PretrainingModel(config) if heads else Encoder(config)
+    return sum(parameter.numel() for parameter in network.parameters())
 
 
 # Losses -------------------------------------------------------------------------------------------

@@ -85,11 +85,3 @@ def test_key_set_is_a_set(added: list[list[int]], asked: list[int]) -> None:
     assert keys.has_any(asked) == bool(plain & set(asked))
     for key in sorted(plain)[:20]:
         assert keys.has_any([key])
-
-
-def test_key_set_takes_eight_bytes_a_key() -> None:
-    keys = KeySet(waiting=1000)
-    numbers = np.random.default_rng(2).integers(0, 1 << 63, 50_000).tolist()
-    for start in range(0, 50_000, 100):
-        keys.add(numbers[start : start + 100])
-        assert keys.bytes == 8 * (start + 100)

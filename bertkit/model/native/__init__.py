@@ -234,10 +234,6 @@ class Dropout(nn.Module):
             return hidden * dropout_mask(hidden, self.probability) / (1 - self.probability)
         return torch.dropout(hidden, self.probability, train=True)
 
-    def extra_repr(self) -> str:
-        """Return the probability, for `print(model)`."""
-        return f"probability={self.probability}"
-
 
 def add_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm, dropout: nn.Module) -> Tensor:
     """Return LayerNorm(dropout(x) + residual), in the dtype of the residual.
