@@ -1,7 +1,7 @@
 # The commands for people, CI and releases. `make demo` and `make test` need Python 3.11 and make only.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadgroup
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadgroup --no-loadscope-reorder
 
 .PHONY: demo test quick check bench docs dist clean
 

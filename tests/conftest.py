@@ -40,22 +40,22 @@ def one_thread() -> None:
         torch.set_num_threads(1)
 
 
-GROUPED = {
-    *("corpus/test_prepare.py", "corpus/test_shares.py"),
-    *("hosts/test_hosts.py", "model/test_hub.py"),
-    "model/test_publish.py",
-    *("pretraining_data/test_mixture.py", "serve/test_page.py", "serve/test_page_use.py"),
-    "serve/test_process.py",
-}
+GROUPED = (
+    *("crash/test_crashes.py", "training/test_ranks.py", "training/test_pretrain.py"),
+    *("checkpoints/test_hub.py", "checkpoints/test_publish.py"),
+    *("corpus/test_prepare.py", "corpus/test_executors.py", "report/test_pretraining.py"),
+    *("serve/test_page.py", "serve/test_process.py", "export/test_export.py"),
+)
 """The modules of which one worker runs all tests, because their fixtures take long to make."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of some modules together."""
+    """Keep the tests of some modules together; these begin first, so that none is left alone."""
     for item in items:
         module = item.path.relative_to(Path(__file__).parent).as_posix()
         if module in GROUPED:
             item.add_marker(pytest.mark.xdist_group(module))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

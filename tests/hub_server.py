@@ -1,7 +1,7 @@
 """A server with the routes of the Hugging Face hub that downloads and uploads use.
 
 Model information, trees, `resolve` with a redirect for large files, gated and private models, and
-connections that break in the middle of a file.
+connections that break in the middle of a file. And processes that use it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -311,3 +314,52 @@ def running_hub() -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+FORKS = """
+import json, os, sys
+from bertkit.errors import BertkitError
+{answer}
+assert "huggingface_hub" not in sys.modules, "it reads the environment when it is imported"
+for line in sys.stdin:
+    environment, arguments = json.loads(line)
+    if os.fork():
+        os.wait()
+        continue
+    os.environ.update(environment)
+    try:
+        shown = answer(*arguments)
+    except BertkitError as error:
+        shown = {{"code": error.code, "message": str(error)}}
+    print(json.dumps(shown), flush=True)
+    os._exit(0)
+"""
+
+
+def without_hub() -> dict[str, str]:
+    """The environment of this process without the settings of the hub."""
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return {**mine, "HF_HUB_DISABLE_XET": "1"}
+
+
+@contextmanager
+def forked_answers(answer: str) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Yield a function that calls `answer` of a script, each time in a process of its own.
+
+    Its first argument is the environment; the processes are forks, so that the imports of the
+    script are made once.
+    """
+    command = [sys.executable, "-c", FORKS.format(answer=answer)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=without_hub()
+    ) as process:
+
+        def ask(environment: dict[str, str], *arguments: Any) -> dict[str, Any]:
+            assert process.stdin
+            assert process.stdout
+            process.stdin.write(json.dumps([environment, arguments]) + "\n")
+            process.stdin.flush()
+            return dict(json.loads(process.stdout.readline()))
+
+        yield ask
+        process.kill()

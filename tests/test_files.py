@@ -5,7 +5,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -81,12 +80,6 @@ def test_only_errors_about_the_folder_say_that_it_cannot_be_written(tmp_path: Pa
         with new_folder(path):
             raise OSError(errno.ENOSPC, "No space left on device")  # as `write` raises it
     assert list(tmp_path.iterdir()) == []
-
-
-def age(path: Path, seconds: float) -> None:
-    """Let a file, or a folder and all in it, be last written some seconds ago."""
-    for entry in (*path.rglob("*"), path):
-        os.utime(entry, (time.time() - seconds,) * 2)
 
 
 def test_leftovers_of_a_dead_process_of_this_machine_are_removed_at_once(tmp_path: Path) -> None:

@@ -110,6 +110,17 @@ def test_training_does_not_catch_a_signal_that_is_ignored(name: str) -> None:
         signal.signal(number, before)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_training_notes_a_signal(number: int) -> None:
+    before = signal.signal(number, signal.SIG_DFL)  # ignored, as nohup does, it would not be noted
+    try:
+        with GracefulStop().install() as stop:
+            signal.raise_signal(number)
+            assert stop.received == number
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.parametrize("name", ["bertkit.cli.app", "cyclopts", "bertkit.cli.training"])
 def test_ctrl_c_while_modules_are_imported(name: str) -> None:
     done = python("-c", IMPORTING.format(name=name))

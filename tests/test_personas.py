@@ -101,12 +101,6 @@ def test_an_analyst_with_a_table(person: Person) -> None:
     assert accuracy == 1
     assert np.mean(folds) > 0.9
 
-    _, said = person.bertkit(
-        "finetune classification --train tickets.csv --text bodi --label team --model bert --out a",
-        status=2,
-    )
-    assert "'bodi'" in said
-    assert not (person.folder / "a").exists()
     person.bertkit("evaluate runs/tickets tickets.csv --out scores")
     evaluated = person.json("scores/dev-scores.json")
     assert (evaluated["scores"]["accuracy"], evaluated["scored"]) == (1, len(TICKETS) - 2)
@@ -191,9 +185,6 @@ def test_an_engineer_with_a_private_corpus(person: Person) -> None:
     person.bertkit(
         "prepare clean.jsonl.zst --tokenizer tokenizer --held-out 0.1 --processes 1 --out store"
     )
-    person.bertkit("plan tiny --store store --seconds 1 --json plan.json")
-    assert person.json("plan.json")
-
     (person.folder / "mine.toml").write_text(RECIPE.replace("STEPS", str(STEPS)))
     command = "pretrain mine.toml --store store --out runs/mine"
     journal = person.folder / "runs/mine/journal.jsonl"
@@ -211,20 +202,13 @@ def test_an_engineer_with_a_private_corpus(person: Person) -> None:
     assert steps == sorted(set(steps))
     assert steps[-1] == STEPS
 
-    (person.folder / "runs/mine/report.html").unlink()
-    person.bertkit("report runs/mine")
     assert "<svg" in (person.folder / "runs/mine/report.html").read_text()
-    printed, _ = person.bertkit('predict fill-mask runs/mine "The river [MASK] stone." --top 3')
-    assert printed.count("0.") == 3
-
     rows = [f"{word} {WORDS[i]},{'a' if i % 2 else 'b'}" for i, word in enumerate(WORDS[20:] * 2)]
     (person.folder / "train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     person.bertkit(
         "finetune classification --train train.csv --model runs/mine --out runs/topics "
         "--epochs 1 --batch-size 8 --learning-rate 1e-3"
     )
-    person.bertkit("export runs/topics --to onnx --out runs/onnx")
-    assert (person.folder / "runs/onnx/model.onnx").is_file()
     (person.folder / "new.txt").write_text("The sailor is in the garden.\n")
     person.bertkit("predict runs/topics new.txt --out new.jsonl --precision fp32")
     scored = person.json("new.jsonl")["probabilities"]
@@ -263,7 +247,7 @@ model.save_pretrained("theirs")
 tokenizer.save_pretrained("theirs")
 with torch.no_grad():
     logits = model(**tokenizer("where is [MASK] box", return_tensors="pt")).logits
-parameters, best_filled = model.num_parameters(), logits[0, 3].softmax(-1).max().item()
+best_filled = logits[0, 3].softmax(-1).max().item()
 
 filled = load("theirs", precision="fp32").fill_mask("where is [MASK] box", top=1)[0][0].probability
 rows = Dataset.from_dict({
@@ -282,7 +266,7 @@ with torch.no_grad():
 named = [dict(zip(model.config.id2label.values(), row, strict=True))
          for row in logits.softmax(-1).tolist()]
 ours = load("runs/topics", precision="fp32")(texts)
-print(json.dumps([parameters, filled - best_filled, best.scores["dev"]["accuracy"], named,
+print(json.dumps([filled - best_filled, best.scores["dev"]["accuracy"], named,
                   [dict(found.probabilities) for found in ours]]))
 """
 FROM_HUB = """
@@ -295,15 +279,11 @@ print(json.dumps(dict(found.probabilities)))
 
 
 def test_a_user_of_transformers(person: Person) -> None:
-    parameters, difference, accuracy, theirs, ours = person.python(TRAINING)
+    difference, accuracy, theirs, ours = person.python(TRAINING)
     assert abs(difference) < 1e-5
     assert accuracy == 1
     for one, other in zip(theirs, ours, strict=True):
         assert one == pytest.approx(other, abs=1e-5)
-    person.bertkit("info theirs --json info.json")
-    facts = person.json("info.json")
-    assert (facts["type"], facts["network"]["hidden_size"]) == ("bert", 32)
-    assert facts["parameters"] == parameters
     with running_hub() as hub:
         person.environment |= {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token}
         person.environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}

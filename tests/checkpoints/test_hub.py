@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,22 +16,17 @@ from bertkit.errors import BertkitError
 from bertkit.model.heads import PretrainingModel
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import tiny_config
-from tests.hub_server import Hub, Repository, running_hub
+from tests.hub_server import Hub, Repository, forked_answers, running_hub
 
-DRIVER = """
-import json, sys
+ANSWER = """
 from pathlib import Path
 from bertkit.checkpoints.pretrained import hub_commit, read_pretrained, model_folder
-from bertkit.errors import BertkitError
-for line in sys.stdin:
-    try:
-        start = read_pretrained(Path(json.loads(line)))
-        folder = model_folder(start.path)
-        names = sorted(path.name for path in folder.iterdir())
-        found = {"digest": start.digest, "files": names, "commit": hub_commit(folder)}
-    except BertkitError as error:
-        found = {"code": error.code, "message": str(error)}
-    print(json.dumps(found), flush=True)
+
+def answer(name):
+    start = read_pretrained(Path(name))
+    folder = model_folder(start.path)
+    names = sorted(path.name for path in folder.iterdir())
+    return {"digest": start.digest, "files": names, "commit": hub_commit(folder)}
 """
 
 Ask = Callable[..., dict[str, Any]]
@@ -60,35 +51,10 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def ask(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
-    """Read a model by its name in a process of its own: {"digest": ...}, or {"code": ...}.
-
-    The environment is read when the process starts, so each one has its own.
-    """
-    home = tmp_path_factory.mktemp("home")
-    running: dict[str, subprocess.Popen[str]] = {}
-
-    def asked(name: str, **environment: str) -> dict[str, Any]:
-        key = json.dumps(environment)
-        if key not in running:
-            settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-            given = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-            running[key] = subprocess.Popen(
-                [sys.executable, "-c", DRIVER],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**given, **settings, **environment},
-            )
-        process = running[key]
-        assert process.stdin
-        assert process.stdout
-        process.stdin.write(json.dumps(name) + "\n")
-        process.stdin.flush()
-        return dict(json.loads(process.stdout.readline()))
-
-    yield asked
-    for process in running.values():
-        process.communicate()
+    """Read a model by its name, in another process: {"digest": ...}, or {"code": ...}."""
+    settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path_factory.mktemp("home"))}
+    with forked_answers(ANSWER) as answers:
+        yield lambda name, **environment: answers({**settings, **environment}, name)
 
 
 def test_names_of_the_hub() -> None:

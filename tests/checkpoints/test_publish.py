@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,28 +18,22 @@ from bertkit.errors import BertkitError
 from bertkit.model.outputs import ClassificationModel
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import tiny_config
-from tests.hub_server import LARGE, Hub, Repository, running_hub
+from tests.hub_server import LARGE, Hub, Repository, forked_answers, running_hub, without_hub
 
-DRIVER = """
-import json, os, sys
+ANSWER = """
 from pathlib import Path
 import bertkit
 from bertkit.checkpoints.publish import push
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.errors import BertkitError
-for line in sys.stdin:
-    model, name, options, read, os.environ["HF_TOKEN"] = json.loads(line)
-    try:
-        done = push(model, name, **options)
-        found = done._asdict()
-        if read:
-            start = read_pretrained(Path(f"{name}@{done.commit}"))
-            found |= {"origin": start.origin, "label": bertkit.load(name)("river stone").label}
-    except BertkitError as error:
-        found = {"code": error.code, "message": str(error)}
-    print(json.dumps(found), flush=True)
+
+def answer(model, name, options, read):
+    done = push(model, name, **options)
+    found = done._asdict()
+    if read:
+        start = read_pretrained(Path(f"{name}@{done.commit}"))
+        found |= {"origin": start.origin, "label": bertkit.load(name)("river stone").label}
+    return found
 """
-"""The environment is read when a process starts, so each one has a process of its own."""
 
 Push = Callable[..., dict[str, Any]]
 
@@ -69,46 +61,25 @@ def hub() -> Iterator[Hub]:
         yield found
 
 
-def environment(hub: Hub, home: Path, **changes: str) -> dict[str, str]:
-    given = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-    return {**given, **own, "HF_TOKEN": hub.token, **changes}
-
-
 @pytest.fixture(scope="module")
 def pushed(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Push]:
     """Push in another process; `environ` changes its environment."""
-    home = tmp_path_factory.mktemp("home")
-    running: dict[str, subprocess.Popen[str]] = {}
+    home = str(tmp_path_factory.mktemp("home"))
+    with forked_answers(ANSWER) as answers:
 
-    def push(
-        model: Path,
-        name: str,
-        *,
-        environ: dict[str, str] | None = None,
-        read: bool = False,
-        token: str = hub.token,
-        **options: Any,
-    ) -> dict[str, Any]:
-        key = json.dumps(environ)
-        if key not in running:
-            running[key] = subprocess.Popen(
-                [sys.executable, "-c", DRIVER],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=environment(hub, home, **(environ or {})),
-            )
-        process = running[key]
-        assert process.stdin
-        assert process.stdout
-        process.stdin.write(json.dumps([str(model), name, options, read, token]) + "\n")
-        process.stdin.flush()
-        return dict(json.loads(process.stdout.readline()))
+        def push(
+            model: Path,
+            name: str,
+            *,
+            environ: dict[str, str] | None = None,
+            read: bool = False,
+            token: str = hub.token,
+            **options: Any,
+        ) -> dict[str, Any]:
+            settings = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_TOKEN": token}
+            return answers({**settings, **(environ or {})}, str(model), name, options, read)
 
-    yield push
-    for process in running.values():
-        process.communicate()
+        yield push
 
 
 @pytest.mark.slow
@@ -211,13 +182,10 @@ def test_the_files_of_a_model(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_prints_the_page_and_the_commit(hub: Hub, run: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bertkit", "push", str(run), "org/command", "--license", "mit"],
-        check=True,
-        env=environment(hub, tmp_path),
-        capture_output=True,
-        text=True,
-    )
+    settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_TOKEN": hub.token}
+    command = [sys.executable, "-m", "bertkit", "push", str(run), "org/command", "--license", "mit"]
+    environment = {**without_hub(), **settings}
+    done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
     commit = hub.repositories["org/command"].revisions["main"]
     assert done.stdout.split() == [f"{hub.url}/org/command", commit]
     assert "train.csv" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from huggingface_hub import ModelCard
 
 from bertkit.checkpoints.publish import card_text
 from bertkit.errors import BertkitError
+from bertkit.export import export
 from bertkit.export.export import compare_outputs, export_model, padded_arrays
 from bertkit.export.padded import OUTPUTS, PADDED_INPUTS, PaddedModel, read_export_source
 from bertkit.predict.embeddings import load_embedder
@@ -72,7 +74,7 @@ def test_padding_of_any_amount_changes_nothing(models: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["choose", "pretraining", "embedding"])
+@pytest.mark.parametrize("name", ["choose", "embedding"])
 def test_onnx_files_equal_bertkit(name: str, models: Path, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -95,13 +97,19 @@ def test_onnx_files_equal_bertkit(name: str, models: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_eight_bits_are_smaller_and_near(models: Path, tmp_path: Path) -> None:
+def test_eight_bits_are_smaller_and_near(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("onnxscript")
     manifest = export_model(models / "classify", tmp_path / "out", "onnx-int8")
     output = manifest["check"]["outputs"]["logits"]
     assert manifest["check"]["bound"] is None
     # without VNNI its 8-bit products saturate, which these large random weights reach
     assert 1e-5 < output["max_error"] < 0.4 * output["largest"]
+    made = tmp_path / "out" / "model.onnx"  # again, without the seconds that writing takes
+    monkeypatch.setattr(
+        export, "write_onnx", lambda _, folder, **__: shutil.copy(made, folder / made.name)
+    )
     with pytest.raises(BertkitError, match="logits differs"):
         export_model(models / "classify", tmp_path / "exact", "onnx-int8", max_error=1e-9)
     assert not (tmp_path / "exact").exists()

@@ -23,10 +23,13 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 RENDER = page.render_svg  # before the one of other tests, which draws nothing
 
 
-@pytest.fixture(autouse=True)
-def drawn_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the curves."""
-    monkeypatch.setattr(page, "render_svg", RENDER)
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a run with its curves, which take long to draw."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "render_svg", RENDER)
+        path = write_report(full_run(tmp_path_factory.mktemp("runs") / "run"))
+    return path.read_text(encoding="utf-8")
 
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -153,9 +156,8 @@ def page_of(run: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
-def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
-    found = page_of(full_run(tmp_path / "run"))
-    text = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+def test_the_page_is_whole_and_needs_nothing_else(text: str) -> None:
+    found = Page(text)
     assert text.startswith("<!DOCTYPE html>")
     assert "http://" not in text
     assert "https://" not in text
@@ -170,8 +172,8 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     assert ("meta", "name", "viewport") in found.attributes
 
 
-def test_references_inside_the_drawings_are_to_ids_that_exist(tmp_path: Path) -> None:
-    found = page_of(full_run(tmp_path / "run"))
+def test_references_inside_the_drawings_are_to_ids_that_exist(text: str) -> None:
+    found = Page(text)
     used = {value[1:] for _, name, value in found.attributes if name == "xlink:href"}
     clips = {value[5:-1] for _, name, value in found.attributes if name == "clip-path"}
     assert used
@@ -179,9 +181,7 @@ def test_references_inside_the_drawings_are_to_ids_that_exist(tmp_path: Path) ->
     assert used | clips <= set(found.ids)
 
 
-def test_colours_follow_the_page(tmp_path: Path) -> None:
-    full_run(tmp_path / "run")
-    text = write_report(tmp_path / "run").read_text(encoding="utf-8")
+def test_colours_follow_the_page(text: str) -> None:
     drawings = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
     assert not re.search(r"(fill|stroke): *#[0-9a-f]{6}", drawings)
     for variable in page.VARIABLES.values():
@@ -189,8 +189,8 @@ def test_colours_follow_the_page(tmp_path: Path) -> None:
         assert text.count(f"--{variable[6:-1]}:#") == 2  # once light, once dark
 
 
-def test_the_scores_are_those_of_the_journal(tmp_path: Path) -> None:
-    found = page_of(full_run(tmp_path / "run"))
+def test_the_scores_are_those_of_the_journal(text: str) -> None:
+    found = Page(text)
     for row in (
         ["Masked language model: loss", "4.213", "guessing by frequency (unigram entropy) 6.561"],
         ["Masked language model: accuracy", "28.1%", "always the most frequent token 5.1%"],
@@ -211,10 +211,11 @@ def test_the_scores_are_those_of_the_journal(tmp_path: Path) -> None:
     assert labels[0].startswith("Masked language model: loss: training from 8.800 to 5.000, held")
 
 
-def test_the_same_files_give_the_same_page(tmp_path: Path) -> None:
-    first = write_report(full_run(tmp_path / "a")).read_bytes()
-    again = write_report(full_run(tmp_path / "b")).read_bytes()
-    assert first == again
+def test_the_same_files_give_the_same_page(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "render_svg", RENDER)
+    assert write_report(full_run(tmp_path / "run")).read_text(encoding="utf-8") == text
 
 
 def test_a_run_in_progress_with_missing_fields(tmp_path: Path) -> None:

@@ -411,11 +411,11 @@ def test_equal_texts_are_listed_once_with_the_best_score() -> None:
 
 
 @pytest.mark.slow
-def test_a_million_characters() -> None:
+def test_a_context_of_many_characters() -> None:
     rng = np.random.default_rng(0)
     words = ["a", "bc", "(1895-1943)", "🙂", "\u202f", "م"]
-    context = " ".join(rng.choice(words, 300_000))[:1_000_000]
-    assert len(context) == 1_000_000
+    context = " ".join(rng.choice(words, 90_000))[:300_000]
+    assert len(context) == 300_000
     windows = make_windows("when was it?", context, UNCASED).windows
     assert windows[-1].reach[1] == len(context)
     offsets = np.array(UNCASED.encode(context).offsets)

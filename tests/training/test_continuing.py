@@ -158,8 +158,3 @@ def test_the_recipe_adapt_reads_text_as_the_model_does(
     own = Tokenizer.load(tmp_path / "run" / "model")
     assert own.content_hash == Tokenizer.load(start).content_hash
     run(*command, "--out", tmp_path / "learned", "--vocabulary-size", "99", status=2)
-
-
-def start_error(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    run(*command, status=2)
-    return capsys.readouterr().err

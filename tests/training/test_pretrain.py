@@ -5,8 +5,6 @@ import json
 import math
 import shutil
 import signal
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +40,7 @@ TOY = PretrainRecipe(
     logging=Logging(log_every=4, evaluate_every=10, held_out_sequences=16, checkpoint_every=6),
 )
 
+SHORT = replace(TOY, phases=replace(TOY.phases, steps=(14, 4)))
 TOY_TOML = """
 [model]
 hidden_size = 32
@@ -132,21 +131,10 @@ def test_model_directory_loads_in_transformers(finished: Path) -> None:
 
 
 @pytest.mark.slow
-def test_same_recipe_gives_the_same_weights(
+def test_the_same_recipe_gives_the_same_weights_and_another_seed_others(
     finished: Path, store: TokenStore, tmp_path: Path
 ) -> None:
-    pretrain(TOY, store, tmp_path)
-    assert weights(tmp_path) == weights(finished)
-    other = replace(TOY, training=replace(TOY.training, seed=1))
-    pretrain(other, store, tmp_path / "other")
-    assert weights(tmp_path / "other") != weights(finished)
-
-
-@pytest.mark.slow
-def test_records_reach_a_function_of_the_caller(
-    finished: Path, store: TokenStore, tmp_path: Path
-) -> None:
-    """Each one of the journal, and the weights are those without it; its error ends the run."""
+    """Also where a function reads each record of the journal; its error ends the run."""
     seen: list[dict[str, Any]] = []
     assert pretrain(TOY, store, tmp_path / "run", on_record=seen.append) is None
     assert seen == read_journal(tmp_path / "run" / "journal.jsonl")
@@ -157,10 +145,11 @@ def test_records_reach_a_function_of_the_caller(
         if record["kind"] == "step":
             raise KeyError("mine")
 
+    other = replace(TOY, training=replace(TOY.training, seed=1))
     with pytest.raises(KeyError, match="mine"):
-        pretrain(TOY, store, tmp_path / "other", on_record=fail)
-    assert pretrain(TOY, store, tmp_path / "other") is None
-    assert weights(tmp_path / "other") == weights(finished)
+        pretrain(other, store, tmp_path / "other", on_record=fail)
+    assert pretrain(other, store, tmp_path / "other") is None
+    assert weights(tmp_path / "other") != weights(finished)
 
 
 def test_finished_run_is_left_alone(finished: Path, store: TokenStore) -> None:
@@ -170,13 +159,10 @@ def test_finished_run_is_left_alone(finished: Path, store: TokenStore) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_signal_saves_and_the_run_resumes_exactly(
-    finished: Path, store: TokenStore, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    finished: Path, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    number = signal.Signals[name]
-    if signal.getsignal(number) == signal.SIG_IGN:
-        pytest.skip("the tests run under nohup, so the run ignores SIGHUP, too")
+    number = signal.SIGINT
     real, calls = module.train_steps, []
 
     def interrupted(*arguments: object, **options: object) -> object:
@@ -225,7 +211,7 @@ def test_other_objectives_train_resume_and_end_in_a_model(
         objectives=wanted,
         model=replace(TOY.model, **sizes),
         training=replace(TOY.training, optimizer="muon" if name == "muon" else "adamw"),
-        phases=Phases(lengths=(32, 64), steps=(12, 4), batch_sizes=(8, 4), max_predictions=(5, 9)),
+        phases=replace(TOY.phases, steps=(8, 2)),
         logging=replace(TOY.logging, evaluate_every=8),
     )
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
@@ -262,7 +248,7 @@ def test_other_objectives_train_resume_and_end_in_a_model(
     start = read_pretrained(whole)
     reads_as = "gelu" if wanted.token == "rtd" else "tanh"  # what tasks read from ELECTRA
     assert start.config == replace(recipe.config(store.tokenizer.size), pooler_act=reads_as)
-    assert start.details["steps"] == 16
+    assert start.details["steps"] == 10
     if wanted.token == "rtd":
         generator = load_pretraining_model(whole / "generator").encoder
         discriminator = load_model(whole / "model", Encoder).model
@@ -319,11 +305,10 @@ def test_resuming_in_another_precision_is_reported(
     """A run with precision auto that moves to a processor with other instructions."""
     able = {"avx512_bf16": True}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
-    training = replace(TOY.training, precision="auto")
-    recipe = replace(TOY, training=training)
+    recipe = replace(SHORT, training=replace(TOY.training, precision="auto"))
     assert pretrain(recipe, store, tmp_path / "run") is None
     shutil.rmtree(tmp_path / "run" / "model")
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000040")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000018")
     able.clear()
     assert pretrain(recipe, store, tmp_path / "run") is None
     journal = read_journal(tmp_path / "run" / "journal.jsonl")
@@ -357,12 +342,6 @@ def test_a_batch_of_a_later_phase_that_is_too_small_is_refused_at_once(
     assert not (tmp_path / "run").exists()
 
 
-def change_recipe(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    settings = json.loads((run / "recipe.json").read_text())
-    change(settings["recipe"])
-    (run / "recipe.json").write_text(json.dumps(settings))
-
-
 def test_other_store_in_the_same_folder_is_refused(
     finished: Path, store: TokenStore, tmp_path: Path
 ) -> None:
@@ -378,7 +357,7 @@ def test_corpus_without_held_out_documents_trains_with_a_note(
 ) -> None:
     text = str(store.folder.parent / "corpus.txt")
     other = prepare([text], store.tokenizer, tmp_path / "s", held_out=0)
-    pretrain(TOY, other, tmp_path / "run")
+    pretrain(SHORT, other, tmp_path / "run")
     records = read_journal(tmp_path / "run" / "journal.jsonl")
     assert not [record for record in records if record["kind"] == "evaluation"]
     notes = [record["message"] for record in records if record["kind"] == "note"]
@@ -395,21 +374,21 @@ def test_divergence_stops_the_run_and_keeps_the_last_checkpoint(
     def broken(model: Any, batch: Any, **names: str) -> Sums:
         sums = real(model, batch, **names)
         calls.append(1)
-        if model.training and len(calls) > 40:
+        if model.training and len(calls) > 20:
             loss = sums["mlm_loss"]
             sums["mlm_loss"] = loss._replace(value=loss.value * float("nan"))
         return sums
 
     monkeypatch.setattr(heads, "pretraining_objective", broken)
     with pytest.raises(BertkitError, match="training has diverged"):
-        pretrain(TOY, store, tmp_path, save_models_at=range(1, TOY.phases.total_steps))
+        pretrain(SHORT, store, tmp_path, save_models_at=range(1, SHORT.phases.total_steps))
     written = sorted((tmp_path / "models").iterdir())
     weights = load_file(written[-1] / "model.safetensors")
     assert all(tensor.isfinite().all() for tensor in weights.values()), "no model without numbers"
     (kept, *_) = sorted((tmp_path / "checkpoints").iterdir(), reverse=True)
-    assert int(kept.name.removeprefix("step-")) <= 20
+    assert int(kept.name.removeprefix("step-")) <= 10
     monkeypatch.undo()
-    assert pretrain(TOY, store, tmp_path) is None
+    assert pretrain(SHORT, store, tmp_path) is None
 
 
 def test_damaged_shard_stops_the_run_before_it_learns_nonsense(
@@ -442,13 +421,13 @@ def test_full_disk_keeps_what_was_saved(
 
     monkeypatch.setattr(files, "save_file", full)
     with pytest.raises(BertkitError, match="the disk is full"):
-        pretrain(TOY, store, tmp_path)
+        pretrain(SHORT, store, tmp_path)
     monkeypatch.undo()
     assert [path.name for path in sorted((tmp_path / "checkpoints").glob("step-*"))] == [
         "step-00000006",
         "step-00000012",
     ]
-    assert pretrain(TOY, store, tmp_path) is None
+    assert pretrain(SHORT, store, tmp_path) is None
 
 
 def journal_steps(run: Path) -> list[dict[str, object]]:
@@ -457,11 +436,11 @@ def journal_steps(run: Path) -> list[dict[str, object]]:
 
 @pytest.mark.slow
 def test_every_update_is_logged_even_where_a_phase_ends(store: TokenStore, tmp_path: Path) -> None:
-    odd = replace(TOY, logging=replace(TOY.logging, evaluate_every=7, checkpoint_every=11))
+    odd = replace(SHORT, logging=replace(TOY.logging, evaluate_every=5, checkpoint_every=11))
     pretrain(odd, store, tmp_path)
     steps = journal_steps(tmp_path)
-    assert sum(record["sequences"] for record in steps) == 30 * 8 + 10 * 4
-    assert 30 in [record["step"] for record in steps]
+    assert sum(record["sequences"] for record in steps) == 14 * 8 + 4 * 4
+    assert 14 in [record["step"] for record in steps]
 
 
 def test_signal_during_evaluation_still_saves(
@@ -499,18 +478,3 @@ def test_two_processes_cannot_share_a_folder(store: TokenStore, tmp_path: Path) 
 def test_impossible_training_fields_are_refused(field: str, value: float) -> None:
     with pytest.raises(BertkitError, match=rf"training\.{field} must be"):
         Training(**{field: value})
-
-
-def has_step(journal: Path) -> bool:
-    return journal.is_file() and '"kind": "step"' in journal.read_text()
-
-
-def loaders_of(trainer: int) -> list[int]:
-    """Process numbers of a trainer's loaders."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == trainer and b"spawn_main" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
