@@ -96,7 +96,7 @@ def flag(name: str) -> str:
 
 
 def check_known(what: str, name: object, known: Iterable[str], code: str | None = None) -> None:
-    """Raise a BertkitError with a hint unless a name is one of the known ones."""
+    """Raise a BertkitError with a hint if a name is not among the known ones."""
     if name not in (names := list(known)):
         raise BertkitError(f"no {what} is called '{name}'{nearest(str(name), names)}", code=code)
 

@@ -158,8 +158,8 @@ def map_in_order(
 def _result(future: Future[Result], executor: Executor) -> Result:
     """Wait for a result.
 
-    A local pool notices the death of a worker, but not that of one that was sending its result: the
-    pool then waits for the rest of it.
+    A local pool notices that a worker died, except while the worker is sending its result: the
+    pool would then wait for the rest forever.
     """
     while True:
         try:

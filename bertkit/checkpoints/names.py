@@ -319,7 +319,7 @@ def file_names(parameter: str, family: Family, architecture: str = "") -> tuple[
 
 
 def without_number(module: str) -> tuple[str, str]:
-    """Return a module's name with N for the number of its layer, and this number."""
+    """Return a module's name with its layer number replaced by N, and the number."""
     match = re.search(r"\blayers?\.(\d+)(?=\.)", module)
     if match is None:
         return module, "0"  # layers that share weights have no number in files
@@ -394,7 +394,7 @@ def own_tensors(tensors: dict[str, Tensor], family: Family, source: object) -> d
 def file_tensors(
     tensors: Mapping[str, Tensor], family: Family, architecture: str = "", *, bare: bool = False
 ) -> dict[str, Tensor]:
-    """Return tensors by a family's names; `bare` drops the prefix, as in files of an encoder."""
+    """Rename tensors to a family's names; `bare` drops the prefix, as in files of an encoder."""
     named: dict[str, Tensor] = {}
     for parameter, tensor in tensors.items():
         names = file_names(parameter, family, architecture)

@@ -95,7 +95,7 @@ def push(
     if "/" not in name or not REPOSITORY.fullmatch(name):
         raise BertkitError(f"'{name}' is not a name on the hub; give ORG/NAME", code="hub-name")
     if revision is not None and not REVISION.fullmatch(revision):
-        raise BertkitError(f"'{revision}' is not the name of a branch; give one such as main")
+        raise BertkitError(f"'{revision}' is not a branch name; use one such as main")
     if license and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
         raise BertkitError(
             f"'{license}' is not an identifier of a license; give one as the hub lists them, such "

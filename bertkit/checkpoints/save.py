@@ -234,7 +234,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def copied_tensor(path: Path, name: str) -> Tensor:
-    """Read one tensor into memory; its part of the file is mapped only meanwhile."""
+    """Copy one tensor into memory; its part of the file is mapped only during the copy."""
     with safe_open(path, framework="pt") as file:
         return file.get_tensor(name).clone()
 

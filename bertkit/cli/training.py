@@ -25,10 +25,10 @@ RECIPE_DEFAULTS = PretrainRecipe()
 def demo_command(*, out: Path = Path("runs/demo")) -> int:
     """Pre-train and fine-tune a small BERT on the docstrings of Python and of installed packages.
 
-    Nothing is downloaded. It takes minutes on two cores.
+    Nothing is downloaded. It takes a few minutes on two cores.
 
     Args:
-        out: The run directory, in which the report is report.html.
+        out: The run directory; the report is its report.html.
     """
     import torch
 
@@ -195,7 +195,7 @@ def read_start(
 
 
 def check_corpus_flags(store: Path | None, corpus: TextFlags) -> None:
-    """Check that the flags name one corpus, and that none of them would have no effect."""
+    """Check that the flags name exactly one corpus, and that each of them has an effect."""
     if corpus.text and not is_alone():
         raise BertkitError(
             "several processes cannot start from --text; make a store with `bertkit prepare` once "

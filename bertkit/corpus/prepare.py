@@ -128,7 +128,7 @@ def check_options(text: TextSource, folder: Path, held_out: float, shard_megabyt
 def claim_store(
     folder: Path, settings: dict[str, Any], tokenizer: Tokenizer, sources: Sequence[Source]
 ) -> None:
-    """Record how a store is made, or check that it is made so; what made no shard may change."""
+    """Record a store's settings, or compare them with the record if there are shards."""
     path = folder / "settings.json"
     made = [*folder.glob("manifest.json"), *folder.glob("shards/*.json")]
     if not made and "tokenizer_hash" in read_optional(path, file_names=True):
@@ -270,7 +270,7 @@ class ShardWriter:
             self.records += 1
 
     def details(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return what the manifest says besides the shards."""
+        """Return the manifest's fields other than the shards."""
         return {
             "settings": settings,
             "sources": [asdict(source) for source in self.sources],
@@ -291,7 +291,7 @@ def check_training_documents(shards: Sequence[ShardInfo], sources: Sequence[Sour
 
 
 def describe_store(store: TokenStore) -> list[str]:
-    """Return lines that say what a store holds and what was skipped."""
+    """Summarize a store, and what was skipped, in a few lines."""
     held_out = TokenStore(store.folder, "held_out")
     unknown = store.unigrams[store.tokenizer.unk_id] / max(1, store.tokens)
     line = (

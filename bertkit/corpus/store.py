@@ -112,7 +112,7 @@ def open_shard(
     whole = all(o[0] == 0 and o[-1] == end and bool((o[1:] > o[:-1]).all()) for o, end in ends)
     if not whole:
         raise BertkitError(
-            f"shard {folder / shard.name} has offsets that do not fit it; prepare it again"
+            f"shard {folder / shard.name} has inconsistent offsets; prepare the store again"
         )
     largest = int(arrays.tokens.max(initial=0))
     if largest >= vocabulary_size:

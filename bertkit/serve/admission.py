@@ -303,7 +303,7 @@ def too_large(limits: Limits) -> RefusedError:
 
 
 async def read_body(receive: Receive, limits: Limits) -> bytes:
-    """Return a request's body, which is limited in size and time."""
+    """Read a request's body within the limits of size and time."""
     body, more = bytearray(), True
     try:
         async with asyncio.timeout(limits.deadline):

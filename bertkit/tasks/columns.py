@@ -93,7 +93,7 @@ class Columns(ABC):
         raise NotImplementedError
 
     def from_line(self, line: str, location: str, id: str, document: int) -> Any:  # noqa: A002
-        """Return the example of a line of plain text."""
+        """Parse a line of plain text into an example."""
         raise BertkitError(f"{location}: this task needs columns, not plain text; give a table")
 
     def from_value(self, value: Any, location: str, id: str) -> Any:  # noqa: A002

@@ -121,7 +121,7 @@ class ChoiceColumns(Columns):
             choices.pop()
         require_texts(location, [text, *choices])
         if not choices:
-            raise BertkitError(f"{location} has no choice to choose from")
+            raise BertkitError(f"{location} has no choices")
         return ChoiceExample(id, text, tuple(choices), None, location)
 
 
@@ -228,7 +228,7 @@ class MultipleChoice(Task):
         return {"accuracy": right / max(1, len(inputs))}
 
     def baseline(self, inputs: Inputs) -> Metrics:
-        """Always the index that is right most often."""
+        """Score answering every input with the most frequent correct index."""
         [(_, right)] = Counter(example.gold for example in inputs).most_common(1)
         return {"accuracy": right / len(inputs)}
 

@@ -28,7 +28,7 @@ GLUE_SITE = "https://gluebenchmark.com/tasks"
 
 @dataclass(frozen=True)
 class OfficialSet:
-    """A data set by name."""
+    """An official data set: its files, how to read them, and the settings of its task."""
 
     task_type: str
     files: Mapping[str, tuple[str, ...]]  # split -> the possible names of its file
@@ -142,7 +142,7 @@ def write_glue(
     rows = sorted((int(number), answer) for number, answer in zip(ids, answers, strict=True))
     if [number for number, _ in rows] != list(range(len(rows))):
         raise BertkitError(
-            f"IDs of a {task.folder} submission are 0 to {len(ids) - 1}; predict the whole test "
+            f"a {task.folder} submission needs the IDs 0 to {len(ids) - 1}; predict the whole test "
             "file"
         )
     if task.labels:

@@ -349,8 +349,8 @@ def with_null_threshold(task: Task, details: Mapping[str, Any], threshold: float
         raise BertkitError(f"a null threshold is for models that answer, not for {task.task_type}")
     if not task.null and "null" in (details.get("settings") or {}):
         raise BertkitError(
-            "the model was fine-tuned on questions that all have an answer, so it cannot tell if "
-            "there is none; fine-tune it on data with unanswerable questions"
+            "the model was fine-tuned only on answerable questions, so it cannot recognize others; "
+            "fine-tune it on data with unanswerable questions"
         )
     return replace(task, null=True, threshold=threshold)
 

@@ -263,7 +263,7 @@ def check_post_processor(path: Path) -> None:
         (pair.tokens, pair.type_ids) != (["[CLS]", word, "[SEP]", word, "[SEP]"], [0, 0, 0, 1, 1])
     ):
         raise BertkitError(
-            f"{path}: its post_processor makes of two texts '{' '.join(pair.tokens)}' with the "
+            f"{path}: its post_processor encodes a pair as '{' '.join(pair.tokens)}' with the "
             f"segments {pair.type_ids}; bertkit reads only [CLS] A [SEP] B [SEP] with 0 0 0 1 1"
         )
 

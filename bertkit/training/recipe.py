@@ -95,7 +95,7 @@ class Phases:
                 f"phase, got {', '.join(str(len(values)) for values in lists)} entries"
             )
         if min(min(values) for values in lists) < 1:
-            raise BertkitError("phases: every entry must be at least 1")
+            raise BertkitError("phases: all values must be at least 1")
 
     @property
     def total_steps(self) -> int:

@@ -248,7 +248,7 @@ def is_finished(run: Run) -> bool:
 
 
 def announce(run: Run, log: Journal, examples: ExampleSampler, notes: Sequence[str]) -> None:
-    """Log the model and the data of the run, and notes, before the first update."""
+    """Log a run's model, its data and notes before the first update."""
     start = start_record(run.recipe, run.store, examples)
     start |= {
         "step": run.step,

@@ -125,7 +125,7 @@ WIDEST_HEAD = 256
 
 
 def has_compiled_steps(x: Tensor, residual: Tensor) -> bool:
-    """Return whether a training step on these activations and residual sums is compiled code."""
+    """Return whether compiled code can train on these activations and residual sums."""
     plain = x.device.type == "cpu" and not torch.compiler.is_compiling()
     return plain and (x.dtype, residual.dtype) in step_types()
 

@@ -56,7 +56,7 @@ def fields_of(kind: type[Any], *names: str) -> list[tuple[str, type[Any]]]:
 
 
 class ProductStruct(ctypes.Structure):
-    """A matrix product; see native.c."""
+    """The weights of a matrix product, as native.c lays them out."""
 
     _fields_ = (
         *fields_of(ctypes.c_void_p, "weight", "bias", "scale", "shift"),

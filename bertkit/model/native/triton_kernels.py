@@ -50,7 +50,7 @@ def query_hashes(seed, tokens, head, HEADS: tl.constexpr):
 
 @triton.jit
 def is_kept(hashes, keys, THRESHOLD: tl.constexpr):
-    """Return which weights are kept; hashes of queries and numbers of keys are broadcast."""
+    """Return which weights dropout keeps; hashes of queries and numbers of keys are broadcast."""
     return mix(hashes + keys.to(tl.uint32) * 0x9E3779B9) >= THRESHOLD
 
 
