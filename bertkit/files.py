@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from bertkit.errors import BertkitError, HeldError
@@ -336,6 +337,8 @@ def matches_type(value: Any, kind: Any) -> bool:
     if get_origin(kind) is tuple:
         element, *_ = get_args(kind)
         return isinstance(value, list | tuple) and all(matches_type(v, element) for v in value)
+    if isinstance(kind, UnionType):
+        return any(matches_type(value, one) for one in get_args(kind))
     if kind is float:
         return type(value) is int or (isinstance(value, float) and not math.isnan(value))
     return type(value) is kind

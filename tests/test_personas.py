@@ -102,7 +102,7 @@ def test_an_analyst_with_a_table(person: Person) -> None:
     assert np.mean(folds) > 0.9
 
     person.bertkit("evaluate runs/tickets tickets.csv --out scores")
-    evaluated = person.json("scores/dev-scores.json")
+    evaluated = person.json("scores/tickets-scores.json")
     assert (evaluated["scores"]["accuracy"], evaluated["scored"]) == (1, len(TICKETS) - 2)
 
     tickets.drop(columns="team").to_csv(person.folder / "new.csv", index=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, get_type_hints
 
 from cyclopts import App, ArgumentCollection, Group, Parameter
@@ -70,6 +71,13 @@ NullThreshold = Annotated[
         help="For question answering: the null odds above which a question gets no answer. The "
         "default is saved with the model; a model of transformers has none and answers every "
         "question."
+    ),
+]
+Top = Annotated[
+    int | None,
+    Parameter(
+        help="For classification: the number of labels whose probabilities are shown; by default "
+        "all of up to 100, else 10."
     ),
 ]
 Column = Annotated[str, Parameter(help="The column of the text, in formats that have columns.")]
@@ -150,7 +158,9 @@ def task_flags(name: str, title: str, *, without: Collection[str] = ()) -> Any:
         for option in fields(options):
             if option.name in without:
                 continue
-            types[option.name] = hints[option.name]
+            hint: Any = hints[option.name]
+            several = isinstance(hint, UnionType) or types.get(option.name) == tuple[str, ...]
+            types[option.name] = tuple[str, ...] if several else hint
             by_text = texts.setdefault(option.name, {})
             by_text.setdefault(described.get(option.name, ""), []).append(task.task_type)
     made = []
@@ -161,9 +171,8 @@ def task_flags(name: str, title: str, *, without: Collection[str] = ()) -> Any:
             for text, task_types in by_text.items()
         ]
         parameter = Parameter(help=" ".join(" ".join(parts).split()))
-        hint: Any = types[option_name] | None
-        hint = Annotated[hint, parameter]
-        made.append((option_name, hint, field(default=None)))
+        optional: Any = Annotated[types[option_name] | None, parameter]
+        made.append((option_name, optional, field(default=None)))
     flags = make_dataclass(title, made, frozen=True, kw_only=True)
     flags.__module__ = __name__
     return flags

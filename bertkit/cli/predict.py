@@ -18,6 +18,7 @@ from bertkit.cli.options import (
     NullThreshold,
     Pooling,
     PretrainedModel,
+    Top,
     TunedModel,
     flag_group,
     set_flags,
@@ -43,6 +44,7 @@ def predict_texts(
     text: tuple[str, ...] = (),
     out: Path | None = None,
     null_threshold: NullThreshold = None,
+    top: Top = None,
     compute: Annotated[Compute, FLATTEN] = AUTO,
     columns: Annotated[ColumnFlags, flag_group("Columns of your data")] = NO_COLUMNS,
 ) -> None:
@@ -67,7 +69,7 @@ def predict_texts(
         raise BertkitError("--text names the column of a file's text; give one, or leave out FILE")
     if out is not None:
         check_ending(out)
-    predictor = load_predictor(model, null_threshold=null_threshold, **vars(compute))
+    predictor = load_predictor(model, null_threshold=null_threshold, top=top, **vars(compute))
     if file:
         named = {"text": text[0]} if text else {}
         predict_file(predictor, file, columns=named | set_flags(columns), out=out)

@@ -8,7 +8,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Annotated
 
-from bertkit.cli.options import FLATTEN, Device, Precision
+from bertkit.cli.options import FLATTEN, Device, Precision, Top
 from bertkit.errors import BertkitError
 from bertkit.serve.admission import DEFAULT_LIMITS, Limits, check_token
 
@@ -21,6 +21,7 @@ def serve_command(
     port: int = 8000,
     precision: Precision = "auto",
     device: Device = "auto",
+    top: Top = None,
     token_file: Path | None = None,
     allowed_hosts: tuple[str, ...] = (),
     log_requests: bool = True,
@@ -48,7 +49,13 @@ def serve_command(
     with open_socket(host, port) as listening:
         hosts = host_names(host, allowed_hosts, token)
         app = serving_app(
-            *models, precision=precision, device=device, token=token, hosts=hosts, limits=limits
+            *models,
+            precision=precision,
+            device=device,
+            top=top,
+            token=token,
+            hosts=hosts,
+            limits=limits,
         )
         for card in (model.card for model in app.state.service.models.values()):
             routes = ", ".join(card["routes"])

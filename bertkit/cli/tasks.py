@@ -49,7 +49,7 @@ def finetune_command(
     train: str = "",
     dev: str = "",
     test: str = "",
-    dev_share: float = 0.1,
+    dev_share: float | None = None,
     metric: str = "",
     new_head: bool = False,
     device: Device = "auto",
@@ -89,7 +89,8 @@ def finetune_command(
         dev: Labelled data for choosing the best run; without it, a share of the training data is
             held out.
         test: Data to predict at the end, with or without labels.
-        dev_share: The share of the training data that is held out if there is no --dev.
+        dev_share: The share of the training data that is held out if there is no --dev; by default
+            0.1.
         metric: The dev score by which runs are compared and stopped early, such as macro_f1; by
             default the task's first.
         new_head: Initialise the head randomly even if the model has one for the same task and

@@ -2,7 +2,8 @@
 
 A single run leaves `model/`, `results.json`, `journal.jsonl` and `predictions/` in its folder. The
 runs of a grid have a folder each, `runs/NAME/`, with a journal and a `run.json`; `model/` is that
-of the best run. A run that was stopped resumes from its last evaluation, and finished runs are not
+of the best run. With folds, each is a run of the grid, and the best setting is then trained on all
+inputs. A run that was stopped resumes from its last evaluation, and finished runs are not
 repeated.
 """
 
@@ -30,11 +31,13 @@ from bertkit.finetuning.runs import (
     RunSettings,
     Scores,
     best_run,
+    fold_means,
     grid_summary,
     labelled_part,
     read_results,
     read_run,
     run_text,
+    score_remarks,
     scores_text,
     setting_text,
     write_results,
@@ -43,6 +46,7 @@ from bertkit.finetuning.train import TaskTraining, label_order, tuned_details
 from bertkit.progress import JOURNAL, Console, Journal, console_or_new
 from bertkit.tasks.columns import Columns
 from bertkit.tasks.sequences import WindowLengths, run_task
+from bertkit.tasks.splits import fold_numbers
 from bertkit.tasks.task import Items, Task, encode
 from bertkit.tasks.types import (
     DataFiles,
@@ -116,7 +120,8 @@ def finetune(
     files = replace(files or DataFiles(), **{k: v for k, v in splits.items() if v is not None})
     if isinstance(task, str):
         positions = start.config.max_position_embeddings
-        task = load_dataset(task, files, columns, windows, positions)
+        whole = settings.grid.folds > 0
+        task = load_dataset(task, files, columns, windows, positions, whole=whole)
     inputs = [f for f in (files.train, files.dev, files.test) if isinstance(f, str | Path)]
     out = check_output(out, inputs, folder=True)
     with console_or_new(console) as shown:
@@ -173,6 +178,19 @@ class Setup:
             "new_head": settings.new_head,
         }
 
+    def with_fold(self, numbers: Sequence[int], fold: int) -> Setup:
+        """Return the setup of a run for which the inputs of a fold are dev."""
+        train, dev = (
+            [e for e, n in zip(self.data.train, numbers, strict=True) if (n == fold) == held_out]
+            for held_out in (False, True)
+        )
+        encoded = (
+            encode(self.task, inputs, self.start.tokenizer, self.start.config)
+            for inputs in (train, dev)
+        )
+        data = replace(self.data, train=train, dev=[("dev", dev)])
+        return replace(self, data=data, items=dict(zip(("train", "dev"), encoded, strict=True)))
+
     def predict(self, model: Any, split: str, inputs: Sequence[Any], *, show: bool) -> list[Any]:
         """Return the results for a split; `show` is whether to show a progress bar."""
         items = self.items[split]
@@ -210,6 +228,11 @@ def prepare(
     console: Console,
 ) -> Setup:
     """Check and encode the data once for all runs, and say what is worth knowing about it."""
+    if settings.grid.folds and (data.dev or settings.training.early_stopping):
+        raise BertkitError(
+            "folds score the training data, and nothing can stop the model that is trained on all "
+            "of it; leave out --dev and --early-stopping"
+        )
     console.say(*describe_skipped(data.counts.skipped, data.counts.examples))
     for name, inputs in (("train", data.train), *data.dev):
         check_labelled(name, inputs)
@@ -219,9 +242,10 @@ def prepare(
     size = start.config.hidden_size, len(data.train), task.task_type
     console.say(*settings.grid.reasons(*size))
     settings = replace(settings, grid=settings.grid.chosen(*size))
-    baselines = {name: task.baseline(inputs) for name, inputs in data.dev}
+    dev = data.dev or [("dev", data.train)]  # all of it is held out in one fold or another
+    baselines = {name: task.baseline(inputs) for name, inputs in dev}
     metric = settings.metric or task.metric
-    known = baselines[data.dev[0][0]]
+    known = baselines[dev[0][0]]
     if twice := sorted(known.keys() & metrics.keys()):
         raise BertkitError(f"{task.task_type} has a metric '{twice[0]}'; rename your own")
     check_known("metric", metric, (*known, *metrics), code="metric")
@@ -259,16 +283,18 @@ def prepare(
 def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> FinetuneResult:
     """Train the runs that are missing, then write the best model and `results.json`."""
     runs, console = setup.settings.grid.runs(), setup.console
-    single = len(runs) == 1
+    single, folds = len(runs) == 1, setup.settings.grid.folds
     results: list[RunResult] = []
     best_name, best_predictions = "", dict[str, list[Any]]()
+    numbers = fold_numbers(type(setup.task), setup.data.train, folds) if folds else []
     for number, run in enumerate(runs, 1):
         folder = out if single else out / "runs" / run.name
         if not single and (folder / "run.json").is_file():
             results.append(read_run(folder / "run.json"))
             continue
         title = run.name if single else f"run {number} of {len(runs)}, {run.name}"
-        result, predictions = train_run(setup, run, folder, title)
+        part = setup.with_fold(numbers, run.fold) if folds else setup
+        result, predictions = train_run(part, run, folder, title)
         results.append(result)
         if not single:
             write_json(folder / "run.json", result.as_json())
@@ -277,8 +303,11 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
             console.say(f"run {number} of {len(runs)}, {run_text(result, setup.metric)}")
         if best_run_name(results) == run.name:
             best_name, best_predictions = run.name, predictions
-    best = best_run(results)
+    best = fold_means(results, setup.metric) if folds else best_run(results)
     rows = grid_summary(results)
+    if folds:
+        best = train_whole(setup, best, out / "runs" / best.name)
+        results.append(best)
     if not single:
         source = out / "runs" / best.name / "model"
         if not source.is_dir():
@@ -287,6 +316,7 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
             shutil.copytree(source, folder, dirs_exist_ok=True)
     predicted = predict_splits(setup, out, best_predictions if best_name == best.name else {})
     scores = {name: values["scores"] for name, values in predicted.items() if values["scores"]}
+    scores = (best.scores if folds else {}) | scores
     values = {
         **described,
         "best": best.name,
@@ -303,7 +333,8 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
     write_json(out / "results.json", values)
     if not single:
         console.say(*(setting_text(row, setup.metric) for row in rows))
-    console.say(f"best: {run_text(best, setup.metric)}; the model is in {out / 'model'}")
+    how = f", trained on all inputs; scores are means of {folds} folds" if folds else ""
+    console.say(f"best: {run_text(best, setup.metric)}{how}; the model is in {out / 'model'}")
     if best.degenerate:
         rate = best.settings["learning_rate"]
         console.say(
@@ -311,6 +342,20 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
             f"{3 * rate:g} or {rate / 3:g}, more epochs, or more seeds"
         )
     return FinetuneResult(out, best, tuple(results), values)
+
+
+def train_whole(setup: Setup, means: RunResult, folder: Path) -> RunResult:
+    """Train the best setting of the folds on all inputs; its scores are the means of the folds."""
+    task = setup.task
+    if means.threshold is not None:
+        task = replace(task, threshold=means.threshold)  # type: ignore[type-var]
+    if not (folder / "model").is_dir():
+        run = RunSettings(**means.settings)
+        trained, _ = train_run(replace(setup, task=task), run, folder, "all inputs")
+        if trained.degenerate:
+            raise DivergedError(f"the run on all inputs {trained.degenerate}")
+        return replace(means, seconds=trained.seconds)
+    return means
 
 
 def best_run_name(results: Sequence[RunResult]) -> str:
@@ -360,11 +405,12 @@ def train_run(
             setup.console.start(loop.total, loop.step, title=title)
             window, reason = MetricWindow(), "finished"
             every = training.eval_every or loop.updates_per_epoch
+            first = setup.data.dev[0][0] if setup.data.dev else ""
             try:
                 for update in loop.updates():
                     window.add(update)
                     last = loop.step == loop.total
-                    evaluating = last or loop.step % every == 0
+                    evaluating = last or (first and loop.step % every == 0)
                     if evaluating or loop.step % LOG_EVERY == 0:
                         log.write(window.close(), show=True)
                     if not evaluating:
@@ -372,7 +418,8 @@ def train_run(
                     with loop.whole_model() as model:
                         made = evaluate_run(setup, run, model, state, folder, last=last)
                     predictions = made or predictions
-                    first = setup.data.dev[0][0]
+                    if not first:
+                        break
                     log.write({"kind": "evaluation", "step": loop.step, "split": first,
                                setup.metric: state["values"][-1]})  # fmt: skip
                     values = state["values"]
@@ -391,9 +438,12 @@ def train_run(
             log.write({"kind": "end", "step": loop.step, "reason": reason})
     seconds = round(state["seconds"] + time.perf_counter() - began, 1)
     scores: Scores = {} if diverged else state["scores"]
-    metric = None if diverged else scores[setup.data.dev[0][0]][setup.metric]
-    degenerate = diverged or state["degenerate"]
-    return RunResult(run.name, asdict(run), scores, metric, degenerate, seconds), predictions
+    metric = scores[first][setup.metric] if scores else None
+    degenerate, threshold = diverged or state["degenerate"], state.get("threshold")
+    return (
+        RunResult(run.name, asdict(run), scores, metric, degenerate, seconds, threshold),
+        predictions,
+    )
 
 
 def evaluate_run(
@@ -404,22 +454,20 @@ def evaluate_run(
     `state` gets the main score, and the scores of the kept model; a checkpoint keeps it. Returns
     split -> the results of a model that is kept; {} if it is not.
     """
-    (first, inputs), *others = setup.data.dev
-    results = setup.predict(model, first, inputs, show=last)
-    task = setup.task.calibrated(inputs, results)
-    results = task.decided(results)
-    scores = {first: setup.score(task, inputs, results)}
-    value = scores[first][setup.metric]
-    better = value > max(state["values"], default=-math.inf)
-    state["values"].append(value)
-    if not (better if setup.settings.training.early_stopping else last):
-        return {}
-    predictions = {first: results}
-    for name, examples in others:
-        predictions[name] = task.decided(setup.predict(model, name, examples, show=last))
-        scores[name] = setup.score(task, examples, predictions[name])
-    state["scores"] = scores
-    state["degenerate"] = task.degenerate(inputs, results)
+    task, scores, predictions = setup.task, Scores(), dict[str, list[Any]]()
+    for name, inputs in setup.data.dev:
+        results = setup.predict(model, name, inputs, show=last)
+        task = task if scores else task.calibrated(inputs, results)
+        predictions[name] = task.decided(results)
+        scores[name] = setup.score(task, inputs, predictions[name])
+        if len(scores) == 1:
+            value = scores[name][setup.metric]
+            better = value > max(state["values"], default=-math.inf)
+            state["values"].append(value)
+            if not (better if setup.settings.training.early_stopping else last):
+                return {}
+            state["degenerate"] = task.degenerate(inputs, predictions[name])
+    state["scores"], state["threshold"] = scores, getattr(task, "threshold", None)
     details = tuned_details(setup.data, task) | {
         "run": asdict(run),
         "training": as_json(setup.settings.training),
@@ -443,19 +491,17 @@ def predict_splits(
         results = made.get(name)
         if results is None:
             results = loaded.task.decided(setup.predict(loaded.model, name, inputs, show=True))
-        folder = out / "predictions"
-        files = write_results(loaded.task, setup.data.name, name, folder, inputs, results)
+        write_results(out / "predictions" / f"{name}.jsonl", inputs, results)
         known, scored, note = labelled_part(inputs, results)
         scores = setup.score(loaded.task, known, scored) if known else {}
         if known:
+            remarks = score_remarks(loaded.task, name, known, scored, scores)
             setup.console.say(
-                f"{name}: {scores_text(scores, setup.metric)}", *([note] if note else [])
+                f"{name}: {scores_text(scores, setup.metric)}", *([note] if note else []), *remarks
             )
-        paths = [path.relative_to(folder).as_posix() for path in files]
         predicted[name] = {
             "scores": scores,
             "inputs": len(inputs),
             "scored": len(known),
-            "files": paths,
         }
     return predicted

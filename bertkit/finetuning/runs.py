@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,14 @@ class RunSettings:
     learning_rate: float
     epochs: int
     seed: int
+    fold: int = 0
+    """The fold that is held out, from 1; 0 if it is not one of several."""
 
     @property
     def name(self) -> str:
         """The name of the run's folder."""
-        return f"b{self.batch_size}-lr{self.learning_rate:.12g}-e{self.epochs}-s{self.seed}"
+        setting = f"b{self.batch_size}-lr{self.learning_rate:.12g}-e{self.epochs}-s{self.seed}"
+        return f"{setting}-f{self.fold}" if self.fold else setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +137,9 @@ class Grid:
     The paper tries 2, 3 and 4."""
     seeds: int = 1
     """The number of runs of each setting, with seeds 1, 2, ..."""
+    folds: int = 0
+    """Score by cross-validation: a run for each of so many folds of the training data, then a model
+    of the best setting that is trained on all of it. 0 for dev data."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "learning_rate", "epochs"):
@@ -147,7 +153,9 @@ class Grid:
             if len({f"{number:.12g}" for number in numbers}) < len(numbers):
                 raise BertkitError(f"{name} has a value twice; give each value once")
             object.__setattr__(self, name, numbers)
-        sizes = (self.batch_size, self.learning_rate, self.epochs)
+        if self.folds < 0 or self.folds == 1:
+            raise BertkitError(f"folds are 2 or more, or 0 for none, not {self.folds}")
+        sizes = (self.batch_size, self.learning_rate, self.epochs, range(self.folds))
         if not 0 < self.seeds * math.prod(len(values) or 1 for values in sizes) <= MAX_RUNS:
             raise BertkitError(f"a grid has 1 to {MAX_RUNS:,} runs; give other values or seeds")
 
@@ -182,12 +190,13 @@ class Grid:
 
     def runs(self) -> list[RunSettings]:
         """Return all runs of a `chosen` grid: first each setting with seed 1, then with seed 2."""
+        folds = range(1, self.folds + 1) if self.folds else (0,)
         settings = itertools.product(
-            range(1, self.seeds + 1), self.batch_size, self.learning_rate, self.epochs
+            range(1, self.seeds + 1), self.batch_size, self.learning_rate, self.epochs, folds
         )
         return [
-            RunSettings(seed=seed, batch_size=batch, learning_rate=rate, epochs=epochs)
-            for seed, batch, rate, epochs in settings
+            RunSettings(seed=seed, batch_size=batch, learning_rate=rate, epochs=epochs, fold=fold)
+            for seed, batch, rate, epochs, fold in settings
         ]
 
 
@@ -218,6 +227,8 @@ SETTINGS = FinetuneSettings()
 
 FRACTION = re.compile(r"(^|_)(accuracy|precision|recall|f1|exact|match|matthews|pearson|spearman)$")
 SHOWN_SCORES = 5
+FEW_INPUTS = 50
+"""Scores of fewer inputs are shown with their uncertainty."""
 Scores = dict[str, dict[str, float]]  # split -> metric -> value
 
 
@@ -231,6 +242,7 @@ class RunResult:
     metric: float | None  # the score by which runs are compared; None if the run diverged
     degenerate: str  # why the run learned nothing; "" if it learned something
     seconds: float
+    threshold: float | None = None  # the one that was chosen on dev, of tasks with a threshold
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -313,8 +325,9 @@ def grid_summary(results: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 
 def metric_spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Return median, range and standard deviation; a single value has no deviation."""
+    """Return mean, median, range and standard deviation; a single value has no deviation."""
     return {
+        "mean": statistics.fmean(values),
         "median": statistics.median(values),
         "lowest": min(values),
         "highest": max(values),
@@ -322,18 +335,14 @@ def metric_spread(values: Sequence[float]) -> dict[str, float | None]:
     }
 
 
-def write_results(
-    task: Task, name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
-) -> list[Path]:
-    """Write results: one JSON object per line and input, and the official files of the set."""
-    path = folder / f"{split}.jsonl"
+def write_results(path: Path, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    """Write results: one JSON object per line and input."""
     rows = []
     for example, result in zip(inputs, results, strict=True):
         rows.append({"id": example.id, **result.to_dict()})
         if isinstance(example, TextExample):  # readers want the texts next to a prediction
             rows[-1] |= {"gold": example.gold, "text": example.text, "pair": example.pair}
     write_json_lines(path, rows)
-    return [path, *task.official_files(name, split, folder, inputs, results)]
 
 
 def labelled_part(
@@ -344,6 +353,27 @@ def labelled_part(
     lost = len(inputs) - len(known)
     note = f"{lost:,} of {len(inputs):,} inputs have no label and are not scored" if lost else ""
     return [inputs[i] for i in known], [results[i] for i in known], note
+
+
+def fold_means(results: Sequence[RunResult], metric: str) -> RunResult:
+    """Return the means of the folds of the best setting, as a run of all inputs without a seed."""
+    best_run(results)  # raises if each run diverged
+    scored = [row for row in grid_summary(results) if row["scores"]]
+    best = max(scored, key=lambda row: row["scores"]["dev"][metric]["mean"])
+    runs = [result for result in results if result.setting == best["setting"] and result.scores]
+    run = RunSettings(**{**runs[0].settings, "fold": 0})
+    means = {name: spread["mean"] for name, spread in best["scores"]["dev"].items()}
+    degenerate = runs[0].degenerate if all(result.degenerate for result in runs) else ""
+    thresholds = [result.threshold for result in runs if result.threshold is not None]
+    return RunResult(
+        run.name,
+        asdict(run),
+        {"dev": means},
+        means[metric],
+        degenerate,
+        0.0,
+        statistics.fmean(thresholds) if thresholds else None,
+    )
 
 
 # Texts --------------------------------------------------------------------------------------------
@@ -366,6 +396,49 @@ def scores_text(scores: dict[str, float], main: str = "") -> str:
     return ", ".join(f"{name} {score_text(name, scores[name])}" for name in names[:SHOWN_SCORES])
 
 
+def main_interval(task: Task, scores: dict[str, float], inputs: int) -> list[float] | None:
+    """Return the 95 % interval of a task's main score on few inputs; None on many.
+
+    It is Wilson's for shares, of which F1 is treated as one, and Fisher's for correlations.
+    """
+    if not 0 < inputs < FEW_INPUTS:
+        return None
+    value = scores[task.metric]
+    if task.metric in ("matthews", "pearson", "spearman"):
+        middle, half = (
+            math.atanh(max(-0.9999, min(value, 0.9999))),
+            1.96 / max(inputs - 3, 0.1) ** 0.5,
+        )
+        return [math.tanh(middle - half), math.tanh(middle + half)]
+    squared = 1.96**2 / inputs
+    middle, half = value + squared / 2, math.sqrt(squared * (value * (1 - value) + squared / 4))
+    return [(middle - half) / (1 + squared), (middle + half) / (1 + squared)]
+
+
+def score_remarks(
+    task: Task, split: str, inputs: Sequence[Any], results: Sequence[Any], scores: dict[str, float]
+) -> list[str]:
+    """Say how uncertain the main score of few inputs is, and of how many labels macro F1 is."""
+
+    def names(values: Iterable[Any]) -> set[str]:
+        return {n for value in values for n in (value if isinstance(value, tuple) else (value,))}
+
+    said, metric, golds = [], task.metric, names(map(task.gold_value, inputs))
+    if interval := main_interval(task, scores, len(inputs)):
+        low, high = (score_text(metric, end) for end in interval)
+        said.append(
+            f"{split}: {len(inputs)} inputs are few: {metric} is {low} to {high} with 95 % "
+            "confidence; finetune --folds 5 scores all training data"
+        )
+    if "macro_f1" in scores and (lacking := {*task.labels} - golds):
+        occurring = golds | names(map(task.answer_value, results))
+        said.append(
+            f"{split} lacks {len(lacking):,} of {len(task.labels):,} labels, such as "
+            f"{min(lacking)!r}: macro_f1 is over {len(occurring):,}"
+        )
+    return said
+
+
 def run_text(result: RunResult, main: str = "") -> str:
     """Describe a run in one line, beginning with its main metric."""
     flag = f" [degenerate: {result.degenerate}]" if result.degenerate else ""
@@ -378,8 +451,9 @@ def setting_text(row: dict[str, Any], main: str) -> str:
     parts = []
     for split, metrics in row["scores"].items():
         spread = metrics.get(main) or next(iter(metrics.values()))
-        median, low, high = (score_text(main, spread[k]) for k in ("median", "lowest", "highest"))
-        parts.append(f"{split} {main} median {median} ({low} to {high})")
+        kinds = ("mean", "median", "lowest", "highest")
+        mean, median, low, high = (score_text(main, spread[kind]) for kind in kinds)
+        parts.append(f"{split} {main} mean {mean}, median {median} ({low} to {high})")
     failed = f", {row['degenerate']} degenerate" if row["degenerate"] else ""
     failed += f", {row['diverged']} diverged" if row["diverged"] else ""
     return f"{row['setting']}, n={row['runs']}{failed}: {', '.join(parts)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
-from bertkit.finetuning.runs import labelled_part, write_results
+from bertkit.finetuning.runs import labelled_part, score_remarks, write_results
 from bertkit.predict.load import TaskPredictor, load_predictor, text_columns_of
 from bertkit.progress import Console, console_or_new
 from bertkit.tasks.classification import Classification, TextColumns
@@ -18,6 +19,7 @@ from bertkit.tasks.official import OFFICIAL
 from bertkit.tasks.task import Items, Task
 from bertkit.tasks.types import DataFiles, read_split, task_class
 from bertkit.text.documents import TextCounts, describe_skipped
+from bertkit.text.sources import file_name
 from bertkit.training.device import environment
 
 
@@ -29,6 +31,7 @@ class Evaluation:
     name: str
     """The name of the data set, or the task type."""
     split: str
+    """The split of the data set, or the name of the file without its ending."""
     inputs: Sequence[Any]
     results: Sequence[Any]
     items: Items
@@ -38,10 +41,9 @@ class Evaluation:
     """Metric -> score as a fraction of 1; {} if no input has a label."""
 
     def save(self, out: Path) -> list[Path]:
-        """Write predictions, official files, and a record with the scores; return the files."""
-        files = write_results(
-            self.predictor.task, self.name, self.split, out, self.inputs, self.results
-        )
+        """Write predictions and a record with the scores; return the files."""
+        predictions, scores = out / f"{self.split}.jsonl", out / f"{self.split}-scores.json"
+        write_results(predictions, self.inputs, self.results)
         record = {
             "task": self.name,
             "split": self.split,
@@ -56,8 +58,8 @@ class Evaluation:
             "device": str(self.predictor.device),
             "environment": environment(),
         }
-        write_json(out / f"{self.split}-scores.json", record)
-        return files
+        write_json(scores, record)
+        return [predictions, scores]
 
 
 def evaluate(
@@ -83,7 +85,8 @@ def evaluate(
             model's task type for `file`, and the set that the model was fine-tuned on for `data`.
         data: the folder of an official data set, of which `split` is read.
         split: "train", "dev", "test", or another split of an official set, such as
-            "dev-mismatched"; data named "test" may lack labels. The default is "dev".
+            "dev-mismatched"; data named "test" may lack labels. The default is "dev", and the
+            results for a file are named like it.
         columns: the column options of the user's data, by name; the others are those that the model
             was fine-tuned with.
         precision: "fp32", "bf16", "int8" (CPUs only) or "auto".
@@ -98,7 +101,7 @@ def evaluate(
     """
     if file is None and data is None:
         raise BertkitError("there is nothing to score; give a file, or --data FOLDER of a data set")
-    split = split or "dev"
+    part, split = split or ("dev" if file is None else data_name(file)), split or "dev"
     with console_or_new(console) as shown:
         predictor = load_predictor(
             model, device=device, precision=precision, null_threshold=null_threshold
@@ -115,7 +118,7 @@ def evaluate(
         files = DataFiles(data=None if data is None else Path(data))
         options = predictor.columns_with(dict(columns or {}))
         if file is not None:
-            source = as_source(file, split)
+            source = as_source(file, part)
             named: dict[str, Any] = {split if split in ("train", "test") else "dev": source}
             files = replace(files, **named)
             if isinstance(options, TextColumns) and not {"text", "pair"} & {*(columns or {})}:
@@ -124,19 +127,27 @@ def evaluate(
         inputs = read_split(name, split, files, options, counts)
         if not unlabelled_ok and all(example.gold is None for example in inputs):
             raise BertkitError(
-                f"{split} has no labels to score by; to predict without scores, give --out on the "
+                f"{part} has no labels to score by; to predict without scores, give --out on the "
                 "command line, or unlabelled_ok=True in Python"
             )
         shown.say(*describe_skipped(counts.skipped, counts.examples))
         shown.start(None, title="predicting", unit="windows")
         results, items = predictor.run(inputs, lambda done, total: shown.update({"done": done}))
         shown.close()
-        shown.say(f"{split}: {items.inputs:,} inputs, {items.described()}")
+        shown.say(f"{part}: {items.inputs:,} inputs, {items.described()}")
         known, scored, note = labelled_part(inputs, results)
-        scores = official_task(predictor.task, name).score(known, scored) if known else {}
-        if known and note:
-            shown.say(f"{split}: {note}")
-        return Evaluation(predictor, name, split, inputs, results, items, len(known), scores)
+        task_of_set = official_task(predictor.task, name)
+        scores = task_of_set.score(known, scored) if known else {}
+        if known:
+            notes = [f"{part}: {note}"] if note else []
+            shown.say(*notes, *score_remarks(task_of_set, part, known, scored, scores))
+        return Evaluation(predictor, name, part, inputs, results, items, len(known), scores)
+
+
+def data_name(data: Any) -> str:
+    """Return a name for data, which a file may have: that of its file, without ending."""
+    path = file_name(str(data)).name if isinstance(data, str | Path) else ""
+    return re.sub(r"[^\w-]+", "-", path.partition(".")[0]).strip("-") or "data"
 
 
 def check_model(task: Task, name: str) -> None:

@@ -42,7 +42,9 @@ def predict_file(
 
     A row has the ID of the input, the columns of the input and the fields of the result. A column
     of the input that has the name of a field of the result is called `input_NAME`. Where columns
-    are flat (.csv, .tsv, .parquet), each label's probability is a column `probability_LABEL`.
+    are flat (.csv, .tsv, .parquet), each label's probability is a column `probability_LABEL`; if
+    only the most probable labels are shown (`load(..., top=N)`), they are `label_1`,
+    `probability_1` and so on.
 
     Args:
         predictor: a fine-tuned model.
@@ -72,7 +74,8 @@ def predict_file(
         for chunk in predictor.chunks(examples):
             results, items = predictor.run(chunk)
             pairs = zip(chunk, results, strict=True)
-            write([result_row(example, rows, result, flat=flat) for example, result in pairs])
+            labels = len(predictor.task.labels) if flat else 0
+            write([result_row(example, rows, result, labels) for example, result in pairs])
             total = total.plus(items)
             if visible:
                 shown.update({"done": total.inputs})
@@ -102,12 +105,17 @@ def file_examples(
     return columns.read(file, counts, "predict", rows)
 
 
-def result_row(example: Any, rows: dict[str, Fields], result: Any, *, flat: bool) -> dict[str, Any]:
-    """Return a result with the columns of its input, which are removed from `rows`."""
+def result_row(example: Any, rows: dict[str, Fields], result: Any, labels: int) -> dict[str, Any]:
+    """Return a result with the columns of its input, which are removed from `rows`.
+
+    `labels` is their number if the probabilities become columns, else 0.
+    """
     values = result.to_dict()
-    if flat and isinstance(values.get("probabilities"), dict):
+    if labels and isinstance(values.get("probabilities"), dict):
         shares = values.pop("probabilities")
-        values |= {f"probability_{label}": share for label, share in shares.items()}
+        for rank, (label, share) in enumerate(shares.items(), 1):
+            ranked = {f"label_{rank}": label, f"probability_{rank}": share}
+            values |= {f"probability_{label}": share} if len(shares) == labels else ranked
     fields = rows.pop(example.location, None)
     if fields is None:  # not a table
         named = ("text", "pair", "question")

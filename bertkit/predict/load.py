@@ -52,15 +52,17 @@ class TaskPredictor:
         device: str = "auto",
         precision: str = "auto",
         null_threshold: float | None = None,
+        top: int | None = None,
     ) -> None:
         self.arguments: dict[str, Any] = {
             "device": device,
             "precision": precision,
             "null_threshold": null_threshold,
+            "top": top,
         }
         self.folder, self.device = folder, choose_device(device)
         self.precision = choose_mode(precision, self.device)
-        loaded = load_task_model(folder, self.device, null_threshold)
+        loaded = load_task_model(folder, self.device, null_threshold, top)
         self.model, self.task, self.tokenizer = loaded.model, loaded.task, loaded.tokenizer
         self.details = loaded.details
         """The content of the model's `bertkit.json`."""
@@ -205,6 +207,7 @@ def load(
     device: str = "auto",
     precision: str = "auto",
     null_threshold: float | None = None,
+    top: int | None = None,
 ) -> Predictor | TaskPredictor | Embedder:
     """Load a trained model for use.
 
@@ -217,6 +220,8 @@ def load(
         null_threshold: the null odds (score of no answer minus score of the best span) above which
             a question answering model gives no answer. The default is the threshold saved with the
             model; a model fine-tuned with transformers has none and answers every question.
+        top: for classification: the number of labels whose probabilities a result has, the most
+            probable ones; by default all of up to 100 labels, and 10 of more.
 
     Returns:
         A `TaskPredictor` for a fine-tuned model; an `Embedder` for a model of
@@ -227,12 +232,14 @@ def load(
     """
     folder = resolve_model(path)
     if is_embedder(folder) or not is_tuned(model_folder(folder)):
-        if null_threshold is not None:
-            raise BertkitError(f"{folder} was not fine-tuned for a task; it has no threshold")
+        if null_threshold is not None or top is not None:
+            raise BertkitError(f"{folder} was not fine-tuned: it has no threshold and no labels")
         if is_embedder(folder):
             return load_embedder(folder, device=device, precision=precision)
         return load_pretrained(folder, device=device, precision=precision)
-    return TaskPredictor(folder, device=device, precision=precision, null_threshold=null_threshold)
+    return TaskPredictor(
+        folder, device=device, precision=precision, null_threshold=null_threshold, top=top
+    )
 
 
 def load_predictor(path: Path | str, **options: Any) -> TaskPredictor:

@@ -46,6 +46,7 @@ def serving_app(
     *models: str | Path,
     precision: str = "auto",
     device: str = "auto",
+    top: int | None = None,
     token: str = "",
     hosts: Collection[str] = (),
     limits: Limits = DEFAULT_LIMITS,
@@ -58,6 +59,7 @@ def serving_app(
         models: the models' folders or names on the hub, each as MODEL or NAME=MODEL.
         precision: "fp32", "bf16", "int8" or "auto".
         device: "auto", "cpu", "cuda", ...
+        top: the number of labels whose probabilities are returned; see `bertkit.load`.
         token: the token that requests to /v1/ and /metrics must carry; "" if no token is required.
         hosts: the host names that are accepted in addition to IP addresses; empty for any name.
         limits: the limits on requests and queues.
@@ -73,7 +75,7 @@ def serving_app(
         raise InputTypeError(f"hosts must be a list of names, not {hosts!r}; put it in brackets")
     check_token(token)
     metrics, names = Metrics(), [str(model) for model in models]
-    served = load_models(names, limits, metrics, precision=precision, device=device)
+    served = load_models(names, limits, metrics, precision=precision, device=device, top=top)
     return make_app(Service(served, limits, metrics), token=token, hosts=hosts)
 
 

@@ -41,7 +41,7 @@ from bertkit.serve.operations import (
     Tokens,
     refusal_of,
 )
-from bertkit.tasks.types import is_tuned
+from bertkit.tasks.types import is_tuned, with_top
 from bertkit.training.device import OUT_OF_MEMORY, choose_device
 
 T = TypeVar("T")
@@ -85,9 +85,7 @@ def load_models(
     models: Sequence[str],
     limits: Limits,
     metrics: Metrics,
-    *,
-    precision: str = "auto",
-    device: str = "auto",
+    **options: Any,
 ) -> dict[str, ServedModel]:
     """Load models, each given as FOLDER or NAME=FOLDER, and start their workers."""
     if not models:
@@ -103,7 +101,7 @@ def load_models(
     served: dict[str, ServedModel] = {}
     try:
         for name, path in named.items():
-            load_this = partial(load_served_model, name, path, limits, metrics, precision, device)
+            load_this = partial(load_served_model, name, path, limits, metrics, **options)
             loading = all_cores().compute(load_this)
             served[name] = load_this() if loading is None else loading.result()
     except BaseException:
@@ -128,9 +126,15 @@ def split_name(argument: str) -> tuple[str, str]:
 
 
 def load_served_model(
-    name: str, source: str, limits: Limits, metrics: Metrics, precision: str, device: str
+    name: str,
+    source: str,
+    limits: Limits,
+    metrics: Metrics,
+    precision: str = "auto",
+    device: str = "auto",
+    top: int | None = None,
 ) -> ServedModel:
-    """Load one model and start its worker; the arguments are those of `load_models`."""
+    """Load one model and start its worker; see `load_predictor` for the options."""
     path = resolve_model(source)
     if path == Path(from_home(source)):  # loaded again, it is never taken from the hub
         source = str(path.absolute())
@@ -141,6 +145,8 @@ def load_served_model(
     details: dict[str, Any] = {"task_type": "encoder", "labels": []}
     if not embeds and is_tuned(home):
         predictor = load_predictor(home, device=device, precision=precision)
+        if top is not None and hasattr(predictor.task, "top"):
+            predictor.task = with_top(predictor.task, top)
         task, mode = predictor.task, predictor.precision
         details = {"task_type": task.task_type, "labels": list(task.labels)}
         max_length = getattr(task, "max_length", start.config.max_position_embeddings)
@@ -168,7 +174,7 @@ def load_served_model(
     }
     threads = 2 if choose_device(device).type == "cpu" and torch.get_num_threads() > 1 else 1
     worker = Worker(name, limits, metrics, threads)
-    again = partial(load_served_model, name, source, limits, metrics, precision, device)
+    again = partial(load_served_model, name, source, limits, metrics, precision, device, top)
     return ServedModel(name, operations, worker, again, details)
 
 

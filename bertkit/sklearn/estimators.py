@@ -36,7 +36,7 @@ from bertkit.sklearn.inputs import (
     read_texts,
 )
 from bertkit.tasks.task import TrainingData, encode
-from bertkit.tasks.types import TASKS, TaskData, make_options
+from bertkit.tasks.types import TASKS, TaskData, make_options, with_top
 from bertkit.text.documents import TextCounts
 from bertkit.training.device import choose_device, choose_precision
 
@@ -233,6 +233,11 @@ class BertClassifier(ClassifierMixin, TunedEstimator):
         self._tune(task_type, examples_of_texts(table, labels), self._weights(keys, present))
         self.classes_, self._names = classes, names
         return self
+
+    def _predictor(self) -> TaskPredictor:
+        predictor = super()._predictor()
+        predictor.task = with_top(predictor.task, len(self._names))
+        return predictor
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class or label, (rows, classes)."""

@@ -12,7 +12,8 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
+from itertools import product
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -45,11 +46,15 @@ from bertkit.tasks.task import (
     count_examples,
     in_packed_order,
     label_counts,
+    note_similar,
     softmax,
     unknown_label,
 )
 from bertkit.text.documents import TextCounts, value_name
 from bertkit.tokenizer.wordpiece import Tokenizer
+
+MANY_LABELS, USUAL_TOP = 100, 10
+"""With more labels than the first, results have as many probabilities as the second by default."""
 
 
 class TextExample(NamedTuple):
@@ -80,11 +85,15 @@ class TextColumns(Columns):
     def label_in(self, value: Any, location: str) -> Any:
         """Return the label in a field, or None if the field is empty."""
 
+    def label_of(self, row: Fields, location: str) -> Any:
+        """Return the label of a row, or None if it has none."""
+        return self.label_in(row.get(self.label), location)
+
     def example(self, row: Fields, location: str, counts: TextCounts, purpose: Purpose) -> Any:
         texts = row_texts(row, self.inputs, location, counts)
         if texts is None:
             return None
-        label = None if purpose == "predict" else self.label_in(row.get(self.label), location)
+        label = None if purpose == "predict" else self.label_of(row, location)
         return TextExample("", texts[0], texts[1] if self.pair else None, label, location)
 
     def from_values(self, values: Sequence[Any], location: str, id: str) -> TextExample:  # noqa: A002
@@ -109,7 +118,13 @@ class TextTask(Task):
     windows = WindowLengths
     max_length: int
     stride: int
+    input_fields = ("text", "pair")
     target_dtype: ClassVar[type[np.number[Any]]] = np.float32
+
+    @cached_property
+    def indices(self) -> dict[str, int]:
+        """The index of each label."""
+        return {label: index for index, label in enumerate(self.labels)}
 
     @abstractmethod
     def target_of(self, example: TextExample) -> Any:
@@ -162,29 +177,42 @@ class TextTask(Task):
             return []
         return self.results(np.stack([np.concatenate(parts).mean(axis=0) for parts in outputs]))
 
-    def official_files(
-        self, name: str, split: str, folder: Path, inputs: Inputs, results: Results
-    ) -> list[Path]:
-        """For GLUE this is a file of its server."""
-        from bertkit.tasks.official import write_glue
-
-        answers = [self.answer_value(result) for result in results]
-        return write_glue(name, split, folder, [example.id for example in inputs], answers)
-
 
 def training_labels(data: TrainingData, *, at_least: int) -> tuple[str, ...]:
-    """Return the sorted labels of the training data; labels that occur once are noted in counts."""
+    """Return the sorted labels of the training data; rare and similar ones are noted in counts."""
     seen = label_counts(data.examples)
     for label, count in seen.items():
         if count == 1:
             data.counts.note(SEEN_ONCE, f"label {label!r}")
+    note_similar(seen, data.counts)
     if len(seen) < at_least:
         what = f"only the label {next(iter(seen))!r}" if seen else "no label"
         raise BertkitError(
-            f"the training data has {what} in column '{data.columns.label}'; there is nothing to "
-            "tell apart"
+            f"the training data has {what} in column '{', '.join(data.columns.targets)}'; there is "
+            "nothing to tell apart"
         )
     return tuple(sorted(seen))
+
+
+def shown_probabilities(
+    labels: Sequence[str], chances: np.ndarray, top: int
+) -> list[dict[str, float]]:
+    """Return label -> probability for each row of `chances` (inputs, labels).
+
+    They are those of all labels, in their order, or of the `top` most probable ones, best first; 0
+    means all of up to `MANY_LABELS` labels, else `USUAL_TOP`.
+    """
+    top = top or (len(labels) if len(labels) <= MANY_LABELS else USUAL_TOP)
+    if top >= len(labels):
+        return [dict(zip(labels, row, strict=True)) for row in chances.tolist()]
+    chosen = np.argpartition(-chances, top - 1, axis=1)[:, :top]
+    shares = np.take_along_axis(chances, chosen, axis=1)
+    order = np.argsort(-shares, axis=1, kind="stable")
+    rows = (np.take_along_axis(values, order, axis=1).tolist() for values in (chosen, shares))
+    return [
+        {labels[index]: share for index, share in zip(*row, strict=True)}
+        for row in zip(*rows, strict=True)
+    ]
 
 
 def best_scores(scores: Iterable[Metrics]) -> Metrics:
@@ -215,7 +243,8 @@ class LabelResult(Result):
 
     label: str
     probability: float
-    probabilities: dict[str, float]  # the probability of each class
+    probabilities: dict[str, float]
+    """The probability of each class, or of the most probable ones; see `shown_probabilities`."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +256,7 @@ class Classification(TextTask):
     """Names of `label_score`; runs are compared by the first."""
     max_length: int = 512
     stride: int = 0
+    top: int = 0  # the number of probabilities in a result; see `shown_probabilities`
     task_type = "classification"
     columns = LabelColumns
     has_labels = True
@@ -249,9 +279,9 @@ class Classification(TextTask):
     def target_of(self, example: TextExample) -> int | None:
         if example.gold is None:
             return None
-        if example.gold not in self.labels:
+        if example.gold not in self.indices:
             raise unknown_label(str(example.gold), example.location, self.labels)
-        return self.labels.index(str(example.gold))
+        return self.indices[str(example.gold)]
 
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
         return F.cross_entropy(logits, targets, weight=class_weights, reduction="none")
@@ -261,13 +291,12 @@ class Classification(TextTask):
         return balanced(np.bincount(targets, minlength=len(self.labels)))
 
     def results(self, logits: np.ndarray) -> list[LabelResult]:
+        chances = softmax(logits)
+        shown = shown_probabilities(self.labels, chances, self.top)
+        best = zip(chances.argmax(axis=1).tolist(), chances.max(axis=1).tolist(), strict=True)
         return [
-            LabelResult(
-                self.labels[int(row.argmax())],
-                float(row.max()),
-                dict(zip(self.labels, row.tolist(), strict=True)),
-            )
-            for row in softmax(logits)
+            LabelResult(self.labels[index], probability, shares)
+            for (index, probability), shares in zip(best, shown, strict=True)
         ]
 
     def score(self, inputs: Inputs, results: Results) -> Metrics:
@@ -308,16 +337,60 @@ def label_score(
 
 # Any number of labels -----------------------------------------------------------------------------
 
+BINARY = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+"""The values, in lower case, of a column that says whether its label applies."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSetColumns(TextColumns):
     """Columns of texts or text pairs with any number of labels each.
 
-    The labels are a JSON list of names, or names between separators. An empty field holds no label.
+    The labels are a JSON list of names, or names between separators; an empty field holds no label.
+    Or each label has a column of its name, with 0 or 1.
     """
 
-    separator: str = "|"
-    """What separates several labels in one field."""
+    label: str | tuple[str, ...] = "label"  # type: ignore[assignment]
+    """The column of the labels, or several columns with 0 or 1, which are named as the labels."""
+    separator: str = ""
+    """What separates several labels in one field; by default it is |, and a label that consists of
+    others, such as "a, b" beside "a" and "b", is an error."""
+
+    def label_of(self, row: Fields, location: str) -> tuple[str, ...] | None:
+        if isinstance(self.label, str):
+            return self.label_in(row.get(self.label), location)
+        values = {name: value_name(row.get(name)).lower() for name in self.label}
+        if not any(values.values()):
+            return None
+        for name, value in values.items():
+            if value not in BINARY:
+                raise BertkitError(
+                    f"{location}: '{name}' is {value[:40]!r}; each of several label columns needs "
+                    "0 or 1 in every row"
+                )
+        return tuple(name for name, value in values.items() if BINARY[value])
+
+    def check(self, examples: Sequence[TextExample]) -> None:
+        """Raise if the labels are only 0 and 1, or if one is others with another separator."""
+        if not isinstance(self.label, str):
+            return
+        first: dict[str, str] = {}
+        for example in examples:
+            for label in example.gold if isinstance(example.gold, tuple) else ():
+                first.setdefault(label, example.location)
+        alone = all(len(example.gold or ()) < 2 for example in examples)  # type: ignore[arg-type]
+        if first and alone and {label.lower() for label in first} <= BINARY.keys():
+            raise BertkitError(
+                f"column '{self.label}' holds only {' and '.join(sorted(first))}, not names; name "
+                "the columns of all labels, --label A B ..., or choose classification for one"
+            )
+        separators = "" if self.separator else ",;#/+"
+        for (label, location), separator in product(first.items(), separators):
+            parts = [part.strip() for part in label.split(separator)]
+            if len(parts) > 1 and first.keys() >= {*parts}:
+                raise BertkitError(
+                    f"{location}: the label {label!r} consists of other labels of the file; add "
+                    f"--separator '{separator}' (or '|' if it is a label of its own)"
+                )
 
     def label_in(self, value: Any, location: str) -> tuple[str, ...] | None:
         """Return the distinct label names in a field, in order, or None for null."""
@@ -325,7 +398,7 @@ class LabelSetColumns(TextColumns):
             return None
         value = from_json(value)
         if isinstance(value, str):
-            value = value.split(self.separator)
+            value = value.split(self.separator or "|")
         elif not isinstance(value, list | tuple):
             value = sorted(value, key=str) if isinstance(value, set | frozenset) else [value]
         names = [name for name in map(value_name, value) if name]
@@ -342,7 +415,8 @@ class LabelSetResult(Result):
     """The classes with a probability above 0.5, most probable first."""
 
     labels: tuple[str, ...]
-    probabilities: dict[str, float]  # the probability of each class; they do not add up to 1
+    probabilities: dict[str, float]
+    """The probability of each class, or of the most probable ones; they do not add up to 1."""
 
 
 @dataclass(frozen=True)
@@ -352,6 +426,7 @@ class MultiLabelClassification(TextTask):
     labels: tuple[str, ...]
     max_length: int = 512
     stride: int = 0
+    top: int = 0  # the number of probabilities in a result; see `shown_probabilities`
     task_type = "multi-label-classification"
     problem_type = "multi_label_classification"
     columns = LabelSetColumns
@@ -367,9 +442,15 @@ class MultiLabelClassification(TextTask):
     def target_of(self, example: TextExample) -> np.ndarray:
         wanted = self.gold_value(example)
         for label in wanted:
-            if label not in self.labels:
+            if label not in self.indices:
                 raise unknown_label(label, example.location, self.labels)
-        return np.array([label in wanted for label in self.labels])
+        return self.indicator(wanted)
+
+    def indicator(self, names: Iterable[str]) -> np.ndarray:
+        """Return whether each label is among names, (labels,)."""
+        row = np.zeros(len(self.labels), dtype=bool)
+        row[[self.indices[name] for name in names]] = True
+        return row
 
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
         """The mean binary cross entropy of the classes; weights are those of present classes."""
@@ -384,11 +465,11 @@ class MultiLabelClassification(TextTask):
 
     def results(self, logits: np.ndarray) -> list[LabelSetResult]:
         results = []
-        for row in 1 / (1 + np.exp(-logits.astype(np.float64))):
-            chances = dict(zip(self.labels, row.tolist(), strict=True))
-            above = (label for label in self.labels if chances[label] > 0.5)
-            ordered = tuple(sorted(above, key=lambda name: -chances[name]))
-            results.append(LabelSetResult(ordered, chances))
+        chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        shown = shown_probabilities(self.labels, chances, self.top)
+        for row, shares in zip(chances, shown, strict=True):
+            above = sorted(np.flatnonzero(row > 0.5).tolist(), key=lambda index: -row[index])
+            results.append(LabelSetResult(tuple(self.labels[index] for index in above), shares))
         return results
 
     def answer_value(self, result: LabelSetResult) -> tuple[str, ...]:
@@ -399,14 +480,14 @@ class MultiLabelClassification(TextTask):
         return tuple(sorted(example.gold)) if isinstance(example.gold, tuple) else ()
 
     def score(self, inputs: Inputs, results: Results) -> Metrics:
-        """Micro F1 over all (input, label) pairs, macro F1, and the share of exact sets."""
-        true = np.array([[label in self.gold_value(e) for label in self.labels] for e in inputs])
-        predicted = np.array([[label in r.labels for label in self.labels] for r in results])
+        """Micro F1 over all (input, label) pairs, macro F1 over labels that occur, exact sets."""
+        true = np.stack([self.indicator(self.gold_value(example)) for example in inputs])
+        predicted = np.stack([self.indicator(result.labels) for result in results])
         # not scikit-learn's: it takes a single column for two classes
         right, total = (true & predicted).sum(axis=0), true.sum(axis=0) + predicted.sum(axis=0)
         return {
             "micro_f1": float(2 * right.sum() / max(1, total.sum())),
-            "macro_f1": float(np.mean(2 * right / np.maximum(1, total))),
+            "macro_f1": float((2 * right / np.maximum(1, total)).sum() / max(1, (total > 0).sum())),
             "exact_match": float((true == predicted).all(axis=1).mean()),
         }
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import chain, count
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -32,7 +33,7 @@ from bertkit.text.documents import (
     open_parquet,
     parquet_rows,
     plain_lines,
-    split_rows,
+    separated_rows,
     valid_text,
 )
 from bertkit.text.sources import Source, extension, find_sources, one_source
@@ -70,9 +71,10 @@ class Columns(ABC):
         return tuple(name for names in lists for name in names if name)
 
     @property
-    def target(self) -> str:
-        """The column of the labels, tags or answers."""
-        return str(getattr(self, self.target_option))
+    def targets(self) -> tuple[str, ...]:
+        """The column of the labels, tags or answers; or the columns of 0 or 1 for each label."""
+        value = getattr(self, self.target_option)
+        return value if isinstance(value, tuple) else (value,) if value else ()
 
     @abstractmethod
     def example(self, row: Fields, location: str, counts: TextCounts, purpose: Purpose) -> Any:
@@ -81,6 +83,9 @@ class Columns(ABC):
     @abstractmethod
     def from_values(self, values: Sequence[Any], location: str, id: str) -> Any:  # noqa: A002
         """Return the example of the values of an input in memory, in the order of `inputs`."""
+
+    def check(self, examples: Sequence[Any]) -> None:  # noqa: B027
+        """Raise if the labels of the training data cannot be meant as they were read."""
 
     def in_rows(self, path: str | Path) -> bool:
         """Return whether a file consists of rows, not of a format of the task type."""
@@ -112,10 +117,7 @@ class Columns(ABC):
         purpose: Purpose = "train",
         rows: dict[str, Fields] | None = None,
     ) -> Iterator[Any]:
-        """Yield the examples of a file, row by row; `counts` gets, at the end, the rows left out.
-
-        `rows`, if any, gets all fields of the row of each example, by its location.
-        """
+        """Yield the examples of data; `rows`, if any, gets the row of each, by its location."""
         if not isinstance(data, MemoryRows) and is_plain(data, self):
             yield from self.read_lines(data, counts)
             return
@@ -123,14 +125,14 @@ class Columns(ABC):
             yield from self.read_own_format(data, counts, purpose)
             return
         read, used = TextCounts(), False
-        target = "" if purpose == "predict" else self.target
-        columns = [*self.inputs, target] if target else self.inputs
-        optional = target if purpose == "test" else ""
+        targets = () if purpose == "predict" else self.targets
+        columns = (*self.inputs, *targets)
+        optional = targets if purpose == "test" else ()
         for number, location, row in read_rows(
             data, read, self.format, self.header, columns, optional, whole=rows is not None
         ):
             example = self.example(row, location, read, purpose)
-            unlabelled = target and example is not None and example.gold is None
+            unlabelled = targets and example is not None and example.gold is None
             if unlabelled:
                 read.note("row without label" + ", kept" * (purpose == "test"), location)
             if example is not None and not (unlabelled and purpose != "test"):
@@ -274,23 +276,16 @@ def read_rows(
     format: str = "auto",  # noqa: A002
     header: bool | Sequence[str] = True,
     columns: Sequence[str] = (),
-    optional: str = "",
+    optional: Collection[str] = (),
     *,
     whole: bool = False,
 ) -> Iterator[tuple[int, str, Fields]]:
     """Yield (number from 0, "file:line", fields) of usable rows; rows left out are numbered too.
 
-    Args:
-        data: a file, a folder, a glob, a URL, `hf:NAME:CONFIG:SPLIT`, or rows in memory.
-        counts: collects each row left out: ragged, not JSON, or without one of `columns`.
-        format: "csv", "tsv", "jsonl", "parquet", "huggingface", or "auto" to use the extension.
-        header: for CSV and TSV: whether the first line names the columns; False names them "0",
-            "1", ...; a sequence gives their names.
-        columns: the columns that every row must have, in the order of the values of tuples.
-        optional: one of `columns` that a row, or a whole file, may lack.
-        whole: whether to read the other columns of Parquet files and data sets, too.
+    Each row must have `columns` (tuples are in their order) but for the `optional` ones; `whole` is
+    whether the others of Parquet files are read, too. For `header`, see `separated_rows`.
     """
-    needed, numbers = [name for name in columns if name != optional], count()
+    needed, numbers = [name for name in columns if name not in optional], count()
     if isinstance(data, MemoryRows):
         rows: Any = memory_fields(data, columns)
         yield from complete_rows(rows, data.name, needed, counts, numbers)
@@ -301,11 +296,12 @@ def read_rows(
             continue
         counts.files += 1
         if source.format in ("csv", "tsv"):
-            lines: Any = separated_rows(source, counts, header, needed)
+            check = partial(require_columns, source.path, needed, header=header)
+            lines: Any = separated_rows(source, counts, check, header)
         elif source.format == "jsonl":
             lines = json_lines(source, counts)
         elif source.format in ("parquet", "huggingface"):
-            lines = typed_rows(source, needed, None if whole else [*needed, optional])
+            lines = typed_rows(source, needed, None if whole else [*needed, *optional])
         else:
             raise BertkitError(f"{source.path} has no columns; give its format: csv or tsv")
         rows = ((f"{source.path}:{line}", plain_value(fields)) for line, fields in lines)
@@ -333,28 +329,6 @@ def complete_rows(
             yield number, location, fields
     if names and not complete:
         require_columns(path, needed, names)
-
-
-def separated_rows(
-    source: Source, counts: TextCounts, header: bool | Sequence[str], needed: Sequence[str]
-) -> Iterator[tuple[int, Fields | None]]:
-    """Yield the rows of CSV or TSV; None for one whose number of fields is wrong."""
-    rows = split_rows(source, counts)
-    first = next(rows, None)
-    if first is None:
-        return
-    names = [name.strip() for name in first[1]]
-    if header is not True:
-        names = list(header) if header else [str(number) for number in range(len(names))]
-        rows = chain([first], rows)
-    require_columns(source.path, needed, names)
-    for line, fields in rows:
-        if len(fields) == len(names):
-            yield line, dict(zip(names, fields, strict=True))
-        else:
-            more = "more" if len(fields) > len(names) else "fewer"
-            counts.note(f"row with {more} fields than the first line", f"{source.path}:{line}")
-            yield line, None
 
 
 def typed_rows(
@@ -408,11 +382,21 @@ def with_class_names(row: Fields, named: Mapping[str, Sequence[str]]) -> dict[st
     }
 
 
-def require_columns(path: str, columns: Iterable[str], names: Sequence[str]) -> None:
-    """Raise unless each of `columns` occurs exactly once among the column names of a file."""
+def require_columns(
+    path: str, columns: Collection[str], names: Sequence[str], *, header: object = False
+) -> None:
+    """Raise unless each of `columns` occurs exactly once among the column names of a file.
+
+    `header` is True if the names are the first line of CSV or TSV, which may be a row.
+    """
     for column in columns:
         if column not in names:
             hint = nearest(column, names)
+            if header is True and not {*columns} & {*names}:
+                hint += (
+                    "; if its first line is not a header, add --no-header (header=False) and name "
+                    "the columns 0, 1, ..."
+                )
             raise BertkitError(f"{path} has no column '{column}'{hint}", code="column")
         reject_duplicate_column(path, column, names)
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bertkit.errors import BertkitError, InputTypeError, short_repr
+from bertkit.errors import BertkitError, InputTypeError, check_known, short_repr
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import LossSum, Sums
 from bertkit.model.outputs import ClassificationModel
@@ -61,8 +61,9 @@ class ChoiceExample(NamedTuple):
 class ChoiceColumns(Columns):
     """Columns of texts with several continuations or answers, of which one is right.
 
-    A label is the name of a choice's column (if the file has a header), a letter from A or a, or an
-    index. A row may have fewer choices than others: empty choices at its end are dropped.
+    A label is the name of a choice's column (if the file has a header), a letter from A or a, an
+    index, or the text of a choice. A row may have fewer choices than others: empty choices at its
+    end are dropped.
     """
 
     text: str = "text"
@@ -70,14 +71,19 @@ class ChoiceColumns(Columns):
     choices: tuple[str, ...] = ("choices",)
     """The columns of the choices, or the one column that holds a list of them."""
     label: str = "label"
-    """The column of the right choice (a column's name, a letter, or an index)."""
+    """The column of the right choice (a column's name, a letter, an index, or the choice's
+    text)."""
     first_choice: int = 0
     """The number of the first choice if labels are numbers: 0 or 1."""
+    key: str = "auto"
+    """What labels are: text (of the choice), position (its column's name, letter or index), or auto
+    for either."""
     input_options = ("text", "choices")
     wanted = "(text, choices) tuples"
 
     def __post_init__(self) -> None:
         """Check that each choice is named once; a single name may be a text."""
+        check_known("key", self.key, ("auto", "text", "position"))
         if isinstance(self.choices, str):
             object.__setattr__(self, "choices", (self.choices,))
         if len(set(self.choices)) != len(self.choices) or not self.choices:
@@ -99,19 +105,34 @@ class ChoiceColumns(Columns):
             return None
         context, *choices = texts
         key = "" if purpose == "predict" else value_name(row.get(self.label))
-        label = self.choice_index(key) if key else None
-        if label is not None and not 0 <= label < len(choices):
-            counts.note("label out of range", location)
+        label = self.choice_index(key, choices, location) if key else None
+        if label == -1:
+            counts.note(
+                "label that is no choice's column, letter, index (from "
+                f"{self.first_choice}) or text",
+                location,
+            )
             return None
         return ChoiceExample("", context, tuple(choices), label, location)
 
-    def choice_index(self, key: str) -> int:
-        """Return the index of the choice that a key names, possibly out of range."""
+    def choice_index(self, key: str, choices: Sequence[str], location: str) -> int:
+        """Return the index of the choice that a key names, -1 if it names none."""
+        by_text = [index for index, choice in enumerate(choices) if choice.strip() == key]
+        text = by_text[0] if len(by_text) == 1 and self.key != "position" else -1
         if self.header and len(self.choices) > 1 and key in self.choices:
-            return self.choices.index(key)
-        if key.isdecimal():
-            return int(key) - self.first_choice
-        return LETTERS.find(key.lower()) if len(key) == 1 else -1
+            position = self.choices.index(key)
+        elif key.isdecimal():
+            position = int(key) - self.first_choice
+        else:
+            position = LETTERS.find(key.lower()) if len(key) == 1 else -1
+        if self.key == "text" or not 0 <= position < len(choices):
+            return text
+        if text not in (-1, position):
+            raise BertkitError(
+                f"{location}: the key {key!r} is the position of {choices[position]!r:.40} and the "
+                "text of another choice; say which: --key position or --key text"
+            )
+        return position
 
     def from_values(self, values: Sequence[Any], location: str, id: str) -> ChoiceExample:  # noqa: A002
         text, *choices = values
@@ -158,6 +179,7 @@ class MultipleChoice(Task):
     head = "choice"
     columns = ChoiceColumns
     windows = WindowLengths
+    input_fields = ("text", "choices")
     answer_field = "choice"
     metric = "accuracy"
     labels = ()

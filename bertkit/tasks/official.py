@@ -1,8 +1,7 @@
 """Data sets by name: GLUE, SQuAD 1.1 and 2.0, SWAG and CoNLL-2003.
 
 These are the data sets of paper sections 4 and 5.3. Official files are read with their quirks.
-Models are saved with readable label names; the table of GLUE also has the spellings of its files,
-which its server expects too.
+Models are saved with readable label names; the table of GLUE also has the spellings of its files.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.files import write_text
 from bertkit.tasks.classification import TextExample
 from bertkit.tasks.columns import Purpose, read_rows, require_all
 from bertkit.tasks.entities import conll_sentences
@@ -47,12 +45,11 @@ class GlueTask(NamedTuple):
 
     folder: str
     labels: tuple[str, ...]  # in the order of the outputs; () for STS-B, which has numbers 0-5
-    file_labels: tuple[str, ...]  # the same labels as the files and the server spell them
+    file_labels: tuple[str, ...]  # the same labels as the files spell them
     text: str  # the column of sentence A
     pair: str  # the column of sentence B; "" if there is none
     label: str  # the column of the label in train and dev
     metrics: tuple[str, ...]  # the metrics that GLUE reports, the main one first
-    submission: str = ""  # the name of the server's file, if it is not that of the folder
     test_id: str = "index"  # the column of the row number in files without labels
     splits: tuple[str, ...] = ("train", "dev", "test")
 
@@ -71,7 +68,7 @@ GLUE = {
     "sts-b": GlueTask("STS-B", (), (), "sentence1", "sentence2", "score", ("pearson", "spearman")),
     "qqp": GlueTask("QQP", ("not_duplicate", "duplicate"), BINARY, "question1", "question2",
                     "is_duplicate", ("f1", "accuracy"), test_id="id"),
-    "mnli": GlueTask("MNLI", NLI, NLI, "sentence1", "sentence2", "gold_label", ACCURACY, "MNLI-m",
+    "mnli": GlueTask("MNLI", NLI, NLI, "sentence1", "sentence2", "gold_label", ACCURACY,
                      splits=MNLI_SPLITS),
     "qnli": GlueTask("QNLI", YES_NO, YES_NO, "question", "sentence", "label", ACCURACY),
     "rte": GlueTask("RTE", YES_NO, YES_NO, *PAIR, ACCURACY),
@@ -128,34 +125,6 @@ def read_glue(name: str, path: str, counts: TextCounts, purpose: Purpose) -> lis
     return inputs
 
 
-def write_glue(
-    name: str, split: str, folder: Path, ids: Sequence[str], answers: Sequence[Any]
-) -> list[Path]:
-    """Write the file that the GLUE server takes for a test split; nothing for other data.
-
-    It has the columns `index` and `prediction`, in the server's spelling; numbers of STS-B are
-    clipped to 0 to 5.
-    """
-    if name not in GLUE or not split.startswith("test"):
-        return []
-    task = GLUE[name]
-    rows = sorted((int(number), answer) for number, answer in zip(ids, answers, strict=True))
-    if [number for number, _ in rows] != list(range(len(rows))):
-        raise BertkitError(
-            f"a {task.folder} submission needs the IDs 0 to {len(ids) - 1}; predict the whole test "
-            "file"
-        )
-    if task.labels:
-        spelling = dict(zip(task.labels, task.file_labels, strict=True))
-        lines = [f"{number}\t{spelling[answer]}\n" for number, answer in rows]
-    else:
-        lines = [f"{number}\t{min(max(answer, 0.0), 5.0):.3f}\n" for number, answer in rows]
-    file = "MNLI-mm" if split == "test-mismatched" else task.submission or task.folder
-    path = folder / f"{file}.tsv"
-    write_text(path, f"index\tprediction\n{''.join(lines)}")
-    return [path]
-
-
 # SWAG ---------------------------------------------------------------------------------------------
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
@@ -170,7 +139,7 @@ def read_swag(path: str, counts: TextCounts, purpose: Purpose) -> list[ChoiceExa
     """
     read, inputs = TextCounts(), []
     columns = (*SWAG_COLUMNS, "label")
-    for number, location, row in read_rows(path, read, columns=columns, optional="label"):
+    for number, location, row in read_rows(path, read, columns=columns, optional=("label",)):
         first, second, *endings = (str(row[name] or "").strip() for name in SWAG_COLUMNS)
         if not first or not all(endings):
             read.note("empty text, kept", location)

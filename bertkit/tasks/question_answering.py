@@ -14,7 +14,6 @@ import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -23,7 +22,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from bertkit.errors import BertkitError
-from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import LossSum, Sums
 from bertkit.model.outputs import SpanModel
@@ -187,6 +185,7 @@ class QuestionAnswering(Task):
     head = "span"
     columns = QuestionColumns
     windows = QuestionWindows
+    input_fields = ("question", "context")
     group_by = "context"
     labels = ("start", "end")
     answer_field = "answer"
@@ -372,19 +371,6 @@ class QuestionAnswering(Task):
         starts = {result.start for result in results}
         same = len(starts) == 1 < len(results) and not all(starts & golds for golds in wanted)
         return "answers with the same position in each context" if same else ""
-
-    def official_files(
-        self, name: str, split: str, folder: Path, inputs: Inputs, results: Results
-    ) -> list[Path]:
-        """Write predictions.json and, for 2.0, null_odds.json, as the official programs do."""
-        pairs = list(zip(inputs, results, strict=True))
-        contents: dict[str, Any] = {"predictions": {e.id: answer.answer for e, answer in pairs}}
-        if self.null:
-            contents["null_odds"] = {e.id: answer.null_odds for e, answer in pairs}
-        files = [folder / split / f"{file}.json" for file in sorted(contents)]
-        for file in files:
-            write_json(file, contents[file.stem])
-        return files
 
 
 def question_length(max_length: int) -> int:

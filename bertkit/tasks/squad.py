@@ -35,7 +35,14 @@ from bertkit.tasks.columns import (
     row_texts,
 )
 from bertkit.text.documents import TextCounts, valid_text
-from bertkit.text.sources import DAMAGE, extension, one_line, one_source, open_binary
+from bertkit.text.sources import (
+    DAMAGE,
+    HEAD_BYTES,
+    extension,
+    one_line,
+    one_source,
+    open_binary,
+)
 
 NOT_IN_CONTEXT = -1  # the start of a gold answer that is kept only for the metric
 CONTEXT_WORDS = 400
@@ -87,7 +94,16 @@ class QuestionColumns(Columns):
     wanted = "(question, context) tuples"
 
     def in_rows(self, path: str | Path) -> bool:
-        return self.format != "auto" or extension(str(path)) not in {"", ".json"}
+        """JSON with the column of questions, but without paragraphs, has rows."""
+        if self.format != "auto" or extension(str(path)) not in {"", ".json"}:
+            return True
+        try:
+            with open_binary(one_source(path).path) as stream:
+                head = stream.read(HEAD_BYTES).decode(errors="replace")
+        except DAMAGE:
+            return False
+        names = {f'"{self.question}"', json.dumps(self.question)}
+        return '"paragraphs"' not in head and any(name in head for name in names)
 
     def read_own_format(
         self, path: str | Path, counts: TextCounts, purpose: Purpose
@@ -156,7 +172,8 @@ def read_questions(
     except (KeyError, TypeError, AttributeError) as error:
         what = f"no field {error}" if isinstance(error, KeyError) else str(error)
         raise BertkitError(
-            f"{path} is not as SQuAD's JSON ({what}); rows of questions are read from .jsonl"
+            f"{path} is not as SQuAD's JSON ({what}); or give rows with a question, a context and "
+            "answers, and name the columns: --question A --passage B --answers C"
         ) from error
     if not inputs:
         raise BertkitError(f"{path} holds no usable question{first_left_out(read)}")

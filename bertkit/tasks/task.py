@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -168,6 +167,8 @@ class Task(ABC):
     columns: ClassVar[Any]  # the subclass of `Columns` that reads its files
     windows: ClassVar[Any]  # the class of its window options (`windows.WindowLengths`)
     answer_field: ClassVar[str]  # the field of results with the answer
+    input_fields: ClassVar[tuple[str, ...]]
+    """The fields of examples by which two inputs are equal."""
     group_by: ClassVar[str] = ""
     """The field of examples whose equal values stay together when data is held out."""
     has_labels: ClassVar[bool] = False
@@ -253,14 +254,8 @@ class Task(ABC):
         raise BertkitError(f"{self.task_type} has no classes, so leave out class weights")
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings for `bertkit.json`: every field except the labels."""
-        return {name: value for name, value in as_json(self).items() if name != "labels"}
-
-    def official_files(
-        self, name: str, split: str, folder: Path, inputs: Inputs, results: Results
-    ) -> list[Path]:
-        """Write the files that the program of a data set reads, and return their paths."""
-        return []
+        """Return the settings for `bertkit.json`: every field but the labels and what is shown."""
+        return {n: value for n, value in as_json(self).items() if n not in ("labels", "top")}
 
 
 # Batches ------------------------------------------------------------------------------------------
@@ -338,6 +333,16 @@ def label_counts(inputs: Iterable[Any]) -> Counter[str]:
     """Count the occurrences of each label or tag."""
     golds = (example.gold for example in inputs if example.gold is not None)
     return Counter(chain.from_iterable(g if isinstance(g, tuple) else (str(g),) for g in golds))
+
+
+def note_similar(labels: Iterable[str], counts: TextCounts) -> None:
+    """Count the labels that are equal to another without case and spaces."""
+    names: dict[str, str] = {}
+    for label in labels:
+        known = names.setdefault("".join(label.split()).casefold(), label)
+        if known != label:
+            where = f"labels {known!r} and {label!r}"
+            counts.note("label that differs from another only in case or spaces, kept", where)
 
 
 def unknown_label(label: str, location: str, labels: Sequence[str]) -> BertkitError:

@@ -51,6 +51,7 @@ from bertkit.tasks.task import (
     TaskBatch,
     TrainingData,
     balanced,
+    note_similar,
     softmax,
     unknown_label,
 )
@@ -130,6 +131,7 @@ class TokenClassification(Task):
     head = "token"
     columns = WordColumns
     windows = WordWindows
+    input_fields = ("words",)
     group_by = "document"
     has_labels = True
     answer_field = "tags"
@@ -141,6 +143,7 @@ class TokenClassification(Task):
     @classmethod
     def from_data(cls, data: TrainingData) -> Self:
         labels, entities = tag_labels(data.examples)
+        note_similar(labels, data.counts)
         alone = len({example.document for example in data.examples}) == len(data.examples)
         if data.windows.context == "document" and alone:
             raise BertkitError(

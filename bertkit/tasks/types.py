@@ -8,7 +8,6 @@ directories describe their task in `bertkit.json`. In others, `config.json` name
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -23,11 +22,10 @@ from bertkit.checkpoints.pretrained import (
     read_details,
     require_all_weights,
 )
-from bertkit.errors import BertkitError, flag, nearest
+from bertkit.errors import BertkitError, flag, nearest, short_repr
 from bertkit.files import as_json, from_home, matches_type, read_optional
 from bertkit.model.encoder import check_vocabulary
 from bertkit.model.outputs import ClassificationModel
-from bertkit.processes import DATA_SPLIT, keyed_rng
 from bertkit.tasks.classification import Classification, MultiLabelClassification
 from bertkit.tasks.columns import Columns, MemoryRows, Purpose, as_source
 from bertkit.tasks.multiple_choice import MultipleChoice
@@ -35,7 +33,8 @@ from bertkit.tasks.official import OFFICIAL, official_file
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.regression import Regression
 from bertkit.tasks.sequences import WindowLengths
-from bertkit.tasks.task import Task, TrainingData, label_counts
+from bertkit.tasks.splits import USUAL_SHARE, Split, hold_out, note_equal_inputs
+from bertkit.tasks.task import Task, TrainingData
 from bertkit.tasks.token_classification import TokenClassification
 from bertkit.text.documents import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -66,14 +65,20 @@ def task_class(name: str) -> type[Task]:
 
 def make_options(task: type[Task], kind: Any, options: Mapping[str, Any]) -> Any:
     """Make the columns or windows (`kind`) of a task type from options by name."""
-    known = [field.name for field in fields(kind)]
-    for name in options:
-        if name not in known:
+    known, values = get_type_hints(kind), {}
+    for name, value in options.items():
+        if name not in (names := [field.name for field in fields(kind)]):
             raise BertkitError(
                 f"{task.task_type} does not accept {flag(name)}; it accepts "
-                f"{', '.join(map(flag, known))}"
+                f"{', '.join(map(flag, names))}"
             )
-    return kind(**options)
+        several = isinstance(value, list | tuple)
+        if several and len(value) != 1 and not matches_type(tuple(value), known[name]):
+            raise BertkitError(
+                f"{task.task_type} takes one value for {flag(name)}, not {short_repr(value)}"
+            )
+        values[name] = (value[0] if len(value) == 1 else tuple(value)) if several else value
+    return kind(**values)
 
 
 def model_columns(
@@ -96,8 +101,6 @@ def model_columns(
 
 # Data sets ---------------------------------------------------------------------------------------
 
-Split = tuple[str, Sequence[Any]]  # A name, such as dev-mismatched, and the examples
-
 
 @dataclass(frozen=True, kw_only=True)
 class DataFiles:
@@ -115,8 +118,8 @@ class DataFiles:
     out."""
     test: Any = ""
     """Data to predict at the end, with or without labels."""
-    dev_share: float = 0.1
-    """The share of the training data that is held out if there is no --dev."""
+    dev_share: float | None = None
+    """The share of the training data that is held out if there is no --dev; by default 0.1."""
 
     def source(self, split: str) -> str | MemoryRows:
         """Return the data of a split, "" if none was given."""
@@ -150,14 +153,17 @@ def load_dataset(
     columns: Columns | Mapping[str, Any] | None = None,
     windows: WindowLengths | Mapping[str, Any] | None = None,
     positions: int = 512,
+    *,
+    whole: bool = False,
 ) -> TaskData:
     """Read a data set: an official set (`OFFICIAL`), or the user's data for a task type (`TASKS`).
 
     `columns` and `windows` are options by name, such as {"text": "body"}; the others have the
-    defaults of the task type. `positions` is the model's maximum sequence length in tokens.
+    defaults of the task type. `positions` is the model's maximum sequence length in tokens. If all
+    of the training data is wanted `whole`, none is held out, and without dev data there is no dev.
     """
     key, kind = name.lower(), task_class(name)
-    check_files(key, files, has_columns=bool(columns))
+    check_files(key, files, has_columns=bool(columns), whole=whole)
     if isinstance(columns, Mapping | None):
         columns = cast("Columns", make_options(kind, kind.columns, columns or {}))
     if isinstance(windows, Mapping | None):
@@ -166,17 +172,21 @@ def load_dataset(
     if key in OFFICIAL:
         return official_dataset(key, files, windows, length, counts)
     train: Sequence[Any] = list(columns.read(files.source("train"), counts))
+    columns.check(train)
     task = kind.from_data(TrainingData(train, columns, windows, length, counts))
     recorded = {s: str(files.source(s)) for s in ("train", "dev", "test") if files.source(s)}
-    if files.source("dev"):
-        dev: Sequence[Any] = list(columns.read(files.source("dev"), counts, "dev"))
-    else:
-        train, dev = hold_out(kind, train, files.dev_share, counts)
-        recorded["dev"] = f"{files.dev_share:g} of train"
-    test = columns.read(files.source("test"), counts, "test") if files.source("test") else None
-    tests = [] if test is None else [("test", list(test))]
-    names = as_json(columns)
-    return TaskData(key, task, train, [("dev", dev)], tests, counts, recorded, names)
+    given: dict[Purpose, Sequence[Any]] = {
+        split: list(columns.read(files.source(split), counts, split))
+        for split in ("dev", "test")
+        if files.source(split)
+    }
+    note_equal_inputs(task, train, given, counts)
+    if "dev" not in given and not whole:
+        share = USUAL_SHARE if files.dev_share is None else files.dev_share
+        train, given["dev"] = hold_out(kind, train, share, counts)
+        recorded["dev"] = f"{share:g} of train"
+    dev, test = ([(s, given[s])] if s in given else [] for s in ("dev", "test"))
+    return TaskData(key, task, train, dev, test, counts, recorded, as_json(columns))
 
 
 def official_dataset(
@@ -241,9 +251,16 @@ def read_split(
 
 
 def check_files(
-    name: str, files: DataFiles, *, has_columns: bool = False, training: bool = True
+    name: str,
+    files: DataFiles,
+    *,
+    has_columns: bool = False,
+    training: bool = True,
+    whole: bool = False,
 ) -> None:
     """Reject flags that would have no effect, and missing ones."""
+    if files.dev_share is not None and (whole or files.source("dev") or name in OFFICIAL):
+        raise BertkitError("--dev-share is of data without --dev and without --folds; leave it out")
     if name in OFFICIAL:
         own_files = any(files.source(split) for split in ("train", "dev", "test"))
         if has_columns or (own_files and OFFICIAL[name].folder):
@@ -258,39 +275,6 @@ def check_files(
         )
     elif training and not files.source("train"):
         raise BertkitError(f"{name} takes your own data: give --train FILE (and --dev, --test)")
-
-
-def hold_out(
-    kind: type[Task], inputs: Sequence[Any], share: float, counts: TextCounts
-) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Split inputs into training data and a random share for dev.
-
-    Sentences of a document, or questions on a context, stay on the same side. An input with a label
-    that training would otherwise lack is not held out; this is counted.
-    """
-    if not 0 < share < 1:
-        raise BertkitError(f"--dev-share must be between 0 and 1, got {share}; or give --dev")
-    groups: dict[Any, list[Any]] = {}
-    for number, example in enumerate(inputs):
-        key = getattr(example, kind.group_by) if kind.group_by else number
-        groups.setdefault(key, []).append(example)
-    order = keyed_rng(0, DATA_SPLIT).permutation(len(groups)).tolist()
-    held_out = set(order[: max(1, round(share * len(groups)))])
-    left = label_counts(inputs if kind.has_labels else ())
-    sides: tuple[list[Any], list[Any]] = ([], [])
-    for number, group in enumerate(groups.values()):
-        labels, out = label_counts(group if kind.has_labels else ()), number in held_out
-        if out and any(left[label] <= count for label, count in labels.items()):
-            counts.note("label of too few inputs to hold one out, kept", group[0].location)
-            out = False
-        left -= labels if out else Counter()
-        sides[out].extend(group)
-    if not (sides[0] and sides[1]):
-        raise BertkitError(
-            f"{len(inputs)} inputs in {len(groups)} groups are too few to hold some out for dev; "
-            "check the columns, or give --dev"
-        )
-    return sides
 
 
 def check_labelled(split: str, inputs: Sequence[Any]) -> None:
@@ -324,17 +308,19 @@ class LoadedTask:
 
 
 def load_task_model(
-    path: Path, device: torch.device, null_threshold: float | None = None
+    path: Path, device: torch.device, null_threshold: float | None = None, top: int | None = None
 ) -> LoadedTask:
     """Load a fine-tuned model from a model directory, or a run directory that holds `model/`.
 
-    `null_threshold` replaces the model's threshold; see `bertkit.predict.load.load`.
+    `null_threshold` and `top` replace settings of the model; see `bertkit.predict.load.load`.
     """
     folder = model_folder(path)
     details = task_details(folder)
     task = saved_task(details, folder)
     if null_threshold is not None:
         task = with_null_threshold(task, details, null_threshold)
+    if top is not None:
+        task = with_top(task, top)
     loaded = load_model(folder, task.build, trainable=False)
     pooler = isinstance(loaded.model, ClassificationModel)
     model = require_all_weights(loaded, folder, pooler=pooler)
@@ -353,6 +339,16 @@ def with_null_threshold(task: Task, details: Mapping[str, Any], threshold: float
             "fine-tune it on data with unanswerable questions"
         )
     return replace(task, null=True, threshold=threshold)
+
+
+def with_top(task: Task, top: int) -> Task:
+    """Return a task of labels whose results have the probabilities of the `top` best ones."""
+    if not isinstance(task, Classification | MultiLabelClassification) or top < 1:
+        raise BertkitError(
+            f"top is the number of labels to show, 1 or more, for classification; not {top} for "
+            f"{task.task_type}"
+        )
+    return replace(task, top=top)
 
 
 def is_tuned(folder: Path) -> bool:

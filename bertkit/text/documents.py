@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any, Self, TypeVar
 
 from bertkit.errors import BertkitError, escape_line_breaks, nearest, reject_duplicate_column
@@ -26,6 +27,8 @@ from bertkit.text.sources import DAMAGE, HEAD_BYTES, Source, one_line, open_bina
 PARQUET_ROWS = 1024
 READ_BYTES = 1 << 20
 DOC_TAG = re.compile(r"""<doc (?:[^>"']|"[^"]*"|'[^']*')*>""")
+ONE_VALUE = re.compile(r'\s*(\[.*|\{(\s*"data"\s*:\s*\[?)?)\s*')
+"""The first line of a JSON file that may be one value over several lines, not a value a line."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 REPLACED = "U+FFFD, which invalid UTF-8 becomes, kept"
 MAX_INVALID = 1e-3
@@ -246,38 +249,52 @@ def read_rows(
 ) -> Iterator[Row]:
     """Yield the numbered rows of a source that has columns; only some columns, or all (None)."""
     if source.format == "jsonl":
-        return json_rows(source, counts)
-    if source.format in ("csv", "tsv"):
-        return separated_rows(source, counts, columns or ())
-    read = parquet_file if source.format == "parquet" else data_set
-    return read(source, columns)
+        rows = json_lines(source, counts)
+    elif source.format in ("csv", "tsv"):
+
+        def check(names: list[str]) -> None:
+            for column in columns or ():
+                reject_duplicate_column(source.path, column, names)
+
+        rows = separated_rows(source, counts, check)
+    else:
+        rows = (parquet_file if source.format == "parquet" else data_set)(source, columns)
+    return ((number, row) for number, row in rows if row is not None)
+
+
+def parse_line(text: str) -> Any:
+    """Parse JSON; None if it is not valid."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def json_lines(source: Source, counts: TextCounts) -> Iterator[tuple[int, Any]]:
-    """Yield the JSON object on each line that is not blank; None for a line without an object."""
-    for number, line in plain_lines(source, counts):
-        if line and not line.isspace():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                row = None
-            if not isinstance(row, dict):
-                row = None
-                counts.note("line is not a JSON object", f"{source.path}:{number}")
-            yield number, row
+    """Yield the JSON object on each line that is not blank; None for a line without an object.
 
-
-def json_rows(source: Source, counts: TextCounts) -> Iterator[Row]:
-    """Yield the JSON objects of a file; it is an error if no line is one."""
-    first, usable = 0, False
-    for number, row in json_lines(source, counts):
-        first = first or number
-        if row is not None:
+    Of a file that is one array, or one object with an array "data", the items are the rows.
+    """
+    lines = (line for line in plain_lines(source, counts) if line[1] and not line[1].isspace())
+    head = list(islice(lines, 2))
+    values = ((number, parse_line(text)) for number, text in chain(head, lines))
+    if len(head) == 1 or (head and ONE_VALUE.fullmatch(head[0][1])):
+        texts = [*head, *lines]
+        values = ((number, parse_line(text)) for number, text in texts)
+        whole = parse_line("\n".join(text for _, text in texts))
+        rows = whole.get("data") if isinstance(whole, dict) else whole
+        if isinstance(rows, list) and any(isinstance(row, dict) for row in rows):
+            values = ((number, row) for number, row in enumerate(rows, 1))
+    usable = not head
+    for number, row in values:
+        if isinstance(row, dict):
             usable = True
-            yield number, row
-    if first and not usable:  # such as one array of all rows
+        else:
+            counts.note("line is not a JSON object", f"{source.path}:{number}")
+        yield number, row if isinstance(row, dict) else None
+    if not usable:
         raise BertkitError(
-            f"{source.path}:{first}: no line of this file is a JSON object; write one per line"
+            f"{source.path}:{head[0][0]}: no line is a JSON object, and the file is no array"
         )
 
 
@@ -305,17 +322,32 @@ def split_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, list[s
             ) from error
 
 
-def separated_rows(source: Source, counts: TextCounts, columns: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows of CSV or TSV with a header."""
+def separated_rows(
+    source: Source,
+    counts: TextCounts,
+    check: Callable[[list[str]], object],
+    header: bool | Sequence[str] = True,
+) -> Iterator[tuple[int, Mapping[str, Any] | None]]:
+    """Yield the rows of CSV or TSV; None for one with too many fields, which is counted.
+
+    `check` is called with the names of the columns: those in the first line, or, depending on
+    `header`, 0, 1, ... (False) or names for a file without any.
+    """
     rows = split_rows(source, counts)
-    header = [name.strip() for name in next(rows, (0, []))[1]]
-    for column in columns:
-        reject_duplicate_column(source.path, column, header)
+    first = next(rows, None)
+    if first is None:
+        return
+    names = [name.strip() for name in first[1]]
+    if header is not True:
+        names = list(header) if header else [str(number) for number in range(len(names))]
+        rows = chain([first], rows)
+    check(names)
     for number, fields in rows:
-        if any(map(str.strip, fields[len(header) :])):  # as from a comma that is not quoted
+        if any(map(str.strip, fields[len(names) :])):  # as from a comma that is not quoted
             counts.note("row with more fields than the first line", f"{source.path}:{number}")
+            yield number, None
         else:
-            yield number, dict(zip(header, fields, strict=False))
+            yield number, dict(zip(names, fields, strict=False))
 
 
 def parquet_file(source: Source, columns: Sequence[str] | None) -> Iterator[Row]:

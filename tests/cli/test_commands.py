@@ -34,7 +34,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) 
     model = PretrainingModel(tiny_config(tokenizer, initializer_range=0.1))
     save_model(tmp_path / "bert", model, tokenizer, {})
     Path("texts.txt").write_text("River stone bridge.\n\nThe winter garden.\n\nA letter.\n")
-    Path("rows.csv").write_text("text,label\n" + "river stone,wet\nold copper,dry\n" * 12)
+    rows = (f"river stone {n},wet\nold copper {n},dry\n" for n in range(12))
+    Path("rows.csv").write_text("text,label\n" + "".join(rows))
     Path("folder").mkdir()
     return tmp_path
 

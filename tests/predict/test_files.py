@@ -79,6 +79,28 @@ def test_flat_files_have_a_column_for_each_label(
         assert shares == pytest.approx(list(result.probabilities.values()))
 
 
+@pytest.mark.parametrize("model", ["classify", "multi-label"])
+def test_the_most_probable_labels_alone(
+    model: str, models: Path, tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some: Any = load(models / model, precision="fp32", top=1)
+    every: Any = load(models / model, precision="fp32")
+    text = TEXTS[0]
+    [(label, share)] = some(text).probabilities.items()
+    assert share == max(every(text).probabilities.values())
+    assert pickle.loads(pickle.dumps(some))(text).to_dict() == some(text).to_dict()
+    file, out = write("in.csv", f"text\n{text}\n"), tmp_path / "out.csv"
+    run("predict", models / model, file, "--top", "1", "--out", out, "--precision", "fp32")
+    with out.open(newline="") as stream:
+        [row] = csv.DictReader(stream)
+    assert (row["label_1"], float(row["probability_1"])) == (label, pytest.approx(share))
+    run("predict", models / model, file, "--top", "1", "--precision", "fp32")
+    assert list(json.loads(capsys.readouterr().out)["probabilities"]) == [label]
+    for other in ("regress", "tag"):
+        with pytest.raises(BertkitError, match="top"):
+            load(models / other, top=2)
+
+
 def test_inputs_in_memory(models: Path) -> None:
     pandas = pytest.importorskip("pandas")
     answer: Any = load(models / "answer", precision="fp32")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from bertkit.errors import BertkitError
 from bertkit.tasks.classification import (
+    Classification,
     LabelSetColumns,
     LabelSetResult,
     MultiLabelClassification,
@@ -19,6 +21,7 @@ from bertkit.tasks.classification import (
     label_score,
 )
 from bertkit.tasks.regression import NumberResult, Regression
+from bertkit.tasks.types import DataFiles, TaskData, load_dataset
 
 
 def score(name: str, gold: str, predicted: str) -> float:
@@ -123,7 +126,7 @@ def test_scores_of_label_sets() -> None:
     # a: 2 right of 3 + 2 given; b: 1 right of 1 + 3 given; c is nowhere
     found = multi_label(gold, predicted, ("a", "b", "c"))
     assert found["micro_f1"] == pytest.approx(2 * 3 / 9)
-    assert found["macro_f1"] == pytest.approx(np.mean([4 / 5, 2 / 4, 0]))
+    assert found["macro_f1"] == pytest.approx(np.mean([4 / 5, 2 / 4]))
     assert found["exact_match"] == pytest.approx(1 / 4)
 
 
@@ -156,3 +159,79 @@ def test_labels_in_a_field(value: Any, names: tuple[str, ...] | None) -> None:
 def test_a_vector_of_labels_is_refused() -> None:
     with pytest.raises(BertkitError, match="0 or 1 for each label"):
         LabelSetColumns().label_in([0, 1, 0], "f:1")
+
+
+SETS = [("x one", "damage contact"), ("x two", ""), ("x three", "late"), ("x four", "contact")] * 2
+NAMES = ("damage", "late", "contact")
+
+
+def load_sets(train: Any, **columns: Any) -> TaskData:
+    dev = [("new", ())] if "label" not in columns else train
+    return load_dataset("multi-label-classification", DataFiles(train=train, dev=dev), columns)
+
+
+@pytest.mark.parametrize("yes_no", [("1", "0"), ("True", "False"), (1, 0), (1.0, 0.0)])
+@pytest.mark.parametrize("source", ["file", "dicts", "frame"])
+def test_columns_of_zero_and_one_are_label_sets(
+    yes_no: tuple[Any, Any], source: str, write: Callable[..., Path]
+) -> None:
+    rows: Any = [
+        {"text": text, **{name: yes_no[name not in names.split()] for name in NAMES}}
+        for text, names in SETS
+    ]
+    if source == "frame":
+        rows = pytest.importorskip("pandas").DataFrame(rows)
+    elif source == "file":
+        lines = [",".join(map(str, row.values())) for row in rows]
+        rows = str(write("rows.csv", "\n".join(["text,damage,late,contact", *lines]) + "\n"))
+    data = load_sets(rows, label=list(NAMES))
+    assert data.task.labels == ("contact", "damage", "late")
+    golds = {e.text: e.gold for e in data.train}
+    assert golds == {text: tuple(n for n in NAMES if n in names.split()) for text, names in SETS}
+    with pytest.raises(BertkitError, match="holds only"):
+        load_sets(rows, label="damage")
+    with pytest.raises(BertkitError, match="takes one value for --label"):
+        load_dataset("classification", DataFiles(train=rows), {"label": NAMES})
+
+
+def test_other_values_than_zero_and_one_are_refused() -> None:
+    rows = [{"text": "a", "p": 1, "q": 0}, {"text": "b", "p": 2, "q": 0}]
+    with pytest.raises(BertkitError, match=r"train\[1\]: 'p' is '2'"):
+        load_sets(rows, label=("p", "q"))
+    data = load_sets([rows[0], {"text": "c", "p": None, "q": None}], label=("p", "q"))
+    assert data.counts.skipped["row without label"] == 2  # in train, and in dev
+
+
+@pytest.mark.parametrize("separator", [",", ";", "#", "/", "+"])
+def test_joined_labels_name_the_separator(separator: str) -> None:
+    rows = [(text, names.replace(" ", f"{separator} ")) for text, names in [*SETS, ("y", "damage")]]
+    with pytest.raises(BertkitError, match=f"--separator '[{separator}]'"):
+        load_sets(rows)
+    assert load_sets(rows, separator=separator).task.labels == ("contact", "damage", "late")
+    whole = load_sets(rows, separator="|").task.labels
+    assert f"damage{separator} contact" in whole, "the user says that labels are whole"
+
+
+@pytest.mark.parametrize("task", ["classification", "multi-label-classification"])
+def test_labels_that_differ_in_case_or_spaces_are_counted(task: str) -> None:
+    labels = ["Spam", "spam", "No spam", "nospam", "other", "other"]
+    rows = [(f"text {n}", label) for n, label in enumerate(labels)]
+    skipped = load_dataset(task, DataFiles(train=rows, dev=rows)).counts.skipped
+    assert skipped["label that differs from another only in case or spaces, kept"] == 2
+
+
+def test_many_labels_have_the_most_probable_ones() -> None:
+    logits = np.random.default_rng(0).normal(size=(3, 4000)).astype(np.float32)
+    labels = tuple(f"l{n}" for n in range(4000))
+    for top, wanted in ((0, 10), (3, 3), (4000, 4000)):
+        for task in (Classification(labels, top=top), MultiLabelClassification(labels, top=top)):
+            for row, result in zip(logits, task.results(logits), strict=True):
+                shares = result.probabilities
+                assert len(shares) == wanted
+                if top != 4000:
+                    best = [labels[index] for index in np.argsort(-row)[:wanted]]
+                    assert list(shares) == best
+                    assert list(shares.values()) == sorted(shares.values(), reverse=True)
+    few = Classification(labels[:100]).results(logits[:, :100])[0]
+    assert tuple(few.probabilities) == labels[:100]
+    assert few.probability == max(few.probabilities.values())

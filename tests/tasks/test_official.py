@@ -1,16 +1,17 @@
-"""Official data sets: their files with their quirks, and the files for their servers."""
+"""Official data sets: their files with their quirks; and the keys of choices."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bertkit.errors import BertkitError
 from bertkit.tasks.multiple_choice import ChoiceColumns
-from bertkit.tasks.official import GLUE, OFFICIAL, read_glue, read_swag, write_glue
+from bertkit.tasks.official import GLUE, OFFICIAL, read_glue, read_swag
 from bertkit.tasks.types import DataFiles, load_dataset
 from bertkit.text.documents import TextCounts
 
@@ -50,23 +51,6 @@ def test_mnli_rows_without_agreement_and_two_splits(tmp_path: Path) -> None:
     assert [example.gold for example in loaded.train] == ["neutral", "entailment"]
     assert loaded.counts.skipped["row without a majority label"] == 3
     assert loaded.test == []
-
-
-def test_files_for_the_glue_server(tmp_path: Path) -> None:
-    ids = ["1", "0", "2"]
-    [path] = write_glue(
-        "rte", "test", tmp_path, ids, ["entailment", "not_entailment", "entailment"]
-    )
-    assert path.name == "RTE.tsv"
-    assert path.read_text().splitlines() == [
-        "index\tprediction", "0\tnot_entailment", "1\tentailment", "2\tentailment"
-    ]  # fmt: skip
-    [numbers] = write_glue("sts-b", "test", tmp_path, ids, [6.2, -0.5, 2.5])
-    assert numbers.read_text().splitlines()[1:] == ["0\t0.000", "1\t5.000", "2\t2.500"]
-    assert write_glue("mnli", "test-mismatched", tmp_path, [], [])[0].name == "MNLI-mm.tsv"
-    assert write_glue("rte", "dev", tmp_path, ids, []) == []
-    with pytest.raises(BertkitError, match="whole test file"):
-        write_glue("rte", "test", tmp_path, ["5"], ["entailment"])
 
 
 def test_swag(data: Path, tmp_path: Path) -> None:
@@ -109,7 +93,8 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         ("0", 0),
         (1, 1),
         (2.0, 2),
-        ("some", None),
+        ("some", 1),
+        ("none of these", None),
         ("9", None),
     ],
 )
@@ -120,6 +105,28 @@ def test_keys_of_choices(label: object, index: int | None) -> None:
     example = columns.example(row, "f:1", counts, "train")
     assert (example.gold if example else None) == index
     assert bool(counts.skipped) == (index is None)
+
+
+def test_keys_may_be_the_text_of_a_choice() -> None:
+    def golds(rows: list[list[str]], **options: Any) -> list[int | None]:
+        columns = ChoiceColumns(choices=("a", "b", "c", "d"), **options)
+        names = ("text", "a", "b", "c", "d", "label")
+        made = [
+            columns.example(dict(zip(names, row, strict=True)), "f:1", TextCounts(), "train")
+            for row in rows
+        ]
+        return [example and example.gold for example in made]
+
+    cats = ["How many cats?", "None", "One", "Two", "Three", "None"]
+    assert golds([cats, ["Pick", "x", "y", "z", "w", "w"]]) == [0, 3]
+    numbers = ["Two and one?", "1", "2", "3", "4", "3"]
+    with pytest.raises(BertkitError, match="--key"):
+        golds([numbers])
+    assert golds([numbers], key="text") == [2]
+    assert golds([numbers], key="position") == [3]
+    assert golds([["x", "p", "p", "q", "r", "p"]]) == [None], "two choices have the text"
+    with pytest.raises(BertkitError, match="key"):
+        ChoiceColumns(key="texts")
 
 
 def test_lists_of_choices_and_fewer_of_them() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bertkit.errors import BertkitError
 from bertkit.tasks.squad import (
     GoldAnswer,
+    QuestionColumns,
     QuestionExample,
     answer_f1,
     best_threshold,
@@ -55,6 +56,21 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write_file
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_flat_rows_in_json(tmp_path: Path, indent: int | None, wrapped: bool) -> None:
+    rows = [
+        {"id": "a", "asked": "When?", "context": CONTEXT, "answers": "1895"},
+        {"asked": "Where?", "context": CONTEXT, "answers": {"text": [], "answer_start": []}},
+    ]
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"data": rows} if wrapped else rows, indent=indent))
+    found = list(QuestionColumns(question="asked").read(path, TextCounts()))
+    assert [example.answers for example in found] == [(GoldAnswer("1895", 19),), ()]
+    with pytest.raises(BertkitError, match="--question"):
+        list(QuestionColumns().read(path, TextCounts()))
 
 
 def test_reads_both_versions_and_files_without_answers(write: Callable[..., Path]) -> None:

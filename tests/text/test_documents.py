@@ -136,9 +136,20 @@ def test_jsonl_reads_a_column_and_counts_the_rest(file: File) -> None:
         "lone surrogate replaced, kept": 1,
     }
     assert counts.examples["line is not a JSON object"] == f"{path}:3"
-    for content in ("[\n  {\n", '[{"text": "a"}, {"text": "b"}]\n', '"a"\n"b"\n'):
-        with pytest.raises(BertkitError, match=r"a\.json:1"):
+    for content in ("[\n  {\n", '"a"\n"b"\n', '{"data": ["a"]}'):
+        with pytest.raises(BertkitError, match=r"a\.json"):
             read(file("a.json", content))
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_json_array_has_rows(file: File, indent: int | None, wrapped: bool) -> None:
+    rows: Any = [{"text": "One."}, 7, {"text": "Two."}, {"id": 3}]
+    content = json.dumps({"data": rows} if wrapped else rows, indent=indent)
+    documents, counts = read(file("a.json", content))
+    assert documents == ["One.", "Two."]
+    assert counts.skipped == {"line is not a JSON object": 1, "row without column 'text'": 1}
+    assert counts.examples["row without column 'text'"].endswith("a.json:4")
 
 
 def test_csv_and_tsv(file: File) -> None:
