@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.exports import fast_modes, silence
+from benchmarks.exports import fast_modes, processor_name, silence
 from benchmarks.record import (
     data_folder,
     installed,
@@ -111,7 +111,7 @@ def main() -> None:
         "batch_of_sentence_transformers": batch,
         "sentence_transformers": installed("sentence-transformers"),
     }
-    print(write_result("embeddings", rows, details, options.out))
+    print(write_result(processor_name("embeddings"), rows, details, options.out))
 
 
 if __name__ == "__main__":

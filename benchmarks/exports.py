@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.peers import INPUTS
-from benchmarks.record import precisions
+from benchmarks.record import instructions, precisions
 from bertkit.checkpoints.pretrained import PretrainedWeights, load_config
 from bertkit.checkpoints.save import save_model
 from bertkit.export.onnx import silence as silence  # noqa: PLC0414 - others take it from here
@@ -56,8 +56,8 @@ def write_model(folder: Path, start: PretrainedWeights, head: str) -> Path:
 
 def processor_name(name: str) -> str:
     """Return the name of a results file, which tells processors with other instructions apart."""
-    able = torch.cpu.get_capabilities()
-    return f"{name}{'-amx' if able.get('amx_int8') else '' if able.get('avx512_vnni') else '-avx2'}"
+    ending = instructions().lower()
+    return name if ending == "avx512" else f"{name}-{ending}"
 
 
 def fast_modes() -> list[str]:

@@ -102,10 +102,18 @@ def circumstances() -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         "versions": {package: installed(package) for package in PACKAGES},
-        "cpu": cpu_model(),
+        "cpu": f"{cpu_model()} with {instructions()}",
         "cores": os.cpu_count(),
         "threads": used,
     }
+
+
+def instructions() -> str:
+    """Return which of the instructions of the compiled layers this processor has."""
+    import torch
+
+    able = torch.cpu.get_capabilities()
+    return "AMX" if able.get("amx_int8") else "AVX512" if able.get("avx512_vnni") else "AVX2"
 
 
 def commit() -> str | None:

@@ -34,6 +34,7 @@ from benchmarks.exports import (
     OPENVINO_TYPES,
     export_openvino,
     fast_modes,
+    processor_name,
     silence,
     write_fused,
     write_plain,
@@ -284,7 +285,7 @@ def main() -> None:
             for name, contestant in contestants.items()
         }
     details = {"seconds_of_a_run": options.seconds}
-    print(write_result("serving", rows, details, options.out))
+    print(write_result(processor_name("serving"), rows, details, options.out))
     print(write_result("serving-memory", memory, folder=options.out))
 
 

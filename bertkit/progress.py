@@ -46,14 +46,16 @@ STEP = {
 }
 """The fields of a journal's record that are shown, in order, each with its format."""
 FIRST_SECONDS, INTERVAL_SECONDS = 5.0, 10.0
-"""When the first plain line is printed, and the time between two later ones."""
+"""When the first plain line is printed, and the least time between two later ones."""
+SPARSENESS, LONGEST_INTERVAL = 0.25, 600.0
+"""The share of the elapsed time that passes between two later lines, and its limit in seconds."""
 RATE_SECONDS = 60.0
 """The number of seconds over which the rate and the remaining time are measured."""
 MAX_SECONDS = timedelta.max.total_seconds() - 1
 
 
 class Console:
-    """Live progress: a bar on a terminal or in a notebook, otherwise plain lines at intervals.
+    """Live progress: a bar on a terminal or in a notebook, otherwise ever sparser plain lines.
 
         with Console() as console:
             console.start(total=1000)
@@ -62,7 +64,7 @@ class Console:
 
     Training passes journal records; other work passes records such as {"done": 120, "bytes": 3456},
     with the amount done and any other counts to show. The default stream is standard error, where
-    only rank 0 of torchrun's processes shows anything; `interval` is in seconds.
+    only rank 0 of torchrun's processes shows anything; `interval`, in seconds, is the least one.
     """
 
     def __init__(self, *, interval: float = INTERVAL_SECONDS, stream: TextIO | None = None) -> None:
@@ -73,7 +75,7 @@ class Console:
         self.total: int | None = None
         self.title = self.unit = self.pending = ""
         self.seen: deque[tuple[float, int]] = deque()
-        self.due = 0.0
+        self.began = self.due = 0.0
 
     def start(
         self, total: int | None, done: int = 0, *, title: str = "", unit: str = "steps"
@@ -84,8 +86,9 @@ class Console:
         """
         self.close()
         self.total, self.unit, self.title = total, unit, title
-        self.seen = deque([(monotonic(), done)])
-        self.due = monotonic() + min(FIRST_SECONDS, self.interval)
+        self.began = monotonic()
+        self.seen = deque([(self.began, done)])
+        self.due = self.began + min(FIRST_SECONDS, self.interval)
         terminal = not self.silent and self.stream.isatty() and os.environ.get("TERM") != "dumb"
         if terminal or (self.default and not self.silent and "ipykernel" in sys.modules):
             self.bar = progress_bar(self.stream if terminal else None)
@@ -109,9 +112,15 @@ class Console:
             return
         self.pending = f"{self.title}: {text}" if self.title else text
         if now >= self.due:
-            self.due = now + self.interval
+            sparse = min(SPARSENESS * (now - self.began), LONGEST_INTERVAL)
+            self.due = now + max(self.interval, sparse)
             self.say(self.pending)
             self.pending = ""
+
+    def part(self, units: int) -> Callable[[int, int], None]:
+        """Return a function of (done, total) that shows this share of the next `units` as done."""
+        before = self.seen[-1][1] if self.seen else 0
+        return lambda done, total: self.update({"done": before + units * done // total})
 
     def say(self, *lines: str) -> None:
         """Print lines, above the bar if there is one."""

@@ -62,16 +62,15 @@ def read_pairs(data: Path, split: str = "all") -> list[MinimalPair]:
     return pairs
 
 
-def evaluate(predictor: Any, pairs: list[MinimalPair], method: str = "auto") -> dict[str, Any]:
+def evaluate(predictor: Any, pairs: list[MinimalPair]) -> dict[str, Any]:
     """Return the accuracy of a model on pairs: of every set, of every field, and the mean.
 
     Args:
         predictor: a pre-trained model, as `bertkit.load` returns it; in fp32, since the scores of a
             pair may be almost equal.
         pairs: the pairs.
-        method: "within-word-l2r", "pll", "causal", or "auto" for the model's usual one.
     """
-    scores = predictor.score([text for pair in pairs for text in pair[:2]], method=method)
+    scores = predictor.score([text for pair in pairs for text in pair[:2]])
     values = [sentence.score for sentence in scores]
     points: dict[str, list[float]] = defaultdict(list)
     fields: dict[str, set[str]] = defaultdict(set)
@@ -103,13 +102,12 @@ def main() -> None:
     parser.add_argument("model", help="a pre-trained model")
     parser.add_argument("data", type=Path, help="the folder of BLiMP")
     parser.add_argument("--split", choices=("all", "dev", "test"), default="all")
-    parser.add_argument("--method", default="auto", help="within-word-l2r, pll, causal or auto")
     parser.add_argument("--out", type=Path, help="a JSON file for the accuracies")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     pairs = read_pairs(options.data, options.split)
     predictor = bertkit.load(options.model, precision="fp32", device=options.device)
-    accuracies = evaluate(predictor, pairs, options.method)
+    accuracies = evaluate(predictor, pairs)
     for name, accuracy in [*accuracies["sets"].items(), *accuracies["fields"].items()]:
         print(f"{accuracy:7.1%}  {name}")
     print(f"{accuracies['accuracy']:7.1%}  mean of {len(accuracies['sets'])} sets")

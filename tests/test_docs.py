@@ -214,6 +214,24 @@ def test_the_python_of_the_readme_prints_what_it_says(
     assert printed[-len(answers) :] == answers
 
 
+def test_embeddings_are_searched_and_classified(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, classify = ((ROOT / f"docs/{n}.md").read_text() for n in ("embeddings", "howto-classify"))
+    for name, content in (saved_files(page) | saved_files(classify)).items():
+        (folder / name).write_text(content)
+    for program, *words in commands(page):
+        if program == "bertkit" and "MODEL" in words:
+            run(words)
+    blocks_run = [*blocks(page, "python")]
+    blocks_run += [b for b in blocks(classify, "python") if "load_embedder" in b]
+    for block in blocks_run:
+        exec(compile(block, "embeddings.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert sum(line.count("\t") == 2 for line in printed) == 2 * 3, "questions and texts"
+    assert 0 <= float(printed[-1]) <= 1, "the accuracy of the classifier"
+
+
 @pytest.mark.slow
 def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "corpus.txt").write_text(
@@ -267,6 +285,14 @@ def test_results_files_are_shown() -> None:
     texts = [path.read_text() for path in tables.documents()]
     shown = {name for text in texts for _, name, _ in tables.SECTION.findall(text)}
     assert {path.stem for path in (ROOT / "results").glob("*.json")} <= shown
+
+
+def test_claims_of_speed_name_the_processor() -> None:
+    """In the section that makes them."""
+    claim = re.compile(r"<!-- value:[^>]*over_[^>]*-->")
+    for path in DOCUMENTS:
+        for section in re.split(r"^#+ ", path.read_text(), flags=re.MULTILINE):
+            assert not claim.search(section) or re.search("AVX|AMX|EPYC|H200", section), section
 
 
 def test_the_readme_is_short() -> None:

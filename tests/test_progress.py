@@ -58,6 +58,30 @@ def test_the_first_line_comes_after_five_seconds_and_later_ones_every_ten(
     assert lines[1] == "step 120, held out: MLM 4.250"
 
 
+def test_lines_of_a_long_task_come_ever_more_sparsely(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stream = Clock(monkeypatch), io.StringIO()
+    with Console(stream=stream) as console:
+        console.start(86_400)
+        for number in range(0, 86_400, 5):
+            clock.now = 100.0 + number
+            console.update(step(1 + number))
+    shown = [int(line.split(" ")[0].replace(",", "")) for line in stream.getvalue().splitlines()]
+    assert len([second for second in shown if second < 3600]) <= 30
+    assert max(np.diff(shown)) <= 610
+
+
+def test_a_part_of_the_work_is_shown_by_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stream = Clock(monkeypatch), io.StringIO()
+    with Console(interval=0, stream=stream) as console:
+        console.start(None, unit="inputs")
+        for units in (10, 4):
+            part = console.part(units)
+            for done in (1, 2):
+                clock.now += 1
+                part(done, 2)
+    assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["5", "10", "12", "14"]
+
+
 def test_counts_of_work_whose_total_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stream = Clock(monkeypatch), io.StringIO()
     with Console(stream=stream) as console:

@@ -57,7 +57,7 @@ def explain_command(
     layer: int | None = None,
     head: int | None = None,
 ) -> None:
-    """Trace one example through a model: words, tokens, masks, attention, vectors, losses.
+    """Trace one example through a model: tokens, masks, attention, vectors, losses.
 
     Args:
         text: The text.

@@ -29,6 +29,7 @@ from bertkit.predict.features import WHOLE, Extraction, embed_file, extract_file
 from bertkit.predict.files import check_ending, new_rows, predict_file
 from bertkit.predict.load import load_predictor
 from bertkit.predict.pretrained import load_pretrained
+from bertkit.progress import Console
 
 if TYPE_CHECKING:
     ColumnFlags = Any
@@ -61,7 +62,8 @@ def predict_texts(
         text: With a file, the column of the text. Without, the texts of one input: a text, two
             texts of a pair, a question and its context, or a text and its choices.
         out: The file for the predictions, by its ending JSON lines, CSV, TSV or Parquet, with all
-            columns of the input; it is created once all are made. By default they are printed.
+            columns of the input, called input_NAME where a result has the same name; it is created
+            once all are made. By default they are printed.
     """
     if not file and not text:
         raise BertkitError("there is no input; give a file, or the texts of one input with --text")
@@ -75,7 +77,7 @@ def predict_texts(
         predict_file(predictor, file, columns=named | set_flags(columns), out=out)
         return
     result = predictor(*text) if len(text) < 3 else predictor(text[0], list(text[1:]))
-    with new_rows(out) as write:
+    with Console() as console, new_rows(out, console) as write:
         write([result.to_dict()])
 
 
@@ -96,23 +98,6 @@ def fill_mask_command(
     for number, candidates in enumerate(predictor.fill_mask(text, top), start=1):
         for token, probability in candidates:
             print(f"{number}\t{token}\t{probability:.4f}")
-
-
-def next_sentence_command(
-    model: PretrainedModel,
-    text: str,
-    following: str,
-    *,
-    compute: Annotated[Compute, FLATTEN] = AUTO,
-) -> None:
-    """Estimate the probability that one text follows another.
-
-    Args:
-        text: The first text.
-        following: The text that may or may not follow it.
-    """
-    predictor = load_pretrained(model, **vars(compute))
-    print(f"{predictor.next_sentence(text, following):.4f}")
 
 
 def embed_command(
@@ -158,14 +143,14 @@ def features_command(
     device: Device = "auto",
     extraction: Annotated[Extraction, FLATTEN] = WHOLE,
 ) -> None:
-    """Write a model's hidden states for the texts of a file, in order.
+    """Write a model's hidden states for the tokens of the texts of a file, in order.
 
     In plain text each line is a text; CSV, TSV, JSON lines, Parquet and hf:NAME have a column of
     texts. No text is dropped or cut: long texts are read through windows.
 
     Args:
         file: The texts.
-        out: The file to write: .npy (pooled) or .parquet.
+        out: The file to write: .parquet.
         precision: fp32, bf16, or auto: bf16 if the device computes it fast.
     """
     extract_file(model, file, out, extraction, column=column, precision=precision, device=device)
@@ -175,4 +160,3 @@ predict_command = App(name="predict", default_command=predict_texts)
 predict_command.command(embed_command, name="embed")
 predict_command.command(features_command, name="features")
 predict_command.command(fill_mask_command, name="fill-mask")
-predict_command.command(next_sentence_command, name="next-sentence")

@@ -202,7 +202,7 @@ class Setup:
             items,
             self.device,
             precision=self.precision,
-            progress=lambda done: self.console.update({"done": done}) if show else None,
+            progress=lambda done, _: self.console.update({"done": done}) if show else None,
         )
         if show:
             self.console.close()

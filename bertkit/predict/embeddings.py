@@ -32,7 +32,15 @@ from bertkit.checkpoints.sentence_transformers import TextPooling, read_pooling
 from bertkit.errors import BertkitError, checked_texts
 from bertkit.model.encoder import Encoder, check_vocabulary
 from bertkit.model.outputs import OVER_TOKENS, check_pooling, summary_vectors, weighted_vectors
-from bertkit.tasks.sequences import choose_mode, plan_windows, prepare_network, run_model, surround
+from bertkit.tasks.sequences import (
+    Progress,
+    choose_mode,
+    no_progress,
+    plan_windows,
+    prepare_network,
+    run_model,
+    surround,
+)
 from bertkit.tasks.task import ItemPart, TaskBatch
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
@@ -139,12 +147,10 @@ class Embedder:
             parts.append(ItemPart((window,), share))
         return EncodedText(parts, len(ids) - len(used_ids))
 
-    def vectors(
-        self, texts: Sequence[EncodedText], progress: Callable[[int], None] = lambda done: None
-    ) -> np.ndarray:
+    def vectors(self, texts: Sequence[EncodedText], progress: Progress = no_progress) -> np.ndarray:
         """Return the vectors of tokenized texts, (texts, width) float32, in order.
 
-        `progress` is called with the number of finished windows.
+        `progress` is called with the number of finished windows, and of all.
         """
         owners = [number for number, text in enumerate(texts) for _ in text.parts]
         parts = [part for text in texts for part in text.parts]

@@ -1,18 +1,19 @@
-"""Files of vectors: hidden states of texts (paper section 5.3), or their embeddings.
+"""Files of vectors: hidden states of tokens (paper section 5.3), or embeddings of texts.
 
 A text that is longer than the model's maximum length is read through overlapping windows. The
 vector of a token comes from the window where it has the most context; those of [CLS] and [SEP],
 which are in every window, are averaged over the windows.
 
-| format  | content                                                                          |
-|---------|----------------------------------------------------------------------------------|
-| npy     | one array (texts, width), of pooled vectors                                      |
-| parquet | a row per token: text, position, token, start, end, vector; pooled: text, vector |
+| format                  | content                                                    |
+|-------------------------|------------------------------------------------------------|
+| npy, embeddings         | one array (texts, width)                                   |
+| parquet, embeddings     | a row per text: text, vector                               |
+| parquet, hidden states  | a row per token: text, position, token, start, end, vector |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,14 +22,21 @@ import numpy as np
 import torch
 
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.errors import BertkitError, check_known
+from bertkit.errors import BertkitError
 from bertkit.files import check_output, disk_errors, new_file
 from bertkit.model.encoder import Encoder
 from bertkit.model.outputs import check_layers, encoder_features
 from bertkit.predict.embeddings import load_embedder, text_chunks
 from bertkit.progress import Console
 from bertkit.tasks.columns import read_rows, require_all
-from bertkit.tasks.sequences import WindowLengths, plan_windows, run_model, surround
+from bertkit.tasks.sequences import (
+    Progress,
+    WindowLengths,
+    no_progress,
+    plan_windows,
+    run_model,
+    surround,
+)
 from bertkit.tasks.task import ItemPart, split_parts
 from bertkit.text.documents import (
     TextCounts,
@@ -41,35 +49,25 @@ from bertkit.text.sources import find_sources
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device, choose_precision
 
-POOLING = ("tokens", "cls", "mean")
-ENDINGS = (".npy", ".parquet")
 GROUP_TOKENS = 65_536
 """The number of tokens whose states are in memory at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extraction(WindowLengths):
-    """The layers, the pooling and the window lengths of features."""
+    """The layers and the window lengths of features."""
 
     layers: str = "last"
     """embeddings, second-to-last, last, sum, sum-last-four, or concat-last-four."""
-    pooling: str = "tokens"
-    """tokens: a vector for each token, including [CLS] and [SEP]; cls: the vector of [CLS]; mean:
-    the mean over all tokens."""
-
-    def __post_init__(self) -> None:
-        """Check the pooling and the lengths."""
-        super().__post_init__()
-        check_known("pooling", self.pooling, POOLING)
 
 
 class TextFeatures(NamedTuple):
     """The vectors of a text."""
 
     vectors: np.ndarray
-    """(rows, width) float32: one row per token, or a single row if pooled."""
+    """(rows, width) float32: one row per token, or the embedding of the text."""
     tokens: list[str]
-    """The tokens: "[CLS]", ..., "[SEP]"; empty if pooled."""
+    """The tokens: "[CLS]", ..., "[SEP]"; empty for an embedding."""
     offsets: list[tuple[int, int]]
     """Each token's half-open character span in the text; (0, 0) for [CLS] and [SEP]."""
     windows: int
@@ -100,14 +98,14 @@ def extract(
     *,
     device: torch.device | str = "cpu",
     precision: str = "fp32",
+    part: Callable[[int], Progress] = lambda texts: no_progress,
 ) -> Iterator[TextFeatures]:
-    """Yield the features of each text; the encoder is on the device, in fp32 or bf16."""
+    """Yield the features of each text; the encoder is on the device, in fp32 or bf16.
+
+    `part` returns what shows the progress of the next texts, such as `Console.part`.
+    """
     device = torch.device(device)
     check_layers(extraction.layers, encoder.config)
-    if extraction.pooling == "cls" and encoder.config.direction == "left_to_right":
-        raise BertkitError(
-            "in a left-to-right model [CLS] attends to no other token; choose --pooling mean"
-        )
     max_length = extraction.length(encoder.config.max_position_embeddings)
     if max_length < 3:
         raise BertkitError(f"windows of {max_length} tokens have no room for text; give 3 or more")
@@ -120,15 +118,12 @@ def extract(
             device,
             per_token=True,
             precision=precision,
+            progress=part(len(group)),
         )
         states = iter(rows)
         for text in group:
             vectors = join_windows(text, [next(states) for _ in text.parts])
-            if extraction.pooling == "tokens":
-                yield TextFeatures(vectors, text.names, text.offsets, len(text.parts))
-            else:
-                pooled = vectors[0] if extraction.pooling == "cls" else vectors.mean(axis=0)
-                yield TextFeatures(pooled[None], [], [], len(text.parts))
+            yield TextFeatures(vectors, text.names, text.offsets, len(text.parts))
 
 
 def split_text(text: str, tokenizer: Tokenizer, max_length: int, stride: int) -> WindowedText:
@@ -171,14 +166,15 @@ def extract_file(
     device: str = "auto",
 ) -> None:
     """Write a model's hidden states for the texts of a file (`read_lines`), in order."""
-    out = check_out(out, file, pooled=extraction.pooling != "tokens")
+    out = check_out(out, file, ".parquet")
     start, where = read_pretrained(model), choose_device(device)
     encoder = start.build(Encoder, keep_head=False).model.to(where)
     counts = TextCounts()
     texts = read_lines(file, column, counts)
     mode = choose_precision(precision, where)
-    features = extract(encoder, start.tokenizer, texts, extraction, device=where, precision=mode)
     with Console() as console:
+        options: Any = {"device": where, "precision": mode, "part": console.part}
+        features = extract(encoder, start.tokenizer, texts, extraction, **options)
         write_features(out, features, console, "features")
         console.say(*describe_skipped(counts.skipped, counts.examples))
 
@@ -212,7 +208,7 @@ def embed_file(
     Raises:
         BertkitError: the model, the file or a setting cannot be used; the message says why.
     """
-    out = check_out(out, file, pooled=True)
+    out = check_out(out, file, ".npy", ".parquet")
     embedder = load_embedder(
         model, device=device, precision=precision, pooling=pooling, normalize=normalize
     )
@@ -223,7 +219,8 @@ def embed_file(
         for chunk in text_chunks(read_lines(file, column, counts)):
             encoded = embedder.tokenize(chunk, windows=not cut)
             lost += sum(text.cut > 0 for text in encoded)
-            for text, vector in zip(encoded, embedder.vectors(encoded), strict=True):
+            vectors = embedder.vectors(encoded, console.part(len(encoded)))
+            for text, vector in zip(encoded, vectors, strict=True):
                 yield TextFeatures(vector[None], [], [], len(text.parts))
 
     with Console() as console:
@@ -232,20 +229,18 @@ def embed_file(
         console.say(*([f"texts cut to the model's length: {lost:,}"] if lost else []))
 
 
-def check_out(out: Path | str, file: Path | str, *, pooled: bool) -> Path:
+def check_out(out: Path | str, file: Path | str, *endings: str) -> Path:
     """Return the path of a file of vectors, whose ending must be that of a fitting format."""
     path = check_output(out, [file])
-    if path.suffix not in ENDINGS or (path.suffix == ".npy" and not pooled):
-        raise BertkitError(
-            f"{path}: vectors of texts are written as .npy or .parquet, those of tokens as .parquet"
-        )
+    if path.suffix not in endings:
+        raise BertkitError(f"{path}: the vectors are written as {' or '.join(endings)}")
     return path
 
 
 def write_features(
     out: Path, features: Iterable[TextFeatures], console: Console, title: str
 ) -> None:
-    """Write vectors one text at a time, as they are computed."""
+    """Write vectors one text at a time, as they are computed and as their progress is shown."""
     console.start(None, title=title, unit="texts")
     texts = rows = windowed = width = 0
 
@@ -255,7 +250,6 @@ def write_features(
             yield text
             texts, rows = texts + 1, rows + len(text.vectors)
             windowed, width = windowed + (text.windows > 1), text.vectors.shape[1]
-            console.update({"done": texts, "vectors": rows})
 
     with new_file(out) as temporary, disk_errors(out):
         if out.suffix == ".npy":

@@ -2,17 +2,26 @@
 
 The order of inputs is kept: a chunk of inputs is read, run and written before the next one is read
 completely, so a file may be larger than memory. An output file is created whole or not at all.
+
+The columns of a flat file (CSV, TSV, Parquet) are those of all rows, in the order of their first
+appearance. They are known at the end, so the rows wait in a temporary file until then.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import pickle
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from os import SEEK_END
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from types import SimpleNamespace
+from typing import IO, Any, TextIO
 
 from bertkit.errors import BertkitError
 from bertkit.files import check_output, disk_errors, from_home, jsonable, new_file
@@ -21,11 +30,14 @@ from bertkit.progress import Console, console_or_new
 from bertkit.tasks.classification import TextColumns
 from bertkit.tasks.columns import Fields, column_names, is_plain
 from bertkit.tasks.official import SWAG_COLUMNS, read_swag
+from bertkit.tasks.sequences import no_progress
 from bertkit.tasks.task import Items
 from bertkit.text.documents import TextCounts, describe_skipped, optional_library
 
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
-ENDINGS = (".jsonl", *SEPARATORS, ".parquet")
+ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet")
+INPUT = "input_"
+"""The prefix of a column of the input that has the name of a field of the result."""
+TSV_ESCAPES = str.maketrans({"\t": r"\t", "\n": r"\n", "\r": r"\r"})
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -44,7 +56,8 @@ def predict_file(
     of the input that has the name of a field of the result is called `input_NAME`. Where columns
     are flat (.csv, .tsv, .parquet), each label's probability is a column `probability_LABEL`; if
     only the most probable labels are shown (`load(..., top=N)`), they are `label_1`,
-    `probability_1` and so on.
+    `probability_1` and so on. TSV has no quotes, so tabs and line breaks in a text are written with
+    a backslash.
 
     Args:
         predictor: a fine-tuned model.
@@ -56,29 +69,31 @@ def predict_file(
         console: the console for progress and what was skipped; None for a new one.
 
     Raises:
-        BertkitError: the file is missing, damaged or lacks a column, or `out` is the file itself or
-            cannot be written.
+        BertkitError: the file is missing, damaged, a folder or lacks a column, or `out` is the file
+            itself or cannot be written.
     """
     file = from_home(str(file))
+    if Path(file).is_dir():
+        advice = f"give a file, a pattern such as '{file}/*.csv', or a text by --text"
+        raise BertkitError(f"{file} is a folder; {advice}", code="folder")
     if out is not None:
         out = check_output(out, [file])
         check_ending(out)
     counts, rows = TextCounts(), dict[str, Fields]()
     total = Items([], 0, 0, {})
-    with console_or_new(console) as shown, new_rows(out) as write:
+    with console_or_new(console) as shown, new_rows(out, shown) as write:
         visible = out is not None or not sys.stdout.isatty()  # lines would break the bar
         flat = out is not None and out.suffix.lower() != ".jsonl"
         examples = file_examples(predictor, file, dict(columns or {}), counts, rows)
         if visible:
             shown.start(None, title="predicting", unit="inputs")
         for chunk in predictor.chunks(examples):
-            results, items = predictor.run(chunk)
+            progress = shown.part(len(chunk)) if visible else no_progress
+            results, items = predictor.run(chunk, progress)
             pairs = zip(chunk, results, strict=True)
             labels = len(predictor.task.labels) if flat else 0
             write([result_row(example, rows, result, labels) for example, result in pairs])
             total = total.plus(items)
-            if visible:
-                shown.update({"done": total.inputs})
         shown.close()
         shown.say(*describe_skipped(counts.skipped, counts.examples))
         shown.say(f"{total.inputs:,} inputs, {total.described()}")
@@ -120,8 +135,14 @@ def result_row(example: Any, rows: dict[str, Fields], result: Any, labels: int) 
     if fields is None:  # not a table
         named = ("text", "pair", "question")
         fields = {n: getattr(example, n) for n in named if getattr(example, n, None) is not None}
-    inputs = {(f"input_{name}" if name in values else name): v for name, v in fields.items()}
+    inputs = {input_column(name, values): value for name, value in fields.items()}
     return {"id": example.id, **inputs, **values}
+
+
+def input_column(name: str, results: Container[str]) -> str:
+    """Return the name of a column of the input in the output; different names stay different."""
+    bare = re.sub(f"^({INPUT})+", "", name)
+    return INPUT + name if bare in results else name
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -137,7 +158,7 @@ def check_ending(out: Path) -> None:
 
 
 @contextmanager
-def new_rows(out: Path | None) -> Iterator[Callable[[Rows], None]]:
+def new_rows(out: Path | None, console: Console) -> Iterator[Callable[[Rows], None]]:
     """Yield a function that writes a chunk of rows to a file, created if the block succeeds.
 
     Without a file, rows are written to the standard output as JSON lines and flushed at once.
@@ -152,17 +173,39 @@ def new_rows(out: Path | None) -> Iterator[Callable[[Rows], None]]:
         yield write_now
         return
     ending = out.suffix.lower()
-    with new_file(out) as temporary, disk_errors(out), ExitStack() as stack:
-        if ending == ".parquet":
-            yield parquet_writer(out, temporary, stack)
+    with new_file(out) as temporary, disk_errors(out):
+        if ending == ".jsonl":
+            with open_text_file(temporary) as file:
+                yield lambda rows: file.writelines(json_text(row) + "\n" for row in rows)
             return
-        # half of a surrogate pair, which UTF-8 lacks, is written escaped, as JSON does
-        how: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
-        file = stack.enter_context(temporary.open("w", **how))
-        if ending in SEPARATORS:
-            yield separated_writer(out, file, SEPARATORS[ending])
-        else:
-            yield lambda rows: file.writelines(json_text(row) + "\n" for row in rows)
+        with TemporaryFile(dir=temporary.parent) as waiting:
+            names: dict[str, None] = {}
+
+            def wait(rows: Rows) -> None:
+                names.update(dict.fromkeys(name for row in rows for name in row))
+                pickle.dump(rows, waiting)
+
+            yield wait
+            if ending == ".parquet":
+                write_parquet(temporary, [*names], waiting)
+            elif ending == ".csv":
+                write_csv(temporary, [*names], waiting)
+            elif escaped := write_tsv(temporary, [*names], waiting):
+                lost = "rows whose tabs and line breaks are written with a backslash"
+                console.say(f"{lost} (.csv keeps them): {escaped:,}")
+
+
+def open_text_file(path: Path) -> TextIO:
+    """Open a new file; half of a surrogate pair, which UTF-8 lacks, is escaped, as in JSON."""
+    return path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
+
+
+def waiting_rows(file: IO[bytes]) -> Iterator[Rows]:
+    """Yield the chunks of rows that were written to a temporary file, from its start."""
+    end = file.seek(0, SEEK_END)
+    file.seek(0)
+    while file.tell() < end:
+        yield pickle.load(file)  # noqa: S301 - which this process has written
 
 
 def json_text(value: Any) -> str:
@@ -173,21 +216,6 @@ def json_text(value: Any) -> str:
         return json.dumps(jsonable(value), ensure_ascii=False)
 
 
-def separated_writer(out: Path, file: Any, separator: str) -> Callable[[Rows], None]:
-    """Return a writer of CSV or TSV; the first rows decide the columns."""
-    names: list[str] = []
-    writer = csv.writer(file, delimiter=separator, lineterminator="\n")
-
-    def write(rows: Rows) -> None:
-        if not names:
-            names.extend(dict.fromkeys(name for row in rows for name in row))
-            writer.writerow(names)
-        check_names(out, rows, names)
-        writer.writerows([cell(row.get(name)) for name in names] for row in rows)
-
-    return write
-
-
 def cell(value: Any) -> str:
     """Return a value as the text of a field; lists and objects as JSON, null and NaN as ""."""
     value = jsonable(value)
@@ -196,40 +224,66 @@ def cell(value: Any) -> str:
     return str(value) if isinstance(value, str | bool) else json.dumps(value, ensure_ascii=False)
 
 
-def check_names(out: Path, rows: Rows, names: Iterable[str]) -> None:
-    """Raise if a row has a column that the first rows of the file did not have."""
-    known = set(names)
-    if more := {name for row in rows for name in row} - known:
-        raise BertkitError(
-            f"{out}: a later row has the column '{min(more)}', which the first rows lack; write "
-            ".jsonl",
-            code="column",
-        )
+def write_csv(path: Path, names: Sequence[str], waiting: IO[bytes]) -> None:
+    """Write CSV; a field with a separator, a quote or a line break is quoted."""
+    with open_text_file(path) as file:
+        # a lone \r is quoted only if it is in the end of a line
+        lines: Any = SimpleNamespace(write=lambda line: file.write(line[:-2] + "\n"))
+        csv.writer(lines, lineterminator="\r\n").writerows(field_rows(names, waiting))
 
 
-def parquet_writer(out: Path, temporary: Path, stack: ExitStack) -> Callable[[Rows], None]:
-    """Return a writer of Parquet; the first rows decide the types of columns, null becomes text."""
+def write_tsv(path: Path, names: Sequence[str], waiting: IO[bytes]) -> int:
+    """Write TSV, which has no quotes; return the number of rows whose fields had to be escaped."""
+    escaped = 0
+    with open_text_file(path) as file:
+        for fields in field_rows(names, waiting):
+            cells = [text.translate(TSV_ESCAPES) for text in fields]
+            escaped += cells != fields
+            file.write("\t".join(cells) + "\n")
+    return escaped
+
+
+def field_rows(names: Sequence[str], waiting: IO[bytes]) -> Iterator[list[str]]:
+    """Yield the names of the columns and the fields of every row."""
+    yield [*names]
+    for row in chain.from_iterable(waiting_rows(waiting)):
+        yield [cell(row.get(name)) for name in names]
+
+
+def write_parquet(path: Path, names: Sequence[str], waiting: IO[bytes]) -> None:
+    """Write Parquet; a column is of text if its values have no common type, or are all null."""
     arrow = optional_library("pyarrow", "Parquet files")
     parquet = optional_library("pyarrow.parquet", "Parquet files")
-    file: Any = None
+    text = arrow.string()
 
-    def write(rows: Rows) -> None:
-        nonlocal file
-        if file is not None:
-            check_names(out, rows, file.schema.names)
+    def common_type(known: Any, values: list[Any]) -> Any:
+        if known == text:
+            return text
         try:
-            table = arrow.Table.from_pylist(list(rows), schema=file and file.schema)
-        except (arrow.ArrowException, OverflowError, UnicodeEncodeError) as error:
-            raise BertkitError(
-                f"{out}: a column's values are not of one type that Parquet has "
-                f"({str(error).splitlines()[0]}); write .jsonl",
-                code="format",
-            ) from error
-        if file is None:
-            text, null = arrow.string(), arrow.null()
-            fields = [f.with_type(text) if f.type == null else f for f in table.schema]
-            table = table.cast(arrow.schema(fields))
-            file = stack.enter_context(parquet.ParquetWriter(temporary, table.schema))
-        file.write_table(table)
+            both = [arrow.schema([("", kind)]) for kind in (known, arrow.array(values).type)]
+            kind = arrow.unify_schemas(both, promote_options="permissive").field(0).type
+            arrow.array(values, kind)
+        except (arrow.ArrowException, OverflowError, UnicodeEncodeError):
+            return text
+        return text if "struct<>" in str(kind) else kind  # which Parquet lacks
 
-    return write
+    types = dict.fromkeys(names, arrow.null())
+    for _ in range(2):  # the second time, the first rows are compared with the type of all
+        for rows in waiting_rows(waiting):
+            for name in names:
+                types[name] = common_type(types[name], [row.get(name) for row in rows])
+    types = {name: text if kind == arrow.null() else kind for name, kind in types.items()}
+    schema = arrow.schema([*types.items()])
+    with parquet.ParquetWriter(path, schema) as writer:
+        for rows in waiting_rows(waiting):
+            columns = []
+            for name, kind in types.items():
+                values = [row.get(name) for row in rows]
+                values = [as_text(value) for value in values] if kind == text else values
+                columns.append(arrow.array(values, kind))
+            writer.write_table(arrow.table(columns, schema=schema))
+
+
+def as_text(value: Any) -> str | None:
+    """Return a value for a column of text: null stays null, and lists and objects are JSON."""
+    return None if value is None else cell(value).encode(errors="backslashreplace").decode()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from bertkit.predict.pretrained import Predictor, load_pretrained
 from bertkit.tasks.classification import TextColumns, TextExample
 from bertkit.tasks.columns import Columns, MemoryRows, as_source
 from bertkit.tasks.official import GLUE
-from bertkit.tasks.sequences import choose_mode, prepare_network, run_task
+from bertkit.tasks.sequences import Progress, choose_mode, no_progress, prepare_network, run_task
 from bertkit.tasks.task import NOTHING_READ, Items, encode
 from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tasks.types import (
@@ -152,7 +152,7 @@ class TaskPredictor:
             yield chunk
 
     def run(
-        self, inputs: Sequence[Any], progress: Callable[[int, int], None] = lambda done, total: None
+        self, inputs: Sequence[Any], progress: Progress = no_progress
     ) -> tuple[list[Any], Items]:
         """Return the results for examples, in order, and their sequences.
 
@@ -162,20 +162,10 @@ class TaskPredictor:
         return self.run_items(inputs, items, progress), items
 
     def run_items(
-        self,
-        inputs: Sequence[Any],
-        items: Items,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        self, inputs: Sequence[Any], items: Items, progress: Progress = no_progress
     ) -> list[Any]:
         """Return the results for encoded inputs."""
-        total = sum(len(item.parts) for item in items.items)
-        outputs = run_task(
-            self.model,
-            items,
-            self.device,
-            threads=self.threads,
-            progress=lambda done: progress(done, total),
-        )
+        outputs = run_task(self.model, items, self.device, threads=self.threads, progress=progress)
         return self.task.decode(inputs, items, outputs)
 
     def items(self, inputs: Sequence[Any]) -> Items:
@@ -186,7 +176,7 @@ class TaskPredictor:
                 trained, other = kinds if self.pairs else kinds[::-1]
                 raise BertkitError(
                     f"{example.location}: the model was fine-tuned on {trained}, and here are "
-                    f"{other}",
+                    f"{other}; give {'both texts of a pair' if self.pairs else 'one text'}",
                     code="pairs",
                 )
         return encode(self.task, inputs, self.tokenizer, self.model.config)

@@ -2,20 +2,11 @@
 
 A masked language model has no likelihood of a sentence; its pseudo-log-likelihood (Salazar et al.
 2020, "Masked Language Model Scoring", section 2.2) is the sum over tokens of the log-probability of
-the token if it is masked, for which a sentence of n tokens makes n masked copies. A model that
-reads in one direction (the ablation in section 5.1 of the BERT paper) has a likelihood, which takes
-one pass. [CLS] and [SEP] are read but not scored.
-
-| method           | a token is predicted from                                                |
-|------------------|--------------------------------------------------------------------------|
-| within-word-l2r  | all tokens but itself and the later tokens of its word                   |
-| pll              | all tokens but itself                                                    |
-| causal           | the tokens that the model has read before it                             |
-
-In `pll` the later tokens of a word betray the earlier ones ("##uve ##nir" leaves few words but
-"so ##uve ##nir"), so rare words that are split into several tokens score too high.
-`within-word-l2r` (Kauf and Ivanova 2023, "A Better Way to Do Masked Language Model Scoring") hides
-those tokens too, and is the default.
+the token if it is masked, for which a sentence of n tokens makes n masked copies. The later tokens
+of the same word are masked, too (Kauf and Ivanova 2023, "A Better Way to Do Masked Language Model
+Scoring"): they would betray it, and rare words would score too high. A model that reads in one
+direction (the ablation in section 5.1 of the BERT paper) has a likelihood, which takes one pass.
+[CLS] and [SEP] are read but not scored.
 """
 
 from __future__ import annotations
@@ -39,12 +30,11 @@ from bertkit.checkpoints.pretrained import (
 from bertkit.errors import (
     BertkitError,
     InputTypeError,
-    check_known,
     checked_texts,
     is_ordered,
     short_repr,
 )
-from bertkit.model.encoder import ONE_SEGMENT, ModelConfig, check_vocabulary
+from bertkit.model.encoder import ONE_SEGMENT, check_vocabulary
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.embeddings import text_chunks
 from bertkit.tasks.sequences import choose_mode, prepare_network, run_model
@@ -53,7 +43,6 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
 
 MASK = "[MASK]"
-METHODS = ("within-word-l2r", "pll", "causal")
 SCORED_TOKENS = 1 << 20
 """The number of tokens in the masked copies that are in memory at a time."""
 HEAD_ROWS = 256
@@ -286,7 +275,7 @@ class Predictor:
             states += map(torch.from_numpy, rows)
         return states
 
-    def score(self, texts: Iterable[str], *, method: str = "auto") -> list[SentenceScore]:
+    def score(self, texts: Iterable[str]) -> list[SentenceScore]:
         """Return the (pseudo-)log-likelihood of sentences, for example to choose among hypotheses.
 
         They are computed in the predictor's precision; load the model in fp32 to compare sentences
@@ -294,18 +283,14 @@ class Predictor:
 
         Args:
             texts: a list of sentences.
-            method: "within-word-l2r", "pll" or "causal" (see the module); "auto" is
-                within-word-l2r for a masked language model, else causal.
 
         Returns:
             For each sentence its tokens and their log-probabilities in nats; `score` is their sum.
 
         Raises:
             InputTypeError: the argument is one text, or an item is not a text.
-            BertkitError: the method does not fit the model, or a sentence is longer than
-                `max_length`.
+            BertkitError: a sentence is longer than `max_length`.
         """
-        method = choose_method(method, self.model.config)
         ids = self.tokenizer.encode_batch(list(checked_texts(texts)))
         most = self.max_length - 2
         for number, sentence in enumerate(ids):
@@ -316,17 +301,17 @@ class Predictor:
                     code="too-long",
                 )
         vocabulary = self.tokenizer.vocabulary
-        scores = self.log_probabilities(list({tuple(sentence): None for sentence in ids}), method)
+        scores = self.log_probabilities(list({tuple(sentence): None for sentence in ids}))
         return [
             SentenceScore([vocabulary[i] for i in sentence], scores[tuple(sentence)])
             for sentence in ids
         ]
 
     def log_probabilities(
-        self, sentences: Sequence[tuple[int, ...]], method: str
+        self, sentences: Sequence[tuple[int, ...]]
     ) -> dict[tuple[int, ...], list[float]]:
         """Return the log-probability of each token of different sentences."""
-        causal = method == "causal"
+        causal = self.model.config.direction != "bidirectional"
 
         def cost(ids: tuple[int, ...]) -> int:
             return (1 if causal else len(ids)) * (len(ids) + 2)
@@ -347,7 +332,7 @@ class Predictor:
             if causal:
                 parts = [ItemPart((self.sequence(ids),)) for ids in group]
             else:
-                parts = [part for ids in group for part in self.masked_copies(ids, method)]
+                parts = [part for ids in group for part in self.masked_copies(ids)]
             targets = following_ids if causal else masked_ids
             rows = iter(self.run(forward, parts, targets, per_token=causal))
             for ids in group:
@@ -357,8 +342,8 @@ class Predictor:
                     scores[ids] = [float(next(rows)[0, 0]) for _ in ids]
         return scores
 
-    def masked_copies(self, ids: Sequence[int], method: str) -> list[ItemPart]:
-        """Return a copy of a sentence for each token, which is masked; see the module's table.
+    def masked_copies(self, ids: Sequence[int]) -> list[ItemPart]:
+        """Return a copy of a sentence for each token, which is masked with the rest of its word.
 
         The target of a copy is the position of the token, and its id.
         """
@@ -367,7 +352,7 @@ class Predictor:
         copies = []
         for position in range(1, len(ids) + 1):
             copy, end = whole.copy(), position + 1
-            while method == "within-word-l2r" and continues[end]:
+            while continues[end]:
                 end += 1
             copy[position:end] = self.tokenizer.mask_id
             copies.append(ItemPart((Encoded(copy, len(copy)),), (position, int(whole[position]))))
@@ -418,18 +403,6 @@ def following_ids(
     ids = [parts[i].sequences[0].ids for i in np.argsort(packed_index)]
     following = np.concatenate([np.roll(row, -1) for row in ids]).astype(np.int64)
     return {"wanted": torch.from_numpy(following)}, {}
-
-
-def choose_method(name: str, config: ModelConfig) -> str:
-    """Check a method, and resolve "auto" to the model's own: within-word-l2r or causal."""
-    masked = config.direction == "bidirectional"
-    if name == "auto":
-        return METHODS[0] if masked else "causal"
-    check_known("method", name, (*METHODS, "auto"), code="method")
-    if masked == (name == "causal"):
-        kind = "is a masked language model" if masked else "predicts adjacent tokens, not masks"
-        raise BertkitError(f"the model {kind}; leave out the method {name}", code="method")
-    return name
 
 
 def load_pretrained(

@@ -60,8 +60,6 @@ class Trace:
     """What `bertkit explain` shows about one example."""
 
     config: ModelConfig
-    words: list[tuple[str, str]]
-    """(word, its tokens) of the texts."""
     tokens: list[str]
     """The input sequence as the network reads it."""
     ids: list[int]
@@ -111,6 +109,8 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
         )
     if max(encoded.text_index) < 0:
         raise BertkitError("the text has no tokens; give one with words")
+    texts = [text] if pair is None else [text, pair]
+    answer = task_answer(start.path, texts)
     loaded = start.build(PretrainingModel, keep_head=True)
     network, ids = loaded.model.eval(), np.array(encoded.ids)
     lacks = {part for part in HEAD_PARTS if any(part in name for name in loaded.missing_keys)}
@@ -124,11 +124,9 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
     packed = pack([ids.tolist()], [encoded.segment_ids])
     output = network(packed, torch.from_numpy(targets).long())
     following = None if pair is None or lacks & {"nsp.", "pooler."} else output.nsp_logits
-    texts = [text] if pair is None else [text, pair]
     attention, norms, difference = look_inside(network.encoder, packed)
     return Trace(
         config=config,
-        words=split_words(texts, tokenizer),
         tokens=[tokenizer.vocabulary[index] for index in ids.tolist()],
         ids=ids.tolist(),
         segments=list(encoded.segment_ids),
@@ -140,27 +138,12 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
             for position, row in zip(targets.tolist(), output.mlm_logits.float(), strict=True)
         ],
         in_order=None if following is None else float(following.float().softmax(-1)[0, 0]),
-        task=task_answer(start.path, texts),
+        task=answer,
     )
 
 
 HEAD_PARTS = ("mlm.", "nsp.", "pooler.")
 """Parts of the names of the weights of the pre-training heads."""
-
-
-def split_words(texts: Sequence[str], tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Return each word of some texts with its tokens: a token with ## continues the word before."""
-    words: list[tuple[str, str]] = []
-    for text in texts:
-        encoding = tokenizer.encode(text)
-        start = 0
-        for token, (first, end) in zip(encoding.tokens, encoding.offsets, strict=True):
-            if words and token.startswith("##") and first:
-                words[-1] = (text[start:end], f"{words[-1][1]} {token}")
-            else:
-                start = first
-                words.append((text[first:end], token))
-    return words
 
 
 def judge_target(
@@ -241,8 +224,6 @@ def print_explanation(
                 table.add_row(*(Text(printable(str(cell))) for cell in row))
             console.print(table)
 
-    title = "Words and their tokens (paper, section 3; WordPiece, Wu et al. 2016)"
-    show(title, WORDPIECE, ("word", "tokens"), trace.words)
     inputs = zip(range(len(trace.tokens)), trace.tokens, trace.ids, trace.segments, strict=True)
     columns = (">position", "token", ">id", ">segment")
     show("Input sequence (paper, section 3 and figure 2)", INPUT, columns, list(inputs))
@@ -270,13 +251,11 @@ def print_explanation(
 
 
 Rows = Sequence[Sequence[object]]
-WORDPIECE = (
-    "Each word is split greedily: the longest prefix in the vocabulary becomes a token, then the "
-    "longest prefix of the rest, written with ##. If nothing matches, the word is [UNK]."
-)
 INPUT = (
-    "[CLS] comes first and [SEP] ends each text. A model with a language head reads [MASK] or a "
-    "random token at most targets, drawn as in pre-training (15 % of the tokens; paper, A.1)."
+    "Each word is split greedily: the longest prefix in the vocabulary becomes a token, then the "
+    "longest prefix of the rest, written with ## (WordPiece, Wu et al. 2016). [CLS] comes first "
+    "and [SEP] ends each text. A model with a language head reads [MASK] or a random token at most "
+    "targets, drawn as in pre-training (15 % of the tokens; paper, A.1)."
 )
 LAYERS = (
     "Norms of the hidden states after each layer, 0 being the embeddings, and the entropy of the "

@@ -208,6 +208,7 @@ class Worker:
         while jobs := self._take(before):
             before = len(jobs)
             self._answer(jobs)
+            del jobs  # the texts of clients are not kept until the next request
 
     def _answer(self, jobs: Sequence[QueuedRequest]) -> None:
         """Compute a batch, deliver its results and record its metrics."""

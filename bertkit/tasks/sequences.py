@@ -198,6 +198,14 @@ BATCHES_PER_THREAD = 4
 """The desired number of batches per thread, so that all threads finish at about the same time."""
 LEAST_TOKENS = 400  # the minimum tokens of a batch for which a separate thread pays off
 
+Progress = Callable[[int, int], object]
+"""What is called after each batch with the number of parts done, and of all."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Show nothing."""
+
+
 thread_state = threading.local()
 """Its attribute `threads` is the argument of this thread's last call of `compute_with`."""
 
@@ -211,14 +219,13 @@ def run_model(
     precision: str = "fp32",
     threads: int = 1,
     targets: Callable[..., Any] | None = None,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Progress = no_progress,
 ) -> list[np.ndarray]:
     """Return a network's outputs for every part, in the order of the parts: fp32 arrays.
 
     `forward` returns rows of a batch: (sequences, ...) or, `per_token`, (tokens, ...) of parts with
     one sequence each. `precision` is for networks that are not prepared, and `threads` what
     `prepare_network` returned. `targets` makes the tensors that `forward` needs besides the batch.
-    `progress` is called with the number of parts done.
     """
     order = sorted(range(len(parts)), key=lambda n: -len(parts[n].sequences[0].ids))
     workers, tokens = shares(sum(part.tokens for part in parts), threads)
@@ -247,7 +254,7 @@ def run_model(
             for output in split_rows(rows, batch, group, per_token):
                 outputs[order[done]] = output
                 done += 1
-            progress(done)
+            progress(done, len(parts))
     return outputs
 
 
@@ -258,7 +265,7 @@ def run_task(
     *,
     precision: str = "fp32",
     threads: int = 1,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Progress = no_progress,
 ) -> list[list[np.ndarray]]:
     """Return a task network's outputs for every item and part; it is left in evaluation mode."""
     if model.training:  # visiting every module takes as long as a layer for a short text

@@ -21,7 +21,7 @@ from tests.conftest import tiny_config
 
 NAMES = [name for group in COMMANDS.values() for name in group]
 SUBCOMMANDS = {
-    "predict": ("embed", "features", "fill-mask", "next-sentence"),
+    "predict": ("embed", "features", "fill-mask"),
 }
 Fails = Callable[[str], str]
 

@@ -40,7 +40,7 @@ def blimp(tmp_path: Path) -> Path:
 class Lengths:
     """Scores a sentence by its length."""
 
-    def score(self, texts: list[str], *, method: str) -> list[Any]:
+    def score(self, texts: list[str]) -> list[Any]:
         return [SimpleNamespace(score=float(len(text))) for text in texts]
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gc
+import itertools
 import json
 import pickle
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from bertkit.errors import BertkitError, InputTypeError
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.features import Extraction, embed_file, extract_file
 from bertkit.predict.files import predict_file
+from bertkit.tasks.columns import read_rows
+from bertkit.text.documents import TextCounts
 from tests.conftest import run
 
 Write = Callable[[str, str], Path]
@@ -66,11 +71,7 @@ def test_flat_files_have_a_column_for_each_label(
     file = write("in.jsonl", "".join(json.dumps({"text": t, "label": "x"}) + "\n" for t in TEXTS))
     out = tmp_path / f"out.{ending}"
     predict_file(classify, file, out=out)
-    if ending == "parquet":
-        rows = pyarrow.parquet.read_table(out).to_pylist()
-    else:
-        with out.open(newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream, delimiter="," if ending == "csv" else "\t"))
+    rows = flat_rows(out)
     assert [row["text"] for row in rows] == TEXTS
     assert {row["input_label"] for row in rows} == {"x"}, "a column that the result has, too"
     for row, result in zip(rows, classify(TEXTS), strict=True):
@@ -99,6 +100,111 @@ def test_the_most_probable_labels_alone(
     for other in ("regress", "tag"):
         with pytest.raises(BertkitError, match="top"):
             load(models / other, top=2)
+
+
+def flat_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a flat file, as its usual reader sees them."""
+    if path.suffix == ".parquet":
+        return list(pyarrow.parquet.read_table(path).to_pylist())
+    with path.open(newline="", encoding="utf-8") as stream:
+        if path.suffix == ".tsv":
+            return list(csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE))
+        return list(csv.DictReader(stream))
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
+def test_columns_and_types_that_come_late_are_kept(
+    ending: str, classify: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long file whose last rows differ is not predicted in vain."""
+    monkeypatch.setattr("bertkit.predict.load.CHUNK_INPUTS", 2)
+    late = {"label": "wet", "input_label": "dry", "n": "three", "about": {"of": [1]}, "none": {}}
+    rows = [*({"text": "river", "n": n, "share": 2**60 + 1} for n in range(4))]
+    rows += [{"text": "stone", "share": 0.5}, {"text": "candle", "share": None, **late}]
+    file, out = tmp_path / "in.jsonl", tmp_path / f"out.{ending}"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    predict_file(classify, file, out=out)
+    first, *_, last = flat_rows(out)
+    assert len(flat_rows(out)) == len(rows)
+    assert [first["text"], first["n"], first["share"]] == ["river", "0", str(2**60 + 1)]
+    assert not first["input_label"]
+    assert [last["input_label"], last["input_input_label"], last["n"]] == ["wet", "dry", "three"]
+    assert json.loads(str(last["about"]).replace("'", '"')) == {"of": [1]}
+    assert {first["label"], last["label"]} <= {"dry", "damp", "wet"}
+
+
+BROKEN = ['a\ttab, a "quote"\nand\r\nlines', "a lone\rreturn", '"quoted" text', "plain"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
+def test_texts_with_tabs_and_line_breaks_are_read_again(
+    ending: str, classify: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    file, out = tmp_path / "in.jsonl", tmp_path / f"out.{ending}"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in BROKEN))
+    predict_file(classify, file, out=out)
+    escapes = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"} if ending == "tsv" else {})
+    texts = [text.translate(escapes) for text in BROKEN]
+    assert ("backslash (.csv keeps them): 2" in capsys.readouterr().err) == (ending == "tsv")
+    assert [row["text"] for _, _, row in read_rows(out, TextCounts(), whole=True)] == texts
+    if ending != "parquet":
+        options: Any = {"sep": "\t", "quoting": csv.QUOTE_NONE} if ending == "tsv" else {}
+        assert pandas.read_csv(out, **options)["text"].tolist() == texts
+    predict_file(classify, out, out=tmp_path / "again.csv")
+    assert [row["text"] for row in flat_rows(tmp_path / "again.csv")] == texts
+
+
+def test_progress_is_shown_by_time(
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also within one chunk, and for all that is predicted for files."""
+    seconds = itertools.count(step=6.0)
+    monkeypatch.setattr("bertkit.progress.monotonic", lambda: next(seconds))
+    monkeypatch.setattr("bertkit.tasks.sequences.CPU_TOKENS", 64)
+    file = tmp_path / "in.txt"
+    file.write_text("the river and the stone\n" * 100)
+    run("predict", models / "classify", file, "--out", tmp_path / "out.jsonl")
+    run("predict", "embed", models / "classify", file, "--out", tmp_path / "out.npy")
+    run("predict", "features", models / "classify", file, "--out", tmp_path / "out.parquet")
+    told = capsys.readouterr().err.splitlines()
+    for title, unit in (("predicting", "inputs"), ("embedding", "texts"), ("features", "texts")):
+        shown = [line.split()[1] for line in told if line.startswith(f"{title}: ")]
+        assert 3 <= len(shown) <= 12, told
+        assert sorted(shown, key=int) == shown
+        assert shown[-1] == "100"
+        assert f" {unit}" in "".join(told)
+
+
+def test_a_folder_is_not_taken_for_a_file(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A word may be the name of a folder that happens to be there."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/rows.csv").write_text("text\nriver\n")
+    run("predict", models / "classify", tmp_path / "tests", status=2)
+    assert "--text" in capsys.readouterr().err
+    run("predict", models / "classify", f"{tmp_path}/tests/*.csv")
+    assert json.loads(capsys.readouterr().out)["text"] == "river"
+
+
+def test_no_text_outlives_its_answer(models: Path) -> None:
+    """The process holds the texts of clients, which may be secret and large, no longer."""
+
+    class Text(str):
+        __slots__ = ("__weakref__",)
+
+    for name, first in (("answer", "Where?"), ("classify", "The river."), ("tag", "Anna lives.")):
+        predictor: Any = load(models / name, precision="fp32")
+        texts = [Text(first), *([Text("by the river")] if name == "answer" else [])]
+        predictor(*texts)
+        known = [weakref.ref(text) for text in texts]
+        del texts
+        gc.collect()
+        assert [ref() for ref in known] == [None] * len(known), name
 
 
 def test_inputs_in_memory(models: Path) -> None:
@@ -166,15 +272,5 @@ def test_files_of_vectors(models: Path, tmp_path: Path, write: Write) -> None:
     rows = pyarrow.parquet.read_table(tmp_path / "t.parquet").to_pylist()
     assert [row["token"] for row in rows if row["text"] == 2] == ["[CLS]", "[SEP]"]
     assert len(rows[0]["vector"]) == 32
-    extract_file(models / "classify", file, tmp_path / "m.npy", Extraction(pooling="mean"))
-    last = extract_rows(rows_of=models / "classify", file=file, out=tmp_path / "l.parquet")
-    assert np.load(tmp_path / "m.npy")[0] == pytest.approx(last.mean(axis=0), abs=1e-5)
     with pytest.raises(BertkitError, match="parquet"):
         extract_file(models / "classify", file, tmp_path / "t.npy")
-
-
-def extract_rows(rows_of: Path, file: Path, out: Path) -> np.ndarray:
-    """The states of the tokens of the first text."""
-    extract_file(rows_of, file, out)
-    rows = pyarrow.parquet.read_table(out).to_pylist()
-    return np.array([row["vector"] for row in rows if row["text"] == 0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,9 @@ from transformers import BertForMaskedLM, BertLMHeadModel
 from bertkit import load
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError, InputTypeError
-from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict import pretrained as module
-from bertkit.predict.pretrained import Predictor, choose_method
+from bertkit.predict.pretrained import Predictor
 from bertkit.tasks.sequences import compute_with
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import WORDS, tiny_config
@@ -81,14 +80,12 @@ def whole_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return [tokenizer.cls_id, *tokenizer.encode(text).ids, tokenizer.sep_id]
 
 
-def plain_scores(
-    network: BertForMaskedLM, tokenizer: Tokenizer, text: str, *, later_of_word: bool
-) -> list[float]:
+def plain_scores(network: BertForMaskedLM, tokenizer: Tokenizer, text: str) -> list[float]:
     """The log-probability of each token of a sentence, one masked copy at a time."""
     ids, found = whole_ids(tokenizer, text), []
     for place in range(1, len(ids) - 1):
         hidden = [place]
-        while later_of_word and tokenizer.vocabulary[ids[hidden[-1] + 1]].startswith("##"):
+        while tokenizer.vocabulary[ids[hidden[-1] + 1]].startswith("##"):
             hidden.append(hidden[-1] + 1)
         copy = [tokenizer.mask_id if i in hidden else one for i, one in enumerate(ids)]
         with torch.no_grad():
@@ -97,33 +94,16 @@ def plain_scores(
     return found
 
 
-@pytest.mark.parametrize("method", ["pll", "within-word-l2r"])
-def test_masked_scores_equal_a_plain_loop(bert: Predictor, masked: Path, method: str) -> None:
+def test_masked_scores_equal_a_plain_loop(bert: Predictor, masked: Path) -> None:
     oracle = BertForMaskedLM.from_pretrained(masked).eval()
-    found = bert.score(SENTENCES, method=method)
+    found = bert.score(SENTENCES)
     for text, one in zip(SENTENCES, found, strict=True):
-        wanted = plain_scores(
-            oracle, bert.tokenizer, text, later_of_word=method == "within-word-l2r"
-        )
+        wanted = plain_scores(oracle, bert.tokenizer, text)
         assert one.tokens == bert.tokenizer.encode(text).tokens
         assert one.log_probabilities == pytest.approx(wanted, abs=1e-4)
         assert one.score == pytest.approx(sum(wanted), abs=1e-4)
     assert found[0] == found[4]
     assert found[-1] == ([], [])
-
-
-def test_the_methods_differ_only_within_words(bert: Predictor) -> None:
-    one, other = (
-        bert.score(["river kettle stone"], method=method)[0]
-        for method in ("pll", "within-word-l2r")
-    )
-    assert one.tokens == ["river", "ket", "##tle", "stone"]
-    differs = [
-        abs(a - b) > 1e-3
-        for a, b in zip(one.log_probabilities, other.log_probabilities, strict=True)
-    ]
-    assert differs == [False, True, False, False]
-    assert bert.score(["river kettle stone"])[0] == other
 
 
 def test_left_to_right_scores_equal_transformers(save: Save) -> None:
@@ -172,33 +152,11 @@ def test_other_precisions_are_near(masked: Path, bert: Predictor, mode: str) -> 
     assert np.abs(scores - wanted).max() < 0.1 * np.abs(wanted).mean()
 
 
-def codes(*calls: Callable[[], object]) -> list[str]:
-    found = []
-    for call in calls:
-        with pytest.raises(BertkitError) as caught:
-            call()
-        found.append(caught.value.code)
-    return found
-
-
-def test_what_cannot_be_scored_is_refused(bert: Predictor, save: Save) -> None:
-    causal = load(save("left_to_right"), device="cpu", precision="fp32")
+def test_what_cannot_be_scored_is_refused(bert: Predictor) -> None:
     longest = bert.score(["river " * 38])[0]
     assert len(longest.tokens) == 38
-    assert codes(
-        lambda: bert.score(["river", "river " * 39]),
-        lambda: bert.score(["river"], method="causal"),
-        lambda: causal.score(["river"], method="pll"),
-        lambda: bert.score(["river"], method="ppl"),
-    ) == ["too-long", "method", "method", "method"]
+    with pytest.raises(BertkitError) as caught:
+        bert.score(["river", "river " * 39])
+    assert caught.value.code == "too-long"
     with pytest.raises(InputTypeError):
         bert.score("river")
-
-
-def test_the_default_method_follows_the_direction() -> None:
-    config = ModelConfig(vocab_size=10)
-    directions: Sequence[str] = ("bidirectional", "left_to_right")
-    assert [choose_method("auto", replace(config, direction=one)) for one in directions] == [
-        "within-word-l2r",
-        "causal",
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from bertkit.errors import BertkitError
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.pretrained import load_pretrained
 from bertkit.report.explain import trace_example
+from bertkit.tasks.classification import Classification
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import run, tiny_config
 
@@ -65,7 +67,7 @@ def test_the_terminal_view(model: Path, capsys: pytest.CaptureFixture[str]) -> N
     run("explain", model, TEXT, PAIR, "--layer", 1, "--head", 2)
     printed = capsys.readouterr().out
     assert "Layer 1 of 2, head 2 of 2" in printed
-    assert re.search(r"river +river", printed, re.IGNORECASE)
+    assert re.search(r"\d +river +\d+ +0", printed)
     assert "\u200b" not in printed
     run("explain", model, TEXT, "--layer", 3, status=2)
 
@@ -74,3 +76,19 @@ def test_what_cannot_be_shown_is_one_line(model: Path) -> None:
     for text in ("", "river " * 70):
         with pytest.raises(BertkitError):
             trace_example(model, text)
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_a_fine_tuned_model_reads_what_it_was_trained_on(
+    pairs: bool, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    task = Classification(("dry", "wet"), max_length=40)
+    details = {"task": task.task_type, "labels": ["dry", "wet"], "pairs": pairs}
+    columns = {"text": "asked", "pair": "known"} if pairs else {"text": "title"}
+    details |= {"settings": task.settings(), "columns": columns}
+    save_model(tmp_path / "m", task.build(tiny_config(tokenizer)), tokenizer, details)
+    right, wrong = ([TEXT, PAIR], [TEXT])[:: 1 if pairs else -1]
+    assert json.loads(trace_example(tmp_path / "m", *right).task)["label"] in ("dry", "wet")
+    with pytest.raises(BertkitError, match="pairs of texts") as caught:
+        trace_example(tmp_path / "m", *wrong)
+    assert caught.value.code == "pairs"

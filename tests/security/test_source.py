@@ -20,6 +20,7 @@ ALLOWED = {
     "bertkit/checkpoints/publish.py": {"huggingface_hub"},  # the command push
     "bertkit/text/sources.py": {"aiohttp"},  # its time limits, which fsspec hands on
     "bertkit/checkpoints/save.py": {"pickle"},  # the error that the restricted loader raises
+    "bertkit/predict/files.py": {"pickle"},  # of rows, in a temporary file of the process
     "bertkit/processes.py": {"pickle"},  # of functions, for its own worker processes
 }
 """Where a folder or a file may import or call one of these all the same."""

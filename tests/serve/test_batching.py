@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
+import time
+import weakref
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -196,6 +199,32 @@ def test_a_deadline_ends_the_wait_and_frees_the_queue() -> None:
     assert all("retry-after" in error.headers for error in found[:3])
     assert found[3] == 8
     assert work.batches == [[1], [4]]  # nobody waits for 2 and 3 any more
+
+
+def test_nothing_of_a_request_stays_after_its_answer() -> None:
+    """Not even until the next request: texts of clients may be secret, and large."""
+
+    class Text:
+        pass
+
+    class Reading:
+        def run(self, many: Sequence[Text]) -> list[None]:
+            return [None] * len(many)
+
+    async def ask_once() -> weakref.ref[Text]:
+        text = Text()
+
+        async def prepare() -> PreparedRequest:
+            return PreparedRequest(text, 1, 1)
+
+        await make_worker().answer(Reading(), 1, prepare)
+        return weakref.ref(text)
+
+    text, end = run(ask_once()), time.monotonic() + 5
+    while text() is not None:
+        assert time.monotonic() < end
+        gc.collect()
+        time.sleep(0.01)
 
 
 def test_closing_answers_what_waits_and_accepts_no_more() -> None:

@@ -170,6 +170,8 @@ def test_the_old_model_answers_until_the_new_one_is_there(
     reloading.join(30)
     assert found[0].status_code == 200
     assert probabilities(client) != before
+    gauges = client.get("/metrics").text  # of the new model's queue, not of the old one's
+    assert 'bertkit_queue_tokens{model="live"} 0.0' in gauges
     go_on.set()
     asking.join(30)
     assert late == [before]

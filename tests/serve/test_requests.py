@@ -249,6 +249,19 @@ def test_a_full_queue_and_a_passed_deadline_say_when_to_try_again(
     assert model.worker.admitted == 0
 
 
+@pytest.mark.parametrize("route", ["tokens", "attention-maps"])
+def test_looking_into_a_model_has_the_same_deadline(
+    route: str, serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = serve("classify", limits=Limits(deadline=0.2))
+    operation, allowed = service_of(own).models["classify"].operations[route], threading.Event()
+    monkeypatch.setattr(operation, "run", lambda many: allowed.wait(20))
+    answer = own.post(f"/v1/{route}", json={"text": "river stone"})
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    allowed.set()
+
+
 def test_long_texts_do_not_hold_up_others(
     serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -227,11 +227,10 @@ def task_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
         yield f"{name}: predictions", bertkit(folder, *command).splitlines()[:5]
         bertkit(folder, "export", f"tuned-{name}", "--to", "onnx", "--out", f"onnx-{name}")
         yield f"{name}: ONNX", logits(folder / f"onnx-{name}")
-    for kind in ("features", "embed"):
-        options = ["--precision", "fp32", "--out", f"{kind}.npy"]
-        pooling = ["--pooling", "mean"]
-        bertkit(folder, "predict", kind, "bert", "labels.csv", *options, *pooling)
-        yield kind, digest((folder / f"{kind}.npy").read_bytes())
+    for kind, file in (("features", "states.parquet"), ("embed", "vectors.npy")):
+        options = ["--precision", "fp32", "--out", file]
+        bertkit(folder, "predict", kind, "bert", "labels.csv", *options)
+        yield kind, digest((folder / file).read_bytes())
 
 
 def logits(folder: Path) -> dict[str, str]:
