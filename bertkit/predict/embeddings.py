@@ -159,7 +159,6 @@ class Embedder:
             self.forward,
             parts,
             self.device,
-            per_token=False,
             threads=self.threads,
             targets=token_weights if over_tokens else None,
             progress=progress,

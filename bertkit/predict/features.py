@@ -4,11 +4,8 @@ A text that is longer than the model's maximum length is read through overlappin
 vector of a token comes from the window where it has the most context; those of [CLS] and [SEP],
 which are in every window, are averaged over the windows.
 
-| format                  | content                                                    |
-|-------------------------|------------------------------------------------------------|
-| npy, embeddings         | one array (texts, width)                                   |
-| parquet, embeddings     | a row per text: text, vector                               |
-| parquet, hidden states  | a row per token: text, position, token, start, end, vector |
+A Parquet file of states has a row per token: text, position, token, start, end, vector. One of
+embeddings has a row per text: text, vector. A .npy file has them as one array, (texts, width).
 """
 
 from __future__ import annotations
@@ -49,6 +46,7 @@ from bertkit.text.sources import find_sources
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device, choose_precision
 
+HEADER_BYTES = 128  # of a .npy file, whatever the number of rows
 GROUP_TOKENS = 65_536
 """The number of tokens whose states are in memory at a time."""
 
@@ -265,18 +263,17 @@ def write_features(
 
 def write_array(path: Path, features: Iterable[TextFeatures]) -> None:
     """Write one array; its header, which has the number of rows, is written last."""
-    header = 128
+    count, width = 0, 0
     with path.open("wb") as file:
-        file.write(bytes(header))
-        count, width = 0, 0
+        file.seek(HEADER_BYTES)
         for text in features:
             vectors = np.ascontiguousarray(text.vectors, dtype=np.float32)
             count, width = count + len(vectors), vectors.shape[1]
             file.write(vectors.data)
-        shape = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({count}, {width}), }}"
         file.seek(0)
-        magic = b"\x93NUMPY\x01\x00" + (header - 10).to_bytes(2, "little")
-        file.write(magic + shape.ljust(header - 11).encode() + b"\n")
+        header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
+        np.lib.format.write_array_header_1_0(file, header)
+        assert file.tell() == HEADER_BYTES
 
 
 def write_parquet(path: Path, features: Iterable[TextFeatures]) -> None:

@@ -113,7 +113,8 @@ class Predictor:
         self.order, self.source = order and model.nsp is not None, source
         if device.type != "cpu" and self.precision == "bf16":
             self.model.to(torch.bfloat16)  # the heads, too, whose decoder is the embeddings
-        self.threads = prepare_network(device, self.model.encoder, self.precision)
+        threads = prepare_network(device, self.model.encoder, self.precision)
+        self.run = partial(run_model, device=device, threads=threads)
 
     def __reduce__(self) -> Any:
         return self.source, ()
@@ -187,7 +188,7 @@ class Predictor:
             return torch.stack([best.indices.float(), best.values], dim=1)
 
         windows = [window for text in texts for window in text.windows]
-        outputs = iter(self.run(forward, windows, read_rows))
+        outputs = iter(self.run(forward, windows, targets=read_rows))
         return [
             [
                 [
@@ -334,7 +335,7 @@ class Predictor:
             else:
                 parts = [part for ids in group for part in self.masked_copies(ids)]
             targets = following_ids if causal else masked_ids
-            rows = iter(self.run(forward, parts, targets, per_token=causal))
+            rows = iter(self.run(forward, parts, targets=targets, per_token=causal))
             for ids in group:
                 if causal:
                     scores[ids] = next(rows)[: len(ids), 0].tolist()
@@ -363,20 +364,6 @@ class Predictor:
         ids = [self.tokenizer.cls_id, *first, self.tokenizer.sep_id]
         more = [] if second is None else [*second, self.tokenizer.sep_id]
         return Encoded(np.array([*ids, *more], dtype=np.int32), len(ids))
-
-    def run(
-        self,
-        forward: Callable[[TaskBatch], Tensor],
-        parts: Sequence[ItemPart],
-        targets: Any = None,
-        *,
-        per_token: bool = False,
-    ) -> list[np.ndarray]:
-        """Return the outputs of `run_model` for sequences."""
-        threads = self.threads
-        return run_model(
-            forward, parts, self.device, per_token=per_token, threads=threads, targets=targets
-        )
 
 
 Tensors = tuple[dict[str, Tensor], dict[str, int]]

@@ -215,7 +215,7 @@ def run_model(
     parts: Sequence[ItemPart],
     device: torch.device,
     *,
-    per_token: bool,
+    per_token: bool = False,
     precision: str = "fp32",
     threads: int = 1,
     targets: Callable[..., Any] | None = None,
