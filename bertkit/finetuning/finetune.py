@@ -491,7 +491,7 @@ def predict_splits(
         results = made.get(name)
         if results is None:
             results = loaded.task.decided(setup.predict(loaded.model, name, inputs, show=True))
-        write_results(out / "predictions" / f"{name}.jsonl", inputs, results)
+        write_results(setup.data.name, name, out / "predictions", inputs, results)
         known, scored, note = labelled_part(inputs, results)
         scores = setup.score(loaded.task, known, scored) if known else {}
         if known:

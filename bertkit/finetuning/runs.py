@@ -14,6 +14,7 @@ from typing import Any
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import read_object, write_json_lines
 from bertkit.tasks.classification import TextExample
+from bertkit.tasks.official import write_official
 from bertkit.tasks.task import Task
 
 BALANCED = "balanced"
@@ -335,14 +336,19 @@ def metric_spread(values: Sequence[float]) -> dict[str, float | None]:
     }
 
 
-def write_results(path: Path, inputs: Sequence[Any], results: Sequence[Any]) -> None:
-    """Write results: one JSON object per line and input."""
+def write_results(
+    name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
+) -> list[Path]:
+    """Write FOLDER/SPLIT.jsonl, an object for each input, and the official files of the set."""
+    path = folder / f"{split}.jsonl"
     rows = []
     for example, result in zip(inputs, results, strict=True):
         rows.append({"id": example.id, **result.to_dict()})
         if isinstance(example, TextExample):  # readers want the texts next to a prediction
             rows[-1] |= {"gold": example.gold, "text": example.text, "pair": example.pair}
     write_json_lines(path, rows)
+    ids = [example.id for example in inputs]
+    return [path, *write_official(name, split, folder, ids, results)]
 
 
 def labelled_part(

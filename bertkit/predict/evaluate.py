@@ -41,9 +41,9 @@ class Evaluation:
     """Metric -> score as a fraction of 1; {} if no input has a label."""
 
     def save(self, out: Path) -> list[Path]:
-        """Write predictions and a record with the scores; return the files."""
-        predictions, scores = out / f"{self.split}.jsonl", out / f"{self.split}-scores.json"
-        write_results(predictions, self.inputs, self.results)
+        """Write predictions, official files, and a record with the scores; return the files."""
+        files = write_results(self.name, self.split, out, self.inputs, self.results)
+        files.append(out / f"{self.split}-scores.json")
         record = {
             "task": self.name,
             "split": self.split,
@@ -58,8 +58,8 @@ class Evaluation:
             "device": str(self.predictor.device),
             "environment": environment(),
         }
-        write_json(scores, record)
-        return [predictions, scores]
+        write_json(files[-1], record)
+        return files
 
 
 def evaluate(
