@@ -144,8 +144,8 @@ def write_official(
     if name == "squad-1.1":
         del fields["null_odds"]
     paths = [folder / split / f"{file}.json" for file in fields]
-    for path, field in zip(paths, fields.values(), strict=True):
-        write_json(path, dict(zip(ids, [getattr(r, field) for r in results], strict=True)))
+    for path, attribute in zip(paths, fields.values(), strict=True):
+        write_json(path, dict(zip(ids, [getattr(r, attribute) for r in results], strict=True)))
     return paths
 
 
