@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import (
@@ -24,7 +25,9 @@ from concurrent.futures import (
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, islice
-from threading import Thread, Timer
+from multiprocessing.context import SpawnContext, SpawnProcess
+from threading import Lock, Thread, Timer
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertkit.errors import BertkitError
@@ -69,16 +72,6 @@ def check_process_count(count: int, flag: str) -> None:
         )
 
 
-def resident_bytes(field: str = "VmRSS") -> float | None:
-    """Return this process's memory in bytes (VmRSS, RssAnon or, at its peak, VmHWM), or None."""
-    try:
-        with open("/proc/self/status", encoding="ascii") as lines:  # noqa: PTH123
-            sizes = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
-    except OSError:
-        return None
-    return float(sizes[0]) * 1024 if sizes else None
-
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 PENDING_PER_WORKER = 3
@@ -89,9 +82,29 @@ CHECK_SECONDS = 1.0
 """How often the process that waits for a result checks that all workers are alive."""
 DEAD_WORKER = (
     "a worker process died, which happens when memory runs out: run the same command again, with "
-    "fewer --processes if memory is short (in a script, start processes below "
-    "`if __name__ == '__main__':`)"
+    "fewer --processes if memory is short"
 )
+
+
+class _WorkerProcess(SpawnProcess):
+    """A new process that does not run the user's script, which may import much or have no guard."""
+
+    def start(self) -> None:
+        with _STARTING:
+            script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+            try:
+                super().start()
+            finally:
+                sys.modules["__main__"] = script
+
+
+class _WorkerContext(SpawnContext):
+    """How `multiprocessing` starts workers."""
+
+    Process = _WorkerProcess
+
+
+_STARTING = Lock()
 
 
 @contextmanager
@@ -106,8 +119,7 @@ def open_executor(processes: int, executor: Executor | None = None) -> Iterator[
     if executor is not None or workers == 1:
         yield executor
         return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    pool = ProcessPoolExecutor(workers, mp_context=_WorkerContext(), initializer=_start_worker)
     try:
         yield pool
     finally:

@@ -118,6 +118,7 @@ def test_public_names_exist_and_are_sorted() -> None:
         ("bertkit", ["torch", "numpy", "tokenizers", "sklearn"]),
         ("bertkit.cli.app", ["torch", "numpy", "matplotlib", "datasets"]),
         ("bertkit.cli.corpus", ["torch", "matplotlib", "datasets", "transformers"]),
+        ("bertkit.corpus.prepare", ["torch", "fsspec", "rich"]),  # as in each of its workers
         ("bertkit.cli.training", ["torch", "matplotlib", "datasets", "transformers"]),
         (
             "bertkit.training.pretrain, bertkit.serve.app",

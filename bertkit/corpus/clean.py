@@ -32,8 +32,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-import fsspec
-import fsspec.compression
 import numpy as np
 
 from bertkit.errors import BertkitError
@@ -159,6 +157,8 @@ def json_lines_writer(out: Path) -> Iterator[Callable[[str], int]]:
 
     Each document is an object {"text": document} on a line.
     """
+    import fsspec.compression
+
     kind = fsspec.utils.infer_compression(out.name)
     if Path(out.stem if kind else out.name).suffix != ".jsonl" or is_remote(out):
         raise BertkitError(f"{out} is not a local file of JSON lines; use NAME.jsonl or .jsonl.zst")

@@ -43,7 +43,6 @@ from bertkit.progress import Console, console_or_new
 from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
 from bertkit.text.sentences import language_code, split_sentences
 from bertkit.text.sources import Source, TextSource, is_remote
-from bertkit.tokenizer.learn import LearnOptions, learn_from_files
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 BLOCK_CHARACTERS = 250_000
@@ -413,6 +412,8 @@ def store_from_text(
     `tokenizer` is used instead of a vocabulary that is learned; the other arguments are those of
     `prepare` and `learn_tokenizer`.
     """
+    from bertkit.tokenizer.learn import LearnOptions, learn_from_files
+
     text, out = TextSource.of(text), Path(from_home(out))
     if tokenizer is not None and (vocabulary_size, cased) != (30522, False):
         raise BertkitError(

@@ -18,9 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
-import fsspec
-import fsspec.compression
-
 from bertkit.errors import BertkitError, InputTypeError, check_known, short_repr
 from bertkit.files import from_home
 
@@ -179,6 +176,8 @@ def is_remote(path: Path | str) -> bool:
 
 def remote_files(url: str) -> list[tuple[str, int]]:
     """Return (URL, size) of every file that an fsspec URL, which may be a glob, names."""
+    import fsspec  # here, as workers that tokenize text need not import it
+
     try:
         system, root = fsspec.url_to_fs(url)
         if not glob.has_magic(root):
@@ -198,6 +197,8 @@ def local_copy(path: str) -> str:
     """Return a local path, for a URL that of its copy in the user's cache folder."""
     if not is_remote(path):
         return path
+    import fsspec
+
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bertkit", "text")
     options: dict[str, Any] = {"filecache": {"cache_storage": str(cache), "check_files": True}}
     if path.startswith(("http://", "https://")):  # aiohttp would stop after five minutes
@@ -251,6 +252,8 @@ def open_binary(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
         if not decompress or name.suffix.lower() not in COMPRESSIONS:
             yield file
             return
+        import fsspec.compression
+
         kind = fsspec.utils.infer_compression(name.name.lower())
         with fsspec.compression.compr[kind](file, mode="rb") as stream:
             yield cast("BinaryIO", stream)
