@@ -12,6 +12,7 @@ building the optimizer, and bertkit's also its network. Scores are compared by `
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import tempfile
 from collections.abc import Callable
@@ -37,7 +38,6 @@ from benchmarks.reference import build
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.finetuning.runs import RunSettings, TrainingSettings
 from bertkit.finetuning.train import TaskTraining
-from bertkit.processes import resident_bytes
 from bertkit.tasks.task import Items
 
 INPUTS = {"mrpc": 512, "conll-2003": 1024, "squad-1.1": 128}
@@ -120,7 +120,7 @@ def measure_one(arguments: list[str]) -> None:
         result = {"examples": parts, "tokens": items.tokens}
     warm_up()
     result["seconds"] = timed(epoch)[1]
-    result["memory"] = (resident_bytes("VmHWM") or 0.0) / 1e9
+    result["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     print(json.dumps(result))
 
 

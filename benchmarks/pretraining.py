@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.exports import processor_name
-from benchmarks.gpu.setup import needed, padded
+from benchmarks.gpu.setup import padded
 from benchmarks.record import (
     data_folder,
     new_parser,
@@ -40,7 +40,7 @@ from bertkit.pretraining_data.loader import (
     stream_steps,
 )
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import autocast, matmul_peak
+from bertkit.training.device import autocast
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.step import LoopSettings, train_steps
 
@@ -124,30 +124,22 @@ def measure(folder: Path, width: int, repeats: int) -> dict[str, dict[str, Any]]
     for batch in batches[:-1]:
         for name, update in contestants.items():
             rates[name].append(len(batch.packed.ids) / timed(update, batch)[1])
-    return {f"4x{width}, {name}": row(name, rates, config, batches[:-1]) for name in contestants}
+    return {f"4x{width}, {name}": row(name, rates) for name in contestants}
 
 
-def row(
-    name: str, rates: dict[str, list[float]], config: ModelConfig, batches: list[PretrainingBatch]
-) -> dict[str, Any]:
-    """Return rates, ratios to transformers in fp32 and in the same precision, and the MFU."""
+def row(name: str, rates: dict[str, list[float]]) -> dict[str, Any]:
+    """Return rates, and ratios to transformers in fp32 and in the same precision."""
     precision = name.split()[1]
-    tokens = sum(len(batch.packed.ids) for batch in batches)
-    work = sum(needed(batch, config) for batch in batches) / tokens
-    median = summary(rates[name])
-    peak = matmul_peak(CPU, precision, seconds=1.0)
 
     def over(other: str) -> dict[str, float]:
         return summary([a / b for a, b in zip(rates[name], rates[other], strict=True)])
 
     return {
         "batch": BATCH,
-        "repeats": len(batches),
-        "real_tokens_per_second": median,
+        "repeats": len(rates[name]),
+        "real_tokens_per_second": summary(rates[name]),
         "over_transformers_fp32": over("transformers fp32"),
         "over_transformers_same_precision": over(f"transformers {precision}"),
-        "needed_gigaflop_per_second": round(median["median"] * work / 1e9, 1),
-        "share_of_matmul_peak": round(median["median"] * work / peak, 3),
     }
 
 

@@ -41,8 +41,8 @@ from bertkit.files import read_json, sha256_file, write_json, write_text
 from bertkit.progress import read_journal
 from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.sentences import split_sentences
-from bertkit.training.pretrain import HeldOut
 from bertkit.training.recipe import PretrainRecipe, read_recipe
+from bertkit.training.start import HeldOut
 from bertkit.training.step import LoopSettings, evaluate_batches, mean_losses
 from experiments.blimp import evaluate, read_pairs
 

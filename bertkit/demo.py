@@ -30,7 +30,8 @@ from bertkit.finetuning.train import TaskTraining
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.pretrained import Predictor
 from bertkit.processes import DATA_SPLIT, keyed_rng
-from bertkit.progress import Console
+from bertkit.progress import JOURNAL, Console, read_journal
+from bertkit.report.findings import run_findings
 from bertkit.report.pretraining import write_report
 from bertkit.tasks.multiple_choice import ChoiceExample, MultipleChoice
 from bertkit.tasks.sequences import run_task
@@ -293,5 +294,5 @@ def run_demo(out: Path, console: Console, recipe: PretrainRecipe | None = None) 
     write_json(out / "demo.json", {"sections": parts, "accuracies": accuracies})
     for part in parts:
         console.say(part["title"], *("  " + "   ".join(row) for row in part["table"]["rows"]))
-    console.say(f"report: {write_report(out)}")
+    console.say(*run_findings(out, read_journal(out / JOURNAL)), f"report: {write_report(out)}")
     return None

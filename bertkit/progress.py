@@ -42,13 +42,14 @@ STEP = {
     "lm_perplexity": "perplexity {:,.1f}",
     "learning_rate": "rate {:.1e}",
     "tokens_per_second": "{:,.0f} tokens/s",
-    "mfu": "MFU {:.0%}",
 }
 """The fields of a journal's record that are shown, in order, each with its format."""
 FIRST_SECONDS, INTERVAL_SECONDS = 5.0, 10.0
 """When the first plain line is printed, and the least time between two later ones."""
 SPARSENESS, LONGEST_INTERVAL = 0.25, 600.0
 """The share of the elapsed time that passes between two later lines, and its limit in seconds."""
+BAR_SECONDS = 0.5
+"""The time between two texts of a bar that only shows what is due."""
 RATE_SECONDS = 60.0
 """The number of seconds over which the rate and the remaining time are measured."""
 MAX_SECONDS = timedelta.max.total_seconds() - 1
@@ -74,8 +75,15 @@ class Console:
         self.bar: Progress | None = None
         self.total: int | None = None
         self.title = self.unit = self.pending = ""
+        self.fields: list[str] = []
+        """The latest values that were shown."""
         self.seen: deque[tuple[float, int]] = deque()
         self.began = self.due = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to show a record."""
+        return not self.silent and monotonic() >= self.due
 
     def start(
         self, total: int | None, done: int = 0, *, title: str = "", unit: str = "steps"
@@ -85,7 +93,7 @@ class Console:
         The total is None if it is not known; `done` units were done before, as in a resumed run.
         """
         self.close()
-        self.total, self.unit, self.title = total, unit, title
+        self.total, self.unit, self.title, self.fields = total, unit, title, []
         self.began = monotonic()
         self.seen = deque([(self.began, done)])
         self.due = self.began + min(FIRST_SECONDS, self.interval)
@@ -94,6 +102,7 @@ class Console:
             self.bar = progress_bar(self.stream if terminal else None)
             self.bar.add_task(title, total=total, completed=done, text=self._counted())
             self.bar.start()
+            self.due = 0.0
 
     def update(self, record: dict[str, Any]) -> None:
         """Show a record: its `step` or `done` moves the bar; an evaluation is printed on a line."""
@@ -106,9 +115,11 @@ class Console:
         self.seen.append((now, record.get("step", record.get("done", self.seen[-1][1]))))
         while len(self.seen) > 2 and self.seen[1][0] < now - RATE_SECONDS:
             self.seen.popleft()
-        text = ", ".join([self._counted(), *shown_record(record)])
+        self.fields = shown_record(record) or self.fields
+        text = ", ".join([self._counted(), *self.fields])
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.seen[-1][1], text=text)
+            self.due = now + BAR_SECONDS
             return
         self.pending = f"{self.title}: {text}" if self.title else text
         if now >= self.due:

@@ -71,13 +71,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def known_speed() -> Iterator[None]:
-    """What every run would repeat for half a second: measuring the device, and drawing curves.
-
-    The tests of reports draw them.
-    """
+def plain_curves() -> Iterator[None]:
+    """What every run would repeat for half a second: drawing curves, as the tests of reports do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertkit.training.start.matmul_peak", lambda *_, **__: 1e12)
         patch.setattr("bertkit.report.page.render_svg", lambda *_, **__: "<svg></svg>")
         yield
 

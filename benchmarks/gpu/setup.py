@@ -16,7 +16,7 @@ import torch
 from bertkit.model.encoder import ModelConfig
 from bertkit.pretraining_data.batch import from_arrays
 from bertkit.pretraining_data.loader import PretrainingBatch
-from bertkit.training.device import synchronize, training_flops
+from bertkit.training.device import synchronize
 
 Found = tuple[str, dict[str, Any] | str]
 """The name of a row, and the row or, if it could not be measured, the error."""
@@ -189,12 +189,16 @@ def padded_parts(batch: PretrainingBatch) -> list[Padded]:
 
 
 def needed(batch: PretrainingBatch, config: ModelConfig, *, training: bool = True) -> float:
-    """Return the FLOPs that the real tokens need; in inference, those of the layers."""
-    work = training_flops(
-        config,
-        tokens=len(batch.packed.ids),
-        targets=len(batch.target_ids) if training else 0,
-        sequences=len(batch.next_labels) if training else 0,
-        sum_squared_lengths=sum(length**2 for length in batch.packed.lengths),
-    )
-    return work if training else work / 3
+    """Return the FLOPs that the real tokens need; in inference, those of the layers.
+
+    A product of (m, k) and (k, n) is 2 m k n, and a backward pass takes twice as many. Look-ups,
+    norms, activations and softmax are left out; the last layer counts in full, as is customary.
+    """
+    h, layers = config.hidden_size, config.num_hidden_layers
+    squares = sum(length**2 for length in batch.packed.lengths)
+    per_token = 2 * layers * (4 * h * h + 2 * h * config.intermediate_size)
+    work = float(per_token * len(batch.packed.ids) + 4 * h * layers * squares)
+    if not training:
+        return work
+    targets = 2 * config.embedding_width * (h + config.vocab_size) * len(batch.target_ids)
+    return 3 * (work + targets + 2 * (h * h + 2 * h) * len(batch.next_labels))

@@ -25,7 +25,7 @@ from benchmarks.gpu.setup import (
 from benchmarks.record import summary
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.training.device import autocast, matmul_peak
+from bertkit.training.device import autocast
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.recipe import Objectives
 from bertkit.training.step import LoopSettings, compile_training, train_steps
@@ -204,10 +204,16 @@ class Race:
         self.tokens = sum(len(batch.packed.ids) for batch in packed)
         self.padded = sum(part["input_ids"].numel() for batch in batches for part in batch.padded)
         self.work = sum(needed(batch, config, training=training) for batch in packed)
-        self.peak = matmul_peak(setup.device, "bf16", seconds=0.02 if setup.dry else 0.5)
+        self.peak = 1 / min(map(self.seconds_per_flop, (256,) if setup.dry else (4096, 8192)))
         self.rows: dict[str, dict[str, Any]] = {}
         self.rates: dict[str, list[float]] = {}
         self.entered: dict[str, Work] = {}
+
+    def seconds_per_flop(self, size: int) -> float:
+        """Return the least of some measurements of square matrix products."""
+        left, right = torch.randn(2, size, size, device=self.setup.device).bfloat16()
+        product = partial(torch.mm, left, right)
+        return min(self.setup.seconds_of_one(product, 8) for _ in range(8)) / (2 * size**3)
 
     def run(self, contestants: dict[str, Callable[[], Work]]) -> Iterator[Found]:
         """Yield a row after every contestant, and again after the rounds, which replace it."""

@@ -31,7 +31,6 @@ COMMANDS = {
         "prepare": ("corpus", "Turn text into a token store."),
     },
     "Pre-training": {
-        "plan": ("training", "Measure what a pre-training run takes: memory, speed, time."),
         "pretrain": ("training", "Pre-train a BERT from text or a token store."),
         "report": ("training", "Write a run's report as one HTML page."),
     },
@@ -125,7 +124,7 @@ def take_threads(words: Iterable[str]) -> list[str]:
 
 NO_DEVICE_MEMORY = (
     "the device is out of memory; use smaller batches, which give the same result: pretrain "
-    "--training.accumulate 2 or more (in a new --out; `bertkit plan` says what fits), finetune "
+    "--training.accumulate 2 or more (in a new --out), finetune "
     "--max-tokens 4096 or fewer; or use --device cpu"
 )
 NO_MEMORY = "this machine is out of memory; use smaller batches or fewer processes"

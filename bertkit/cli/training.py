@@ -1,4 +1,4 @@
-"""Commands of pre-training: demo, plan, pretrain and report."""
+"""Commands of pre-training: demo, pretrain and report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bertkit.cli.options import FLATTEN, NO_TEXT, Device, TextFlags
 from bertkit.corpus.prepare import store_from_text
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, flag
-from bertkit.files import as_json, check_output, write_json
+from bertkit.files import check_output
 from bertkit.processes import is_alone, rank
 from bertkit.progress import Console
 from bertkit.text.sources import TextSource
@@ -52,45 +52,6 @@ def report_command(run: Path) -> None:
     print(f"report: {write_report(run)}")
 
 
-def plan_command(
-    recipe: str = "base",
-    *,
-    store: Path | None = None,
-    vocabulary_size: int = 30522,
-    device: Device = "auto",
-    seconds: float = 20.0,
-    json: Path | None = None,
-    settings: Annotated[PretrainRecipe, FLATTEN] = RECIPE_DEFAULTS,
-) -> None:
-    """Measure the speed, time and memory of a pre-training run by training for some seconds.
-
-    Args:
-        recipe: A shipped recipe or a .toml file, as for `bertkit pretrain`; flags override its
-            fields.
-        store: The token store to train on; without it, random ids in examples of full length.
-        vocabulary_size: The number of ids, without a store.
-        seconds: About how long to measure.
-        json: A file to write the plan to.
-    """
-    from bertkit.training.plan import plan
-
-    json = json and check_output(json)
-    made = plan(settings, store, vocabulary_size=vocabulary_size, device=device, seconds=seconds)
-    lines = [
-        f"{Path(recipe).stem}: {made.parameters:,} parameters, {made.precision}, {made.device}"
-    ]
-    lines += [
-        f"{phase.steps:,} updates of {phase.batch_size} x {phase.length} tokens: "
-        f"{phase.tokens_per_second:,.0f} tokens/s (MFU {phase.mfu:.0%}), "
-        f"{phase.seconds_per_update:,.3g} s each, {phase.hours:,.3g} hours"
-        for phase in made.phases
-    ]
-    lines += [f"in all {made.hours:,.3g} hours, {made.memory_bytes / 2**30:.2f} GiB of memory"]
-    print(*lines, sep="\n")
-    if json is not None:
-        write_json(json, as_json(made))
-
-
 def pretrain_command(
     recipe: str,
     *,
@@ -98,6 +59,7 @@ def pretrain_command(
     store: Path | None = None,
     corpus: Annotated[TextFlags, FLATTEN] = NO_TEXT,
     init_from: str | None = None,
+    minutes: float | None = None,
     workers: int | None = None,
     device: Device = "auto",
     compile: bool = False,  # noqa: A002 - the flag's natural name
@@ -118,6 +80,8 @@ def pretrain_command(
         init_from: A model to take the weights and sizes from: a directory, or a name on the Hugging
             Face hub. --text is tokenized with its tokenizer, and a --store must have been made with
             it.
+        minutes: About how long to train: the speed is measured for some seconds, and the updates of
+            the phases and the warm-up are scaled in proportion. A resumed run keeps its updates.
         workers: The number of loader processes: by default 0 on a CPU, and up to 4 on a GPU.
         compile: Compile layers, head and losses (CUDA only); the first update waits for the
             compiler.
@@ -151,6 +115,7 @@ def pretrain_command(
             out,
             recipe_name=Path(recipe).stem,
             init_from=start,
+            minutes=minutes,
             workers=workers,
             device=device,
             compiled=compile,

@@ -16,37 +16,35 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError
 from bertkit.files import read_optional
 
 Record = dict[str, Any]
 CONTEXT_MARGIN = 0.03
 """A loss this share of the unigram entropy below what needs no context is learning."""
 RISE = 0.1
-"""The rise of the smoothed training loss above its lowest value, in nats, that is no chance."""
+"""The rise of the smoothed training loss above its lowest value, or of the held-out loss from one
+phase to the next, in nats, that is no chance."""
 SETTLED = 200
 """The updates after the warm-up by which the loss should be below the unigram entropy."""
 MANY_EXAMPLES = 500_000
 """The examples by which sentence pairs should be answered better than by chance."""
 MAX_GAP = 0.3
 """The gap between the held-out and the training loss, in nats, from which a run overfits."""
-MAX_COPIES, MAX_UNKNOWN = 0.01, 0.005
-"""The shares of copied documents and of [UNK] tokens above which a corpus is reported."""
-SCANNED_DOCUMENTS = 200_000
 
 
 def run_findings(run: Path, records: Sequence[Record]) -> list[str]:
     """Return what is wrong with a run, each finding with its numbers and advice; [] if nothing is.
 
     Args:
-        run: the run directory; the store that its `recipe.json` names is read if it is still there.
+        run: the run directory.
         records: the records of its journal.
     """
     settings = read_optional(run / "recipe.json", file_names=True)
-    training = (settings.get("recipe") or {}).get("training") or {}
-    learning = learning_findings(records, training.get("warmup_steps") or 0)
-    return [*learning, *store_findings([Path(str(settings.get("store"))), run / "store"])]
+    recipe = settings.get("recipe") or {}
+    learning = learning_findings(records, (recipe.get("training") or {}).get("warmup_steps") or 0)
+    copied = (recipe.get("phases") or {}).get("copy_positions", False)
+    changes = phase_findings(records, copied=bool(copied) and "init_from" not in settings)
+    return [*learning, *changes]
 
 
 def learning_findings(records: Sequence[Record], warmup: int) -> Iterator[str]:
@@ -90,6 +88,28 @@ def learning_findings(records: Sequence[Record], warmup: int) -> Iterator[str]:
         )
 
 
+def phase_findings(records: Sequence[Record], *, copied: bool) -> Iterator[str]:
+    """Yield whether the held-out loss rose from the end of a phase to the end of the next one."""
+    start = next((r for r in reversed(records) if r.get("kind") == "start"), {})
+    lengths = [phase["length"] for phase in start.get("phases") or []]
+    last = {r.get("phase"): r for r in records if r.get("kind") == "evaluation"}
+    for phase, (before, after) in enumerate(pairwise(lengths)):
+        ends = [last.get(phase, {}), last.get(phase + 1, {})]
+        losses = next((v for n in ("mlm_loss", "lm_loss") if len(v := values(ends, n)) == 2), None)
+        if losses is None or losses[1] <= losses[0] + RISE:
+            continue
+        cause = "the phase of these examples is too short to get used to them (phases.steps)"
+        if after > max(lengths[: phase + 1]) and not copied:
+            cause = (
+                f"positions {max(lengths[: phase + 1]) + 1} to {after} began untrained "
+                "(phases.copy_positions), and the phase is too short to train them (phases.steps)"
+            )
+        yield (
+            f"The held-out loss rose from {losses[0]:.2f} in examples of {before} tokens to "
+            f"{losses[1]:.2f} in those of {after}: {cause}."
+        )
+
+
 def plateau_findings(
     level: float, entropy: float, name: str, *, settled: bool, late: bool
 ) -> Iterator[str]:
@@ -122,49 +142,6 @@ def pair_findings(late: Sequence[Record], start: Record, steps: Sequence[Record]
                 f"examples, and the more frequent answer alone gets {majority:.1%}: check that "
                 "documents are whole and their sentences in order."
             )
-
-
-def store_findings(folders: Sequence[Path]) -> Iterator[str]:
-    """Yield what is wrong with a corpus (the first store of some folders): copies and [UNK]."""
-    folder = next((path for path in folders if (path / "manifest.json").is_file()), None)
-    if folder is None:
-        return
-    try:
-        store = TokenStore(folder)
-        copies, unknown = copied_share(store), unknown_share(store)
-    except BertkitError as error:  # the run itself is fine
-        yield f"The corpus cannot be checked: {error}"
-        return
-    if copies > MAX_COPIES:
-        yield (
-            f"{copies:.1%} of the documents are copies of earlier ones: remove them with `bertkit "
-            "clean`, as the network memorizes them."
-        )
-    if unknown > MAX_UNKNOWN:
-        yield (
-            f"{unknown:.1%} of the tokens are [UNK]: the vocabulary lacks characters of the text. "
-            "Learn one from this text (`bertkit learn`), or use one of its language."
-        )
-
-
-def copied_share(store: TokenStore) -> float:
-    """Return the share of exact copies among the first documents of a store."""
-    seen: set[int] = set()
-    count = 0
-    for index in range(len(store.shards)):
-        arrays = store.arrays(index)
-        bounds = arrays.sentences[arrays.documents].astype(np.int64).tolist()
-        for first, end in pairwise(bounds):
-            seen.add(hash(arrays.tokens[first:end].tobytes()))
-            count += 1
-            if count == SCANNED_DOCUMENTS:
-                return 1 - len(seen) / count
-    return 1 - len(seen) / max(1, count)
-
-
-def unknown_share(store: TokenStore) -> float:
-    """Return the share of [UNK] among the tokens of a store."""
-    return float(store.unigrams[store.tokenizer.unk_id]) / max(1, store.tokens)
 
 
 def values(records: Sequence[Record], name: str) -> np.ndarray:

@@ -49,7 +49,6 @@ PLOTS = (
     Plot("Learning rate", "learning_rate", "power"),
     Plot("Gradient norm before clipping", "gradient_norm"),
     Plot("Tokens per second", "tokens_per_second"),
-    Plot("MFU: share of the measured matrix-product peak", "mfu", "share"),
 )
 SCORES = 10
 """The first plots are of losses and accuracies, whose last values are the run's scores."""
@@ -144,9 +143,8 @@ def scores_rows(
             known = known_baselines(plot, baselines)
             beside = ", ".join(f"{label} {format_number(v, plot.kind)}" for label, v in known)
             rows.append([plot.title, format_number(final[plot.field], plot.kind), beside])
-    for title, field, kind in (("tokens/s", "tokens_per_second", ""), ("MFU", "mfu", "share")):
-        if len(numbers := curve(steps, field).values):
-            rows.append([f"{title}, median", format_number(float(np.median(numbers)), kind), ""])
+    if len(numbers := curve(steps, "tokens_per_second").values):
+        rows.append(["tokens/s, median", format_number(float(np.median(numbers)), ""), ""])
     return rows
 
 

@@ -7,13 +7,12 @@ import os
 import platform
 import shlex
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,9 +20,6 @@ from bertkit.errors import BertkitError, check_known, nearest
 from bertkit.model.encoder import residual_dtype
 from bertkit.model.native.compiled import has_bf16, library, step_types
 from bertkit.processes import memory_bytes, usable_cores
-
-if TYPE_CHECKING:
-    from bertkit.model.encoder import ModelConfig
 
 BatchOutput = TypeVar("BatchOutput")
 
@@ -134,64 +130,22 @@ def device_notes(device: torch.device, precision: str) -> list[str]:
     return notes
 
 
+GPU_WORKERS = 4
+"""The default number of loader processes of a rank that trains on a GPU."""
+
+
+def default_workers(device: torch.device) -> int:
+    """Return the number of loader processes: 0 on a CPU, and on a GPU what the cores allow."""
+    if device.type == "cpu":
+        return 0
+    each = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(0, min(GPU_WORKERS, each - 1))
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished its work; on a CPU this does nothing."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
-
-
-def matmul_peak(device: torch.device, precision: str, seconds: float = 1.0) -> float:
-    """Measure the highest number of FLOP/s that a matrix product reaches on this device.
-
-    Square products of random values are timed for about `seconds`, and the best repetition counts.
-    MFU is measured against this peak, not against a data sheet, and for the current threads.
-    """
-    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
-    # several products per synchronization, so that a GPU's launch time does not count
-    sizes, repeats = ((512, 1024, 2048), 1) if device.type == "cpu" else ((2048, 4096, 8192), 8)
-    generator = torch.Generator(device).manual_seed(0)  # leaves the global generator alone
-    best = 0.0
-    for size in sizes:
-        left, right = torch.randn(2, size, size, device=device, generator=generator).to(dtype)
-        out = torch.empty_like(left)
-        torch.mm(left, right, out=out)  # the first call chooses a kernel and allocates
-        synchronize(device)
-        end = time.perf_counter() + seconds / len(sizes)
-        while True:
-            started = time.perf_counter()
-            for _ in range(repeats):
-                torch.mm(left, right, out=out)
-            synchronize(device)
-            now = time.perf_counter()
-            best = max(best, repeats * 2 * size**3 / (now - started))
-            if now >= end:
-                break
-        if now - end > seconds:  # this device is slow: larger sizes would take far too long
-            break
-    return best
-
-
-def training_flops(
-    config: ModelConfig, *, tokens: int, targets: int, sequences: int, sum_squared_lengths: int
-) -> float:
-    """Return the floating-point operations that a pre-training update needs, without padding.
-
-    A product of (m, k) and (k, n) is 2 m k n, and the backward pass takes twice as many as the
-    forward pass. Look-ups, norms, activations and softmax are left out. The last layer counts in
-    full, as is customary, although bertkit computes all of it only for targets and [CLS].
-    BERT-base with 15 % targets takes 0.545 GFLOP per token at length 128 and 0.588 at 512.
-    """
-    h, layers = config.hidden_size, config.num_hidden_layers
-    per_token = 2 * layers * (4 * h * h + 2 * h * config.intermediate_size)
-    per_target = 2 * config.embedding_width * (h + config.vocab_size)  # transform and decoder
-    per_sequence = 2 * (h * h + 2 * h)  # pooler and next-sentence layer
-    forward = (
-        per_token * tokens
-        + 4 * h * layers * sum_squared_lengths
-        + per_target * targets
-        + per_sequence * sequences
-    )
-    return 3.0 * forward
 
 
 def environment() -> dict[str, Any]:

@@ -8,30 +8,22 @@ processes, they share every batch, and rank 0 writes.
 
 from __future__ import annotations
 
-import math
 import signal
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from bertkit.checkpoints.save import save_generator, save_model
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.files import as_json, escaped, from_home
-from bertkit.pretraining_data.examples import MaskingOptions, PairOptions, measure_pairs
+from bertkit.files import as_json, escaped, from_home, read_optional
 from bertkit.pretraining_data.loader import (
     START,
-    BatchBuilder,
     DataPosition,
-    ExampleSampler,
-    PretrainingBatch,
     StreamStep,
     check_batch_sizes,
     stream_steps,
@@ -39,38 +31,34 @@ from bertkit.pretraining_data.loader import (
 from bertkit.processes import check_process_count
 from bertkit.progress import Console, Journal, OnRecord, console_or_new
 from bertkit.training.device import (
-    OUT_OF_MEMORY,
     choose_device,
     choose_precision,
+    default_workers,
     own_random_numbers,
 )
-from bertkit.training.distributed import (
-    ALONE,
-    GracefulStop,
-    Ranks,
-    init_distributed,
-    local_device,
-    replicate,
-)
+from bertkit.training.distributed import GracefulStop, init_distributed, local_device, replicate
 from bertkit.training.optimizer import save_training
 from bertkit.training.recipe import PretrainRecipe, read_recipe
 from bertkit.training.start import (
+    RECIPE,
+    Examples,
+    HeldOut,
     Run,
     announce,
     build_network,
     check_initial_model,
     claim_folder,
-    default_workers,
     is_finished,
+    lock_folder,
+    phase_examples,
     resume,
     with_sizes,
 )
 from bertkit.training.step import (
     LoopSettings,
-    PretrainMetrics,
+    MetricWindow,
     StepRecord,
-    evaluate_batches,
-    mean_losses,
+    time_updates,
     train_steps,
 )
 
@@ -78,11 +66,8 @@ if TYPE_CHECKING:
     from bertkit.checkpoints.pretrained import PretrainedWeights
 
 
-Examples = tuple[ExampleSampler, BatchBuilder]
-"""The examples in their order of use, and the builder that makes batches of them."""
-
-HELD_OUT_BATCH = 64
-"""The number of sequences in an evaluation batch, if the device has enough memory for them."""
+MEASURED_SHARE, MEASURED_SECONDS = 0.05, 20.0
+"""The part of a budget of minutes that measures the speed, and the seconds that suffice for it."""
 
 
 def pretrain(
@@ -91,6 +76,7 @@ def pretrain(
     out: Path | str,
     *,
     recipe_name: str = "recipe",
+    minutes: float | None = None,
     workers: int | None = None,
     device: str = "auto",
     compiled: bool = False,
@@ -107,6 +93,8 @@ def pretrain(
         store: a token store or its folder; its tokenizer becomes the model's.
         out: the run directory; an unfinished run of the same recipe is resumed.
         recipe_name: the name to report if the recipe is not given by name.
+        minutes: how long to train: the speed of each phase is measured, and the numbers of updates
+            and the warm-up are scaled. They are recorded, and a resumed run keeps them.
         workers: the number of loader processes that build batches; by default 0 on a CPU, whose
             cores train, and up to 4 on a GPU. Batches are the same for any number.
         device: "auto", "cpu", "cuda", "cuda:1", ...
@@ -124,14 +112,13 @@ def pretrain(
 
     Raises:
         BertkitError: the folder holds a run of another recipe or store, or something else; another
-            process is using it; training diverged; a shard is damaged;
+            process is using it; training diverged; a shard is damaged; the minutes are too few;
             `save_models_at` has an update that the recipe does not make; or the disk is full.
     """
     if not isinstance(recipe, PretrainRecipe):
         recipe_name, recipe = Path(recipe).stem, read_recipe(recipe)
-    total = recipe.phases.total_steps
-    if never := [step for step in save_models_at if not 1 <= step <= total]:
-        raise BertkitError(f"save_models_at has {never[0]:,}, and updates are 1 to {total:,}")
+    if minutes is not None and not 0 < minutes < 1e7:
+        raise BertkitError(f"minutes must be above 0, not {minutes:g}", code="number")
     check_process_count(workers or 0, "--workers")
     on = choose_device(local_device(device))
     store = store if isinstance(store, TokenStore) else TokenStore(store)
@@ -155,10 +142,16 @@ def pretrain(
         ranks.on_rank0(
             lambda: check_batch_sizes(recipe.phases.batch_sizes, run.micro_batches, ranks.world)
         )
-        changes = claim_folder(run, stack)
+        lock_folder(run, stack)
         stack.enter_context(own_random_numbers(on))
+        notes = [] if minutes is None else fit_recipe(run, minutes, compiled=compiled)
+        total = run.recipe.phases.total_steps
+        if never := [step for step in save_models_at if not 1 <= step <= total]:
+            raise BertkitError(f"save_models_at has {never[0]:,}, and updates are 1 to {total:,}")
+        changes = claim_folder(run)
         build_network(run, compiled=compiled)
-        changes += resume(run)
+        if changes := changes + resume(run):
+            notes.append(f"resumed with changes: {'; '.join(changes)}")
         if ranks.broadcast(ranks.on_rank0(lambda: int(is_finished(run)))):
             run.console.say(f"{run.folder} is finished ({total:,} updates); nothing to do")
             return None
@@ -167,25 +160,23 @@ def pretrain(
         )
         log = stack.enter_context(log or Journal(None, run.console))
         with GracefulStop(patient=ranks.world > 1).install() as stop:
-            return train(run, log, stop, changes)
+            return train(run, log, stop, notes)
 
 
-def train(run: Run, log: Journal, stop: GracefulStop, changes: Sequence[str]) -> int | None:
+def train(run: Run, log: Journal, stop: GracefulStop, notes: list[str]) -> int | None:
     """Make the remaining updates and write the model; or return the signal that stopped the run."""
     started, total = time.perf_counter(), run.recipe.phases.total_steps
-    with closing(TrainingData(run.recipe, run.store)) as data:
-        held_out = HeldOut(run.recipe, run.store)
-        notes = [f"resumed with changes: {'; '.join(changes)}"] if changes else []
-        if held_out.store is None:
-            notes.append("the store has fewer than two held-out documents; nothing is evaluated")
-        announce(run, log, data.open(0)[0], notes)
-        run.console.start(total, run.step, title="training")
-        run.model.train()
-        try:
-            stopped = train_phases(run, data, held_out, log, stop)
-        except DivergedError:
-            log.write({"kind": "end", "step": run.step, "reason": "diverged"})
-            raise
+    held_out, first = HeldOut(run.recipe, run.store), phase_examples(run.recipe, run.store, 0)
+    if held_out.store is None:
+        notes.append("the store has fewer than two held-out documents; nothing is evaluated")
+    announce(run, log, first[0], notes)
+    run.console.start(total, run.step, title="training")
+    run.model.train()
+    try:
+        stopped = train_phases(run, first, held_out, log, stop)
+    except DivergedError:
+        log.write({"kind": "end", "step": run.step, "reason": "diverged"})
+        raise
     if not stopped:
         run.ranks.on_rank0(lambda: write_model(run, run.folder / "model"))
     seconds = time.perf_counter() - started
@@ -202,7 +193,7 @@ def train(run: Run, log: Journal, stop: GracefulStop, changes: Sequence[str]) ->
 
 
 def train_phases(
-    run: Run, data: TrainingData, held_out: HeldOut, log: Journal, stop: GracefulStop
+    run: Run, first: Examples, held_out: HeldOut, log: Journal, stop: GracefulStop
 ) -> bool:
     """Train, log, evaluate and save until the end of the recipe; True if a signal stopped it."""
     phases, ranks = run.recipe.phases, run.ranks
@@ -216,26 +207,28 @@ def train_phases(
         asked_to_stop=lambda: stop.asked,
         advice_if_too_large=run.smaller_micro_batches,
     )
-    model = replicate(run.model, run.device) if ranks.world > 1 else run.model
     if ranks.world == 1 and stop.asked:
         return True
+    if not measure(run, held_out, settings, log):  # what a stop after this update has left out
+        return True
+    model = replicate(run.model, run.device) if ranks.world > 1 else run.model
     for phase in range(phases.locate(run.step)[0], len(phases.steps)):
         begin_phase(run, phase)
+        examples = phase_examples(run.recipe, run.store, phase) if phase else first
         made = phases.locate(run.step)[1]
-        with closing(data.stream(phase, made, run.position, ranks, run.workers)) as steps:
-            window = PretrainMetrics(run.model, run.matmul_peak, phase, ranks)
+        with closing(phase_steps(run, examples, phase, made)) as steps:
+            window = MetricWindow(ranks)
             for update in train_steps(
                 model, run.optimizer, run.loss_fn, steps, settings, done=run.step
             ):
                 stopping = update.stop or (ranks.world == 1 and stop.asked)
-                after_update(run, update, window, held_out, settings, log, stopping=stopping)
-                if stopping and run.step < phases.total_steps:
+                if after_update(run, update, window, held_out, settings, log, stopping=stopping):
                     return True
     return False
 
 
 def begin_phase(run: Run, phase: int) -> None:
-    """Start a phase with its first example, and with copied positions if the recipe says so."""
+    """Start a phase with its first example, and give positions that are new in it their start."""
     phases = run.recipe.phases
     if phases.locate(run.step)[1]:  # resumed within the phase
         return
@@ -245,40 +238,78 @@ def begin_phase(run: Run, phase: int) -> None:
         run.model.encoder.copy_positions(longest, phases.lengths[phase])
 
 
+def phase_steps(
+    run: Run, examples: Examples, phase: int, made: int = 0
+) -> Generator[StreamStep, None, None]:
+    """Yield this rank's micro-batches of a phase after its first `made` updates."""
+    return stream_steps(
+        *examples,
+        batch_size=run.recipe.phases.batch_sizes[phase],
+        steps=run.recipe.phases.steps[phase] - made,
+        position=run.position,
+        micro_batches=run.micro_batches,
+        rank=run.ranks.rank,
+        world=run.ranks.world,
+        workers=run.workers,
+    )
+
+
 def after_update(
     run: Run,
     update: StepRecord[DataPosition],
-    window: PretrainMetrics,
+    window: MetricWindow,
     held_out: HeldOut,
     settings: LoopSettings,
     log: Journal,
     *,
     stopping: bool,
-) -> None:
-    """Log, evaluate and save what is due after an update."""
+) -> bool:
+    """Log, save, evaluate and export what is due after an update; True if a signal stops the run.
+
+    A signal waits for the checkpoint alone: what is left out is made up for when the run resumes.
+    """
     run.step, run.position = update.step, update.after
     window.add(update)
-    phases, every = run.recipe.phases, run.recipe.logging
-
-    def due(interval: int) -> bool:
-        return run.step % interval == 0 or run.step == phases.total_steps
-
-    evaluating = due(every.evaluate_every)
-    saving = due(every.checkpoint_every) or stopping
-    exporting = run.step in run.save_models_at
-    phase_ends = phases.locate(run.step)[0] != window.phase
-    if phase_ends or evaluating or saving or exporting or due(every.log_every):
-        log.write(window.close(), show=True)
-    if evaluating and held_out.store is not None:
-        means = held_out.evaluate(run.model, window.phase, settings)
-        log.write({"kind": "evaluation", "step": run.step, **means}, show=True)
-    if exporting:
-        folder = run.folder / "models" / f"step-{run.step:08d}"
-        run.ranks.on_rank0(partial(write_model, run, folder))
+    every = run.recipe.logging
+    saving = stopping or run.step % every.checkpoint_every == 0
+    saving |= run.step == run.recipe.phases.total_steps
+    measuring = must_evaluate(run) or run.step in run.save_models_at
+    if saving or measuring or run.step % every.log_every == 0:
+        phase, _ = run.recipe.phases.locate(run.step - 1)
+        log.write({**window.close(), "phase": phase}, show=True)
+    elif run.console.is_due:
+        run.console.update({"kind": "step", "step": run.step, **window.so_far()})
     if saving:
         run.ranks.on_rank0(partial(save_checkpoint, run, log))
-    if evaluating or saving or exporting:
+    if measuring and not stopping:
+        stopping = not measure(run, held_out, settings, log)
+        if stopping and not saving:
+            run.ranks.on_rank0(partial(save_checkpoint, run, log))
+    if saving or measuring:
         window.restart()  # they do not count as training
+    return stopping
+
+
+def must_evaluate(run: Run) -> bool:
+    """Whether an evaluation is due after the updates made, as it is at the end of each phase."""
+    ended = run.recipe.phases.locate(run.step)[1] == 0
+    due = ended or run.step % run.recipe.logging.evaluate_every == 0
+    return due and run.step > run.evaluated
+
+
+def measure(run: Run, held_out: HeldOut, settings: LoopSettings, log: Journal) -> bool:
+    """Evaluate and export the model if that is due; False if a signal ended the evaluation."""
+    if must_evaluate(run) and held_out.store is not None:
+        phase, _ = run.recipe.phases.locate(run.step - 1)
+        means = held_out.evaluate(run.model, phase, settings)
+        if means is None:
+            return False
+        log.write({"kind": "evaluation", "step": run.step, **means}, show=True)
+        run.evaluated = run.step
+    if run.step in run.save_models_at:
+        folder = run.folder / "models" / f"step-{run.step:08d}"
+        run.ranks.on_rank0(partial(write_model, run, folder))
+    return True
 
 
 def save_checkpoint(run: Run, log: Journal) -> None:
@@ -310,110 +341,89 @@ def write_model(run: Run, folder: Path) -> None:
     save_model(folder, run.model, tokenizer, details)
 
 
-def phase_examples(
-    recipe: PretrainRecipe, store: TokenStore, phase: int, masking: MaskingOptions, seed: int
-) -> Examples:
-    """Return the examples of a phase in order, and the builder that makes batches of them."""
-    phases, objectives = recipe.phases, recipe.objectives
-    seed += phase << 32  # each phase draws its own examples and masks
-    options = PairOptions(max_length=phases.lengths[phase], pair=objectives.pair)
-    builder = BatchBuilder(store, masking, phases.max_predictions[phase], seed, objectives.token)
-    return ExampleSampler(store, options, seed), builder
+# A budget of minutes ------------------------------------------------------------------------------
 
 
-class TrainingData:
-    """The training examples of a run, one phase at a time."""
+def fit_recipe(run: Run, minutes: float, *, compiled: bool) -> list[str]:
+    """Scale a recipe's updates and warm-up to some minutes; a run that was begun keeps its own.
 
-    def __init__(self, recipe: PretrainRecipe, store: TokenStore) -> None:
-        self.recipe, self.store = recipe, store
-        self._opened: tuple[int, Examples] | None = None
-
-    def open(self, phase: int) -> Examples:
-        """Return the examples of a phase, and close those of the previous one."""
-        if self._opened is None or self._opened[0] != phase:
-            self.close()
-            masking, seed = self.recipe.masking, self.recipe.training.seed
-            self._opened = phase, phase_examples(self.recipe, self.store, phase, masking, seed)
-        return self._opened[1]
-
-    def stream(
-        self, phase: int, made: int, position: DataPosition, ranks: Ranks, workers: int
-    ) -> Generator[StreamStep, None, None]:
-        """Yield this rank's micro-batches of a phase after its first `made` updates."""
-        examples, builder = self.open(phase)
-        return stream_steps(
-            examples,
-            builder,
-            batch_size=self.recipe.phases.batch_sizes[phase],
-            steps=self.recipe.phases.steps[phase] - made,
-            position=position,
-            micro_batches=ranks.micro_batches(self.recipe.training.accumulate),
-            rank=ranks.rank,
-            world=ranks.world,
-            workers=workers,
-        )
-
-    def close(self) -> None:
-        """Cancel the planning of the next window; calling this again does nothing."""
-        if self._opened is not None:
-            self._opened[1][0].close()
-            self._opened = None
-
-
-class HeldOut:
-    """The held-out examples of a run: opened and verified once, planned once for each phase.
-
-    Their seed is 0 and their masking is 15 %, 80/10/10, whatever the recipe says, so that runs with
-    different seeds and masking can be compared.
+    Returns:
+        A line that says what was decided; [] if the run was begun before.
     """
+    recipe, ranks, began = run.recipe, run.ranks, time.perf_counter()
+    asked = [*recipe.phases.steps, recipe.training.warmup_steps]
+    run.budget = {"minutes": minutes, "steps": asked[:-1], "warmup_steps": asked[-1]}
+    recorded = ranks.on_rank0(lambda: read_optional(run.folder / RECIPE, file_names=True)) or {}
+    line = ""
+    if ranks.broadcast(len(recorded)):
+        numbers = asked  # of another budget: `claim_folder` refuses it
+        if recorded.get("budget") == run.budget:
+            made = recorded["recipe"]
+            numbers = [*made["phases"]["steps"], made["training"]["warmup_steps"]]
+    else:
+        share = min(MEASURED_SECONDS, MEASURED_SHARE * 60 * minutes) / len(asked[:-1])
+        times = measure_updates(run, share, compiled=compiled)
+        left = 60 * minutes - (time.perf_counter() - began)
+        numbers = ranks.on_rank0(lambda: scaled_updates(run, times, left)) or asked
+        each = " and ".join(f"{seconds:.3g}" for _, seconds in times)
+        line = (
+            f"{minutes:g} minutes of training are {sum(numbers[:-1]):,} updates "
+            f"({' + '.join(f'{n:,}' for n in numbers[:-1])}), the first {numbers[-1]:,} of them as "
+            f"warm-up; an update takes {each} seconds"
+        )
+    numbers = [ranks.broadcast(None if ranks.rank else number) for number in numbers]
+    phases = replace(recipe.phases, steps=tuple(numbers[:-1]))
+    training = replace(recipe.training, warmup_steps=numbers[-1])
+    run.recipe = replace(recipe, phases=phases, training=training)
+    return [line] if line else []
 
-    def __init__(self, recipe: PretrainRecipe, store: TokenStore) -> None:
-        self.recipe = recipe
-        self.store = store.held_out
-        """The held-out split, or None if it lacks the two documents that an evaluation needs."""
-        self.batch_size = HELD_OUT_BATCH
-        """The number of sequences in a batch; lower it if the device has too little memory."""
-        self._rows: dict[int, np.ndarray] = {}
 
-    def _examples(self, phase: int) -> Examples:
-        assert self.store is not None, "there are too few held-out documents"
-        return phase_examples(self.recipe, self.store, phase, MaskingOptions(), seed=0)
+def measure_updates(run: Run, seconds: float, *, compiled: bool) -> list[tuple[float, float]]:
+    """Train a new network of the same size; return the `time_updates` of each phase."""
+    phases, ranks = run.recipe.phases, run.ranks
+    endless = replace(run.recipe, phases=replace(phases, steps=(1 << 40,) * len(phases.steps)))
+    trial = replace(run, recipe=endless, initial=None)
+    build_network(trial, compiled=compiled)
+    model = replicate(trial.model, run.device) if ranks.world > 1 else trial.model
+    settings = LoopSettings(
+        device=run.device,
+        precision=run.precision,
+        seed=0,
+        max_gradient_norm=1.0,
+        learning_rate=lambda step: 0.0,
+        ranks=ranks,
+        advice_if_too_large=run.smaller_micro_batches,
+    )
+    times = []
+    for phase in range(len(phases.steps)):
+        examples = phase_examples(endless, run.store, phase)
+        with closing(phase_steps(trial, examples, phase)) as steps:
+            parts = (model, trial.optimizer, trial.loss_fn, steps, settings)
+            times.append(time_updates(*parts, seconds))
+    return times
 
-    def rows(self, phase: int) -> np.ndarray:
-        """Return the examples that a phase is evaluated on."""
-        if phase not in self._rows:
-            with closing(self._examples(phase)[0]) as examples:
-                rows = examples.first(self.recipe.logging.held_out_sequences)
-            self._rows[phase] = rows.copy()  # a view would keep the whole window in memory
-        return self._rows[phase]
 
-    def batches(self, phase: int, ranks: Ranks = ALONE) -> Iterator[PretrainingBatch]:
-        """Yield a rank's batches of a phase, with the same masks at every evaluation."""
-        share, builder = self.rows(phase)[ranks.rank :: ranks.world], self._examples(phase)[1]
-        for start in range(0, len(share), self.batch_size):
-            yield builder[share[start : start + self.batch_size]]
+def scaled_updates(run: Run, times: Sequence[tuple[float, float]], seconds: float) -> list[int]:
+    """Return the updates of each phase, and of the warm-up, that fit into some seconds.
 
-    def evaluate(self, model: nn.Module, phase: int, settings: LoopSettings) -> dict[str, Any]:
-        """Return the fields of an evaluation record; if memory is short, measure in parts."""
-        ranks = settings.ranks if len(self.rows(phase)) >= settings.ranks.world else ALONE
-        loss_fn = self.recipe.objectives.function()
-        while True:
-            torch.manual_seed(0)  # so that ELECTRA's generator, too, samples the same every time
-            try:
-                batches = self.batches(phase, ranks)
-                sums, counted = evaluate_batches(model, loss_fn, batches, settings)
-                break
-            except BertkitError as error:
-                if error.code != OUT_OF_MEMORY or self.batch_size == 1:
-                    raise
-            self.batch_size //= 2
-        counts = ranks.all_reduce_counts(counted)()
-        values = ranks.all_reduce_scalars({name: total.value for name, total in sums.items()})
-        means = mean_losses({n: s._replace(value=values[n]) for n, s in sums.items()}, counts)
-        token = "mlm" if "mlm_loss" in means else "lm"
-        perplexity = math.exp(min(means[f"{token}_loss"], 700.0))
-        record = {"phase": phase, **means, f"{token}_perplexity": perplexity, **counts}
-        if self.recipe.objectives.has_pairs:
-            share = measure_pairs(self.rows(phase)).random_share
-            record["nsp_majority"] = max(share, 1 - share)  # the accuracy of a constant answer
-        return record
+    An evaluation takes a third of the time that training on its examples would.
+    """
+    phases, every = run.recipe.phases, run.recipe.logging
+    held_out = HeldOut(run.recipe, run.store)
+    fixed = proportional = 0.0
+    for phase, (first, each) in enumerate(times):
+        rows = len(held_out.rows(phase)) if held_out.store is not None else 0
+        evaluation = each * rows / phases.batch_sizes[phase] / 3
+        fixed += first + evaluation
+        proportional += phases.steps[phase] * (each + evaluation / every.evaluate_every)
+    scale = (seconds - fixed) / proportional
+    if scale * min(phases.steps) < 1:
+        needed = (fixed + proportional / min(phases.steps)) / 60
+        raise BertkitError(
+            "the time is too short for one update of each phase; give --minutes "
+            f"{needed + 1:.0f} or more, smaller batches or fewer phases",
+            code="number",
+        )
+    steps = [int(scale * count) for count in phases.steps]
+    warmup = min(round(scale * run.recipe.training.warmup_steps), sum(steps) - 1)
+    return [*steps, warmup]

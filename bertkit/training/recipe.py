@@ -84,8 +84,9 @@ class Phases:
     """Sequences per update in each phase."""
     max_predictions: tuple[int, ...] = (20, 77)
     """Maximum number of masked tokens per sequence in each phase."""
-    copy_positions: bool = False
-    """Whether a phase's new positions begin as copies of earlier ones (not with --init-from)."""
+    copy_positions: bool = True
+    """Whether the positions that a longer phase adds begin as copies of earlier ones, which are
+    trained, instead of random vectors (not with --init-from)."""
 
     def __post_init__(self) -> None:
         lists = (self.lengths, self.steps, self.batch_sizes, self.max_predictions)

@@ -1,13 +1,14 @@
-"""The start of a pre-training run: its folder, its network, and where it left off."""
+"""The start of a pre-training run: its folder, its network, its data, and where it left off."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,22 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import as_json, claim, differences, exclusive_lock, read_optional, write_json
 from bertkit.model.encoder import ModelConfig
-from bertkit.pretraining_data.examples import PairStatistics, measure_pairs
-from bertkit.pretraining_data.loader import START, DataPosition, ExampleSampler
-from bertkit.processes import usable_cores
-from bertkit.progress import Console, Journal
-from bertkit.training.device import device_notes, environment, matmul_peak
-from bertkit.training.distributed import Ranks
+from bertkit.pretraining_data.examples import (
+    MaskingOptions,
+    PairOptions,
+    PairStatistics,
+    measure_pairs,
+)
+from bertkit.pretraining_data.loader import (
+    START,
+    BatchBuilder,
+    DataPosition,
+    ExampleSampler,
+    PretrainingBatch,
+)
+from bertkit.progress import JOURNAL, Console, Journal, read_journal
+from bertkit.training.device import OUT_OF_MEMORY, device_notes, environment
+from bertkit.training.distributed import ALONE, Ranks
 from bertkit.training.optimizer import (
     AdamW,
     build_optimizer,
@@ -34,15 +45,19 @@ from bertkit.training.optimizer import (
     trainable_parameters,
 )
 from bertkit.training.recipe import ModelSize, PretrainRecipe
-from bertkit.training.step import compile_training
+from bertkit.training.step import LoopSettings, compile_training, evaluate_batches, mean_losses
 
 if TYPE_CHECKING:
     from bertkit.checkpoints.pretrained import PretrainedWeights
     from bertkit.tokenizer.wordpiece import Tokenizer
 
-GPU_WORKERS = 4
-"""The default number of loader processes of a rank that trains on a GPU."""
-ENVIRONMENT = "environment.json"
+RECIPE, ENVIRONMENT = "recipe.json", "environment.json"
+
+Examples = tuple[ExampleSampler, BatchBuilder]
+"""The examples in their order of use, and the builder that makes batches of them."""
+
+HELD_OUT_BATCH = 64
+"""The number of sequences in an evaluation batch, if the device has enough memory for them."""
 
 
 @dataclass(kw_only=True)
@@ -68,6 +83,10 @@ class Run:
     """The number of updates made."""
     position: DataPosition = START
     """The position of the next example of the phase."""
+    evaluated: int = 0
+    """The number of updates before the last evaluation."""
+    budget: dict[str, Any] | None = None
+    """The minutes to train for, and the updates and the warm-up that were scaled to them."""
 
     @property
     def micro_batches(self) -> int:
@@ -79,11 +98,6 @@ class Run:
         """The settings that affect how an update is rounded."""
         return {"micro_batches": self.micro_batches, "precision": self.precision}
 
-    @cached_property
-    def matmul_peak(self) -> float:
-        """FLOP/s of matrix products on this device, against which the MFU is measured."""
-        return matmul_peak(self.device, self.precision, seconds=0.3)
-
     def smaller_micro_batches(self, lengths: Sequence[int]) -> str:
         """Return advice for a micro-batch, of these lengths, that does not fit into memory."""
         if len(lengths) == 1:
@@ -92,14 +106,6 @@ class Run:
             f"try training.accumulate = {2 * self.micro_batches} in a new --out (micro-batches of "
             f"{-(-len(lengths) // 2)} sequences)"
         )
-
-
-def default_workers(device: torch.device) -> int:
-    """Return the number of loader processes: 0 on a CPU, and on a GPU what the cores allow."""
-    if device.type == "cpu":
-        return 0
-    each = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(0, min(GPU_WORKERS, each - 1))
 
 
 def check_initial_model(
@@ -137,41 +143,52 @@ def with_sizes(recipe: PretrainRecipe, config: ModelConfig) -> PretrainRecipe:
     return replace(recipe, model=replace(recipe.model, **sizes))
 
 
-def claim_folder(run: Run, held: ExitStack) -> list[str]:
-    """Lock the run directory until `held` is closed, and write down what is run in it.
+def lock_folder(run: Run, held: ExitStack) -> None:
+    """Check that all ranks have the same settings, and lock the folder until `held` is closed."""
+    ranks = run.ranks
+    if ranks.world > 1:
+        settings, versions = run_settings(run), environment()["versions"]
+        same = {name: settings[name] for name in settings if name not in ("store", "recipe_name")}
+        ranks.check_equal(json.dumps([same, versions["bertkit"], versions["torch"]]))
+    # of several ranks, one that was replaced after it lost its connection may still be saving
+    wait = ranks.timeout / 2 if ranks.world > 1 else 0.0
+    ranks.on_rank0(lambda: held.enter_context(exclusive_lock(run.folder, wait)))
 
-    Returns:
-        The changes of logging settings, software and hardware since the run was started, on rank 0.
-    """
-    ranks, folder = run.ranks, run.folder
-    settings: dict[str, Any] = {
+
+def run_settings(run: Run) -> dict[str, Any]:
+    """Return what `recipe.json` records of a run."""
+    return {
         "recipe": as_json(run.recipe),
         "recipe_name": run.recipe_name,
         "store": str(run.store.folder),
         "tokenizer_hash": run.store.tokenizer_hash,
         "corpus": run.store.content_hash,
         **({"init_from": run.initial.digest} if run.initial else {}),
+        **({"budget": run.budget} if run.budget else {}),
     }
 
+
+def claim_folder(run: Run) -> list[str]:
+    """Write down what is run in the folder.
+
+    Returns:
+        The changes of logging settings, software and hardware since the run was started, on rank 0.
+    """
+    folder, settings = run.folder, run_settings(run)
+
     def work() -> list[str]:
-        # of several ranks, one that was replaced after it lost its connection may still be saving
-        held.enter_context(exclusive_lock(folder, ranks.timeout / 2 if ranks.world > 1 else 0.0))
         may_change = {"store", "recipe_name", "recipe.logging"}
         begun = claim(folder, "pre-training run", settings, may_change=may_change)
         changes = differences(begun["recipe"]["logging"], settings["recipe"]["logging"], "logging.")
         if changes:
-            write_json(folder / "recipe.json", settings)
+            write_json(folder / RECIPE, settings)
         here = environment()
         recorded = read_optional(folder / ENVIRONMENT, file_names=True)
         if not recorded:
             write_json(folder / ENVIRONMENT, here)
         return changes + differences(recorded or here, here, ignored={"command"})
 
-    same = {name: settings[name] for name in settings if name not in ("store", "recipe_name")}
-    if ranks.world > 1:
-        versions = environment()["versions"]
-        ranks.check_equal(json.dumps([same, versions["bertkit"], versions["torch"]]))
-    return ranks.on_rank0(work) or []
+    return run.ranks.on_rank0(work) or []
 
 
 def build_network(run: Run, *, compiled: bool) -> None:
@@ -227,12 +244,21 @@ def resume(run: Run) -> list[str]:
     restore_training(checkpoint, run.model, run.optimizer)
     progress = checkpoint.progress
     run.step, run.position = step, DataPosition(*progress["position"])
+    run.evaluated = ranks.broadcast(ranks.on_rank0(lambda: last_evaluation(run)))
     run.console.say(f"resuming from {checkpoint.path} ({run.step:,} updates made)")
     return [
         f"{name.replace('_', '-')} of an update {before} -> {now}"
         for name, now in run.rounding_settings.items()
         if (before := progress.get(name, now)) != now
     ]
+
+
+def last_evaluation(run: Run) -> int:
+    """Return the number of updates before the last evaluation in the journal, up to this one."""
+    journal = run.folder / JOURNAL
+    records = read_journal(journal) if journal.exists() else []
+    steps = [record["step"] for record in records if record.get("kind") == "evaluation"]
+    return max((step for step in steps if step <= run.step), default=0)
 
 
 def is_finished(run: Run) -> bool:
@@ -254,7 +280,6 @@ def announce(run: Run, log: Journal, examples: ExampleSampler, notes: Sequence[s
         "step": run.step,
         "recipe_name": run.recipe_name,
         "recipe": as_json(run.recipe),
-        "matmul_peak": run.matmul_peak,
         "precision": run.precision,
         "parameters": sum(weights.numel() for _, weights in trainable_parameters(run.model)),
     }
@@ -265,21 +290,23 @@ def announce(run: Run, log: Journal, examples: ExampleSampler, notes: Sequence[s
 
 
 def baselines(
-    store: TokenStore, random_share: float, specials: Sequence[float] = ()
+    store: TokenStore, random_share: float | None, specials: Sequence[float] = ()
 ) -> dict[str, float]:
     """Return what is reached without looking at the input: from the frequencies of tokens.
 
     The entropy is in nats; it is the loss of predicting each token's frequency. `random_share` is
-    that of pairs with a random second sentence, and `specials` are the shares of [CLS] and [SEP]
-    among the targets, if they are targets.
+    that of pairs with a random second sentence, None if pairs have no loss, and `specials` are the
+    shares of [CLS] and [SEP] among the targets, if they are targets.
     """
     shares = store.unigrams[store.unigrams > 0] / store.unigrams.sum()
     shares = np.concatenate([shares * (1 - sum(specials)), specials])
-    return {
+    known = {
         "unigram_entropy": float(-(shares * np.log(shares)).sum()),
         "most_frequent_accuracy": float(shares.max()),
-        "nsp_majority": max(random_share, 1 - random_share),
     }
+    if random_share is not None:
+        known["nsp_majority"] = max(random_share, 1 - random_share)
+    return known
 
 
 def special_shares(recipe: PretrainRecipe, pairs: PairStatistics) -> list[float]:
@@ -298,10 +325,11 @@ def start_record(
     """
     phases = recipe.phases
     pairs = measure_pairs(examples.first())
+    random_share = pairs.random_share if recipe.objectives.has_pairs else None
     sizes = zip(phases.lengths, phases.steps, phases.batch_sizes, strict=True)
     return {
         "kind": "start",
-        "baselines": baselines(store, pairs.random_share, special_shares(recipe, pairs)),
+        "baselines": baselines(store, random_share, special_shares(recipe, pairs)),
         "pairs": as_json(pairs),
         "tokens_total": store.tokens,
         "steps_total": phases.total_steps,
@@ -313,13 +341,101 @@ def opening_lines(start: dict[str, Any], recipe: PretrainRecipe, store: TokenSto
     """Return the lines that a run prints before the first update, from its start record."""
     known, pairs, objectives = start["baselines"], start["pairs"], recipe.objectives
     label_1 = "A and B swapped" if objectives.pair == "sop" else "a random next sentence"
-    share = f"{pairs['random_share']:.1%} with {label_1}, " if objectives.has_pairs else ""
-    majority = known["nsp_majority"]
-    label = f", majority label of pairs {majority:.1%}" if objectives.has_pairs else ""
+    share = label = ""
+    if objectives.has_pairs:
+        share = f"{pairs['random_share']:.1%} with {label_1}, "
+        label = f", majority label of pairs {known['nsp_majority']:.1%}"
     return [
         f"{start['parameters']:,} parameters, {start['precision']}; {store.tokens:,} training "
         f"tokens in {store.documents:,} documents; first window: {pairs['examples']:,} examples of "
-        f"{pairs['mean_tokens']:.1f} tokens, {share}{pairs['cut_share']:.1%} of tokens cut",
+        f"{pairs['mean_tokens']:.1f} tokens, {share}{pairs['cut_share']:.1%} of tokens cut, as "
+        f"the examples of the first phase have at most {recipe.phases.lengths[0]} tokens",
         f"baselines: unigram entropy {known['unigram_entropy']:.3f} nats, top token "
         f"{known['most_frequent_accuracy']:.1%}{label}",
     ]
+
+
+# Data ---------------------------------------------------------------------------------------------
+
+
+def phase_examples(
+    recipe: PretrainRecipe,
+    store: TokenStore,
+    phase: int,
+    masking: MaskingOptions | None = None,
+    seed: int | None = None,
+) -> Examples:
+    """Return the examples of a phase in order, and the builder that makes batches of them.
+
+    Masking and seed are by default those of the recipe.
+    """
+    phases, objectives = recipe.phases, recipe.objectives
+    masking, seed = masking or recipe.masking, recipe.training.seed if seed is None else seed
+    seed += phase << 32  # each phase draws its own examples and masks
+    options = PairOptions(max_length=phases.lengths[phase], pair=objectives.pair)
+    builder = BatchBuilder(store, masking, phases.max_predictions[phase], seed, objectives.token)
+    return ExampleSampler(store, options, seed), builder
+
+
+class HeldOut:
+    """The held-out examples of a run: opened and verified once, planned once for each phase.
+
+    Their seed is 0 and their masking is 15 %, 80/10/10, whatever the recipe says, so that runs with
+    different seeds and masking can be compared.
+    """
+
+    def __init__(self, recipe: PretrainRecipe, store: TokenStore) -> None:
+        self.recipe = recipe
+        self.store = store.held_out
+        """The held-out split, or None if it lacks the two documents that an evaluation needs."""
+        self.batch_size = HELD_OUT_BATCH
+        """The number of sequences in a batch; lower it if the device has too little memory."""
+        self._rows: dict[int, np.ndarray] = {}
+
+    def _examples(self, phase: int) -> Examples:
+        assert self.store is not None, "there are too few held-out documents"
+        return phase_examples(self.recipe, self.store, phase, MaskingOptions(), seed=0)
+
+    def rows(self, phase: int) -> np.ndarray:
+        """Return the examples that a phase is evaluated on."""
+        if phase not in self._rows:
+            with closing(self._examples(phase)[0]) as examples:
+                rows = examples.first(self.recipe.logging.held_out_sequences)
+            self._rows[phase] = rows.copy()  # a view would keep the whole window in memory
+        return self._rows[phase]
+
+    def batches(self, phase: int, ranks: Ranks = ALONE) -> Iterator[PretrainingBatch]:
+        """Yield a rank's batches of a phase, with the same masks at every evaluation."""
+        share, builder = self.rows(phase)[ranks.rank :: ranks.world], self._examples(phase)[1]
+        for start in range(0, len(share), self.batch_size):
+            yield builder[share[start : start + self.batch_size]]
+
+    def evaluate(
+        self, model: nn.Module, phase: int, settings: LoopSettings
+    ) -> dict[str, Any] | None:
+        """Return the fields of an evaluation record; None if a rank was asked to stop meanwhile."""
+        ranks = settings.ranks if len(self.rows(phase)) >= settings.ranks.world else ALONE
+        loss_fn = self.recipe.objectives.function()
+        while True:
+            torch.manual_seed(0)  # so that ELECTRA's generator, too, samples the same every time
+            try:
+                batches = self.batches(phase, ranks)
+                batches = takewhile(lambda _: not settings.asked_to_stop(), batches)
+                sums, counted = evaluate_batches(model, loss_fn, batches, settings)
+                break
+            except BertkitError as error:
+                if error.code != OUT_OF_MEMORY or self.batch_size == 1:
+                    raise
+            self.batch_size //= 2
+        if settings.ranks.all_reduce_counts({"stop": int(settings.asked_to_stop())})()["stop"]:
+            return None
+        counts = ranks.all_reduce_counts(counted)()
+        values = ranks.all_reduce_scalars({name: total.value for name, total in sums.items()})
+        means = mean_losses({n: s._replace(value=values[n]) for n, s in sums.items()}, counts)
+        token = "mlm" if "mlm_loss" in means else "lm"
+        perplexity = math.exp(min(means[f"{token}_loss"], 700.0))
+        record = {"phase": phase, **means, f"{token}_perplexity": perplexity, **counts}
+        if self.recipe.objectives.has_pairs:
+            share = measure_pairs(self.rows(phase)).random_share
+            record["nsp_majority"] = max(share, 1 - share)  # the accuracy of a constant answer
+        return record

@@ -11,18 +11,25 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.model.encoder import Layer, ModelConfig
+from bertkit.model.encoder import Layer
 from bertkit.model.heads import CrossEntropy, LanguageHead, Sums, cross_entropy_sums, total_loss
 from bertkit.model.native import has_triton
 from bertkit.pretraining_data.batch import Packed
-from bertkit.training.device import OUT_OF_MEMORY, autocast, lacks_memory, training_flops
+from bertkit.training.device import (
+    OUT_OF_MEMORY,
+    autocast,
+    lacks_memory,
+    synchronize,
+)
 from bertkit.training.distributed import ALONE, Ranks, gradient_sync
 from bertkit.training.optimizer import AdamW, clip_gradients
 
@@ -63,7 +70,6 @@ class StepRecord(Generic[Position]):
     """Before clipping."""
     learning_rate: float
     tokens: int
-    sum_squared_lengths: int
     stop: bool = False
     """Whether any rank was asked to stop before this update."""
 
@@ -149,7 +155,6 @@ def train_steps(
             after=after,
             sums=merged,
             tokens=counts.pop(ALL_TOKENS),
-            sum_squared_lengths=counts.pop(SQUARES),
             stop=counts.pop(STOP) > 0,
             counts=counts,
             gradient_norm=norm,
@@ -157,19 +162,43 @@ def train_steps(
         )
 
 
-ALL_TOKENS, SQUARES, STOP = "all tokens", "squared lengths", "asked to stop"
+def time_updates(
+    model: nn.Module,
+    optimizer: AdamW,
+    objective: Objective[AnyBatch],
+    steps: Iterable[tuple[Sequence[AnyBatch], Position]],
+    settings: LoopSettings,
+    seconds: float,
+) -> tuple[float, float]:
+    """Make updates for about so many seconds of rank 0, and at least two.
+
+    Returns:
+        The seconds of the first update, and the median of the later ones.
+    """
+    ends = [time.perf_counter()]
+    enough = lambda: settings.ranks.rank == 0 and ends[-1] - ends[0] > seconds  # noqa: E731
+    for update in train_steps(
+        model, optimizer, objective, steps, replace(settings, asked_to_stop=enough)
+    ):
+        synchronize(settings.device)
+        ends.append(time.perf_counter())
+        if update.stop:
+            break
+    first, *later = [end - start for start, end in pairwise(ends)]
+    return first, median(later)
+
+
+ALL_TOKENS, STOP = "all tokens", "asked to stop"
 """The names of the counts that ranks exchange in addition to those of the losses."""
 
 
 def step_counts(micro_batches: Sequence[BatchLike], asked_to_stop: bool) -> dict[str, int]:
     """Return the counts that this rank contributes to a step."""
     counts: Counter[str] = Counter()
-    lengths: list[int] = []
     for batch in micro_batches:
         counts.update(batch.counts)
-        lengths += batch.packed.lengths
-    squares = sum(length * length for length in lengths)
-    return {**counts, ALL_TOKENS: sum(lengths), SQUARES: squares, STOP: int(asked_to_stop)}
+    tokens = sum(sum(batch.packed.lengths) for batch in micro_batches)
+    return {**counts, ALL_TOKENS: tokens, STOP: int(asked_to_stop)}
 
 
 @contextmanager
@@ -302,7 +331,7 @@ class MetricWindow:
         self.began = time.perf_counter()
         self.sums: Sums | None = None
         self.counts: Counter[str] = Counter()
-        self.tokens = self.squares = self.updates = 0
+        self.tokens = 0
         self.last: StepRecord[Any] | None = None
 
     def add(self, record: StepRecord[Any]) -> None:
@@ -310,9 +339,11 @@ class MetricWindow:
         self.sums = merge_sums(self.sums, record.sums)
         self.counts.update(record.counts)
         self.tokens += record.tokens
-        self.squares += record.sum_squared_lengths
-        self.updates += 1
         self.last = record
+
+    def so_far(self) -> dict[str, float]:
+        """Return the means of the open window; {} with several ranks, which would have to meet."""
+        return mean_losses(self.sums, self.counts) if self.sums and self.ranks.world == 1 else {}
 
     def close(self) -> dict[str, Any]:
         """Return the journal's record of the window, and start the next window."""
@@ -339,38 +370,3 @@ class MetricWindow:
         }
         self.restart()
         return record
-
-
-class PretrainMetrics(MetricWindow):
-    """A window of pre-training, whose record also contains the phase and the MFU."""
-
-    def __init__(
-        self, model: nn.Module, matmul_peak: float, phase: int, ranks: Ranks = ALONE
-    ) -> None:
-        super().__init__(ranks)
-        self.model, self.matmul_peak, self.phase = model, matmul_peak, phase
-
-    def close(self) -> dict[str, Any]:
-        """Return the record of `MetricWindow.close` with the phase and the MFU."""
-        squares, record = self.squares, super().close()
-        work = sum(
-            training_flops(
-                config,
-                tokens=record["tokens"],
-                targets=record["targets"] if has_words else 0,
-                sequences=record["sequences"],
-                sum_squared_lengths=squares,
-            )
-            for config, has_words in network_sizes(self.model)
-        )
-        mfu = work / record["seconds"] / (self.matmul_peak * self.ranks.world)
-        return {**record, "phase": self.phase, "mfu": mfu}
-
-
-def network_sizes(model: nn.Module) -> list[tuple[ModelConfig, bool]]:
-    """Return the encoder configurations of a model, each with whether it has a token decoder."""
-    generator = getattr(model, "generator", None)
-    assert isinstance(model.config, ModelConfig)
-    if generator is None:
-        return [(model.config, True)]
-    return [(model.config, False), (generator.config, True)]

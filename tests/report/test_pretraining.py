@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertkit.corpus.prepare import prepare
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.report import page
 from bertkit.report.findings import run_findings
 from bertkit.report.page import Curve, flatten_fields, smooth, thin
 from bertkit.report.pretraining import write_report
-from bertkit.tokenizer.wordpiece import Tokenizer
 
 RENDER = page.render_svg  # before the one of other tests, which draws nothing
 
@@ -43,7 +41,6 @@ START = {
         "most_frequent_accuracy": 0.0512,
         "nsp_majority": 0.5213,
     },
-    "matmul_peak": 1.5e11,
     "tokens_total": 123456,
     "parameters": 4_400_000,
     "steps_total": 40,
@@ -66,7 +63,6 @@ def step(number: int) -> dict[str, Any]:
         "learning_rate": 1e-4,
         "gradient_norm": 1.0 + number,
         "tokens_per_second": 4321.0 + number,
-        "mfu": 0.4,
         "seconds": 1.0,
     }
 
@@ -206,7 +202,7 @@ def test_the_scores_are_those_of_the_journal(text: str) -> None:
     ):
         assert row in found.rows, row
     assert "40 of 40 updates: finished." in found.prose()
-    assert found.tags.count("svg") == found.tags.count("figure") == 8
+    assert found.tags.count("svg") == found.tags.count("figure") == 7
     labels = [v for tag, name, v in found.attributes if (tag, name) == ("svg", "aria-label")]
     assert labels[0].startswith("Masked language model: loss: training from 8.800 to 5.000, held")
 
@@ -220,7 +216,7 @@ def test_the_same_files_give_the_same_page(
 
 def test_a_run_in_progress_with_missing_fields(tmp_path: Path) -> None:
     bare = {"kind": "step", "step": 1, "mlm_loss": None, "gradient_norm": 2.0}
-    found = page_of(write_run(tmp_path, [START, bare, START, {**step(4), "mfu": None}]))
+    found = page_of(write_run(tmp_path, [START, bare, START, {**step(4), "nsp_accuracy": None}]))
     assert "4 of 40 updates: still running, or killed; resumed 1 time." in found.prose()
     assert "length 512" not in found.text  # that phase is not reached
 
@@ -296,11 +292,15 @@ def test_a_run_that_memorizes_or_diverges(tmp_path: Path) -> None:
     assert "NaN" in finding
 
 
-def test_findings_of_a_corpus(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("River stone.\n\nBridge 漢 garden.\n\n" + "Winter letter.\n\n" * 3)
-    prepare([str(text)], tokenizer, tmp_path / "run" / "store")
-    write_json(tmp_path / "run" / "recipe.json", {"store": "moved"})
-    copies, unknown = run_findings(tmp_path / "run", [])
-    assert "40.0%" in copies
-    assert "[UNK]" in unknown
+@pytest.mark.parametrize(
+    ("copied", "cause"), [(False, "positions 129 to 512"), (True, "too short")]
+)
+def test_a_held_out_loss_that_rises_between_phases(
+    tmp_path: Path, copied: bool, cause: str
+) -> None:
+    write_json(tmp_path / "recipe.json", {"recipe": {"phases": {"copy_positions": copied}}})
+    for last, named in ((4.05, False), (4.9, True)):
+        losses = [(0, 6.1), (0, 4.02), (1, 5.5), (1, last)]
+        records = [{"kind": "evaluation", "phase": p, "mlm_loss": loss} for p, loss in losses]
+        found = run_findings(tmp_path, [START, *records])
+        assert [cause in finding for finding in found] == [True] * named

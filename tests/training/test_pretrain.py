@@ -5,7 +5,9 @@ import json
 import math
 import shutil
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,15 @@ from bertkit.files import exclusive_lock
 from bertkit.model import heads
 from bertkit.model.encoder import Encoder
 from bertkit.model.heads import Sums
-from bertkit.progress import read_journal
+from bertkit.progress import Console, read_journal
 from bertkit.report.pretraining import write_report
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training import pretrain as module
 from bertkit.training.distributed import Ranks
-from bertkit.training.plan import plan
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Objectives, Phases, PretrainRecipe, Training
+from bertkit.training.start import HeldOut
+from bertkit.training.step import train_steps
 
 TOY = PretrainRecipe(
     model=ModelSize(
@@ -80,17 +83,6 @@ def test_a_recipe_may_be_a_path(store: TokenStore, tmp_path: Path) -> None:
     recipe.write_text(TOY_TOML.replace("[300, 40]", "[2, 1]").replace("steps = 5", "steps = 1"))
     assert pretrain(recipe, store, tmp_path / "run") is None
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["recipe_name"] == "own.v2"
-
-
-@pytest.mark.parametrize("with_store", [True, False])
-def test_a_plan_is_measured_in_real_updates(store: TokenStore, with_store: bool) -> None:
-    made = plan(TOY, store if with_store else None, vocabulary_size=100, seconds=0.2)
-    assert [phase.steps for phase in made.phases] == [30, 10]
-    assert made.hours == pytest.approx(
-        sum(p.seconds_per_update * p.steps for p in made.phases) / 3600
-    )
-    assert all(p.tokens_per_second > 0 and 0 < p.mfu < 1 for p in made.phases)
-    assert made.memory_bytes > 1e6
 
 
 @pytest.mark.slow
@@ -158,21 +150,29 @@ def test_finished_run_is_left_alone(finished: Path, store: TokenStore) -> None:
     assert (finished / "journal.jsonl").read_bytes() == before
 
 
+def stop_after(updates: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
+    """Send later runs of the test a signal after every so many updates."""
+
+    def interrupted(*arguments: Any, **options: Any) -> Iterator[Any]:
+        for record in train_steps(*arguments, **options):
+            if record.step % updates == 0:
+                signal.raise_signal(number)
+            yield record
+
+    monkeypatch.setattr(module, "train_steps", interrupted)
+
+
+def evaluations(run: Path) -> list[dict[str, Any]]:
+    records = [r for r in read_journal(run / "journal.jsonl") if r["kind"] == "evaluation"]
+    return [{n: v for n, v in record.items() if n != "time"} for record in records]
+
+
 @pytest.mark.slow
 def test_signal_saves_and_the_run_resumes_exactly(
     finished: Path, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = signal.SIGINT
-    real, calls = module.train_steps, []
-
-    def interrupted(*arguments: object, **options: object) -> object:
-        for record in real(*arguments, **options):
-            calls.append(record)
-            if len(calls) == 17:
-                signal.raise_signal(number)
-            yield record
-
-    monkeypatch.setattr(module, "train_steps", interrupted)
+    stop_after(17, monkeypatch, number)
     assert pretrain(TOY, store, tmp_path) == number
     records = read_journal(tmp_path / "journal.jsonl")
     assert records[-1]["reason"] == "interrupted"
@@ -217,24 +217,11 @@ def test_other_objectives_train_resume_and_end_in_a_model(
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert pretrain(recipe, store, whole) is None
 
-    real, calls = module.train_steps, []
-
-    def interrupted(*arguments: object, **options: object) -> object:
-        for record in real(*arguments, **options):
-            calls.append(record)
-            if len(calls) == 7:  # between two checkpoints, and before the evaluation
-                signal.raise_signal(signal.SIGTERM)
-            yield record
-
-    monkeypatch.setattr(module, "train_steps", interrupted)
+    stop_after(7, monkeypatch)  # between two checkpoints, and before the evaluation
     assert pretrain(recipe, store, stopped) == signal.SIGTERM
     monkeypatch.undo()
     assert pretrain(recipe, store, stopped) is None
     assert weights(stopped) == weights(whole)
-
-    def evaluations(run: Path) -> list[dict[str, Any]]:
-        found = [r for r in read_journal(run / "journal.jsonl") if r["kind"] == "evaluation"]
-        return [{n: v for n, v in record.items() if n != "time"} for record in found]
 
     first, last = evaluations(whole)
     assert evaluations(stopped) == [first, last], "the same held-out numbers after a stop"
@@ -443,19 +430,95 @@ def test_every_update_is_logged_even_where_a_phase_ends(store: TokenStore, tmp_p
     assert 14 in [record["step"] for record in steps]
 
 
-def test_signal_during_evaluation_still_saves(
-    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("when", ["before", "during", "at the end"])
+def test_a_signal_waits_for_no_evaluation_and_no_model(
+    finished: Path, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    real = module.evaluate_batches
+    """Only a checkpoint is written; what was due is made up for when the run resumes."""
+    last = 40 if when == "at the end" else 10
+    real = HeldOut.batches
 
-    def interrupted(*arguments: object, **options: object) -> object:
-        signal.raise_signal(signal.SIGTERM)
-        return real(*arguments, **options)
+    def interrupted(held_out: HeldOut, *arguments: Any) -> Iterator[Any]:
+        for batch in real(held_out, *arguments):
+            signal.raise_signal(signal.SIGTERM)
+            yield batch
 
-    monkeypatch.setattr(module, "evaluate_batches", interrupted)
+    if when == "during":
+        monkeypatch.setattr(HeldOut, "batches", interrupted)
+    else:
+        stop_after(last, monkeypatch)
     assert pretrain(TOY, store, tmp_path) == signal.SIGTERM
     (*_, latest) = sorted((tmp_path / "checkpoints").iterdir())
-    assert latest.name == "step-00000011", "after the next update"
+    assert latest.name == f"step-{last:08d}"
+    assert len(evaluations(tmp_path)) == last // 10 - 1
+    assert not (tmp_path / "model").exists()
+    monkeypatch.undo()
+    assert pretrain(TOY, store, tmp_path) is None
+    assert evaluations(tmp_path) == evaluations(finished)
+    assert weights(tmp_path) == weights(finished)
+
+
+def test_progress_is_shown_by_time_and_says_what_cut_the_text(
+    store: TokenStore, tmp_path: Path
+) -> None:
+    recipe = replace(TOY, logging=replace(TOY.logging, log_every=1000, checkpoint_every=1000))
+    recipe = replace(recipe, phases=replace(TOY.phases, steps=(8, 1)))
+    shown = StringIO()
+    with Console(interval=0.0, stream=shown) as console:
+        pretrain(recipe, store, tmp_path, console=console)
+    lines = shown.getvalue().splitlines()
+    assert any(line.startswith("training: 3 of 9 steps") and "loss" in line for line in lines)
+    (cut,) = [line for line in lines if "of tokens cut" in line]
+    assert "at most 32 tokens" in cut
+    assert [record["step"] for record in journal_steps(tmp_path)] == [8, 9]
+
+
+def test_minutes_decide_the_updates_once(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_after(3, monkeypatch)
+    for folder in (tmp_path / "begun", tmp_path / "begun"):
+        assert pretrain(TOY, store, folder, minutes=0.3) == signal.SIGTERM
+        record = (folder / "recipe.json").read_bytes()
+    recorded = json.loads(record)["recipe"]
+    first, second = recorded["phases"]["steps"]
+    assert abs(first - 3 * second) <= 3, "in proportion, but for rounding"
+    warmup = recorded["training"]["warmup_steps"]
+    assert abs(warmup - (first + second) * 5 / 40) <= 1
+    for minutes in (None, 0.5):
+        with pytest.raises(BertkitError, match="other settings"):
+            pretrain(TOY, store, tmp_path / "begun", minutes=minutes)
+    assert (tmp_path / "begun" / "recipe.json").read_bytes() == record
+    same = replace(
+        TOY,
+        phases=replace(TOY.phases, steps=(first, second)),
+        training=replace(TOY.training, warmup_steps=warmup),
+    )
+    for _ in range(2):
+        assert pretrain(same, store, tmp_path / "same") == signal.SIGTERM
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        one, other = (
+            (tmp_path / run / "checkpoints" / "step-00000006" / name).read_bytes()
+            for run in ("begun", "same")
+        )
+        assert one == other
+    with pytest.raises(BertkitError, match="too short"):
+        pretrain(TOY, store, tmp_path / "short", minutes=1e-4)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_positions_of_a_longer_phase_begin_as_copies(
+    store: TokenStore, tmp_path: Path, copied: bool
+) -> None:
+    phases = replace(TOY.phases, steps=(2, 1))
+    recipe = replace(
+        TOY,
+        phases=phases if copied else replace(phases, copy_positions=False),
+        training=replace(TOY.training, learning_rate=1e-9, warmup_steps=0),
+    )
+    pretrain(recipe, store, tmp_path)
+    rows = load_pretraining_model(tmp_path / "model").encoder.position_embeddings.weight
+    assert torch.allclose(rows[:32], rows[32:], atol=1e-6) == copied
 
 
 def test_two_processes_cannot_share_a_folder(store: TokenStore, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -197,6 +198,21 @@ def test_a_signal_saves_and_all_stop_after_the_same_update(
     assert records[-1]["reason"] == "interrupted"
     step = records[-1]["step"]
     assert (out / "checkpoints" / f"step-{step:08d}" / "progress.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_first_process_decides_what_fits_into_the_minutes(
+    store: TokenStore, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    words = command(write_recipe(tmp_path), store, out, "--minutes", "0.2", processes=1)[1:]
+    ended = run_ranks(*words)
+    said = "".join(text for _, text in ended)
+    assert {status for status, _ in ended} == {0}, said
+    assert said.count("0.2 minutes of training are") == 1
+    steps = json.loads((out / "recipe.json").read_text())["recipe"]["phases"]["steps"]
+    assert read_journal(out / "journal.jsonl")[-1]["step"] == sum(steps)
+    assert f"is finished ({sum(steps):,} updates)" in run_ranks(*words, world=1)[0][1]
 
 
 @pytest.mark.slow

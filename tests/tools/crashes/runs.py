@@ -59,10 +59,7 @@ class Ended:
 
 
 def warm() -> None:
-    """Import what the commands import, once; leave out their reports and the device's speed.
-
-    Both would take longer than what is tried here.
-    """
+    """Import what the commands import, once; leave out their reports, which would take longer."""
     heavy = ("scipy.stats", "seqeval.metrics", "sklearn.metrics", "torch._dynamo", "transformers",
              "torch.utils.tensorboard")  # fmt: skip
     modules = [module.name for module in walk_packages(bertkit.__path__, "bertkit.")]
@@ -71,7 +68,6 @@ def warm() -> None:
         import_module(name)
     vars(import_module("bertkit.report.pretraining"))["write_report"] = lambda out: out
     vars(import_module("bertkit.cli.tasks"))["write_report"] = lambda out: out
-    vars(import_module("bertkit.training.pretrain"))["matmul_peak"] = lambda *_, **__: 1e12
     import torch
 
     torch.set_num_threads(1)
