@@ -33,6 +33,7 @@ from bertkit.tasks.types import (
     model_columns,
     task_details,
 )
+from bertkit.text.documents import TextCounts
 from bertkit.training.device import choose_device
 
 CHUNK_INPUTS = 2048
@@ -120,8 +121,12 @@ class TaskPredictor:
         source = as_source(inputs, "inputs")
         assert isinstance(source, MemoryRows)
         columns, rows = self.columns, source.rows
-        if rows and isinstance(rows[0], dict) and isinstance(columns, TextColumns):
-            columns = text_columns_of(columns, list(rows[0]), self.pairs)
+        if rows and isinstance(rows[0], dict):
+            if isinstance(columns, TextColumns):
+                columns = text_columns_of(columns, list(rows[0]), self.pairs)
+            elif getattr(columns, "sentence", None) in rows[0]:  # one word a row
+                yield from columns.read(source, TextCounts(), "predict")
+                return
         for number, value in enumerate(rows):
             yield columns.from_value(value, f"inputs[{number}]", str(number))
 

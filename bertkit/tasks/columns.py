@@ -17,7 +17,7 @@ from decimal import Decimal
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from bertkit.errors import (
     BertkitError,
@@ -86,6 +86,10 @@ class Columns(ABC):
 
     def check(self, examples: Sequence[Any]) -> None:  # noqa: B027
         """Raise if the labels of the training data cannot be meant as they were read."""
+
+    def fitted(self, data: str | MemoryRows) -> Self:
+        """Return the columns with the names that the training data shows, if they are left open."""
+        return self
 
     def in_rows(self, path: str | Path) -> bool:
         """Return whether a file consists of rows, not of a format of the task type."""

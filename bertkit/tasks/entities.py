@@ -1,32 +1,46 @@
 """Words and their tags (paper section 5.3): entities, their scores, files, and words of raw text.
 
 Entities are extracted as in the `conlleval` script of CoNLL-2003, whatever the tagging scheme: IOB1
-(the original files), IOB2, IOBES or BILOU.
+(the original files), IOB2, IOBES, BILOU, BMES, or IO, whose tags are the types alone.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from bertkit.errors import BertkitError
-from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts
+from bertkit.errors import BertkitError, short_repr
+from bertkit.tasks.columns import (
+    Columns,
+    Fields,
+    MemoryRows,
+    Purpose,
+    from_json,
+    memory_fields,
+    read_rows,
+    require_columns,
+    require_texts,
+    row_texts,
+)
 from bertkit.text.documents import TextCounts, plain_lines, valid_text, value_name
 from bertkit.text.sources import extension, one_source
 from bertkit.tokenizer.files import IDEOGRAPHS
 
 TAG = re.compile(r"(?![BIESLU]-$)\S+")
-ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
-"""An entity tag; it has no type if all entities are of one type."""
-NO_TAGS = {"[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "<PAD>", "PAD", "X"}
-"""Labels that some code gives to padding, special tokens and the later tokens of a word."""
+MARK = "(?P<mark>[BIESLUM])"
+STANDARD = re.compile(f"{MARK}(?:-(?P<kind>.+))?")
+"""An entity tag such as B-PER; it has no type if all entities are of one type."""
+MARKED = (STANDARD, re.compile(f"{MARK}_(?P<kind>.+)"), re.compile(f"(?P<kind>.+)[-_]{MARK}"))
+UNMARKED = re.compile("(?:(?P<mark>[BI])-)?(?P<kind>.+)")
+"""A type alone (IO): adjacent words of one type are one entity, as in transformers' pipeline."""
 
 ROW_ENDINGS = {".csv", ".jsonl", ".ndjson", ".json", ".parquet"}
 """Files with one tagged sentence per row; the others have one word per line."""
@@ -55,21 +69,30 @@ class WordsExample(NamedTuple):
 # Tags ---------------------------------------------------------------------------------------------
 
 
-def are_entity_tags(tags: Collection[str]) -> bool:
-    """Return whether tags are entity tags: O, B-X, I-X and so on.
+def tag_pattern(tags: Collection[str]) -> re.Pattern[str] | None:
+    """Return the pattern of entity tags other than O; None for tags that form no entities."""
+    # B_PER and PER-B need both B and I, and types alone need O; word segmentation has B and I alone
+    names = {*tags} - {"O"}
+    for pattern in MARKED:
+        matches = [pattern.fullmatch(name) for name in names]
+        marks = {match["mark"] for match in matches if match}
+        usual = any("-" in name for name in names) or ("O" in tags and not marks.isdisjoint("BI"))
+        if all(matches) and (usual if pattern is STANDARD else marks >= {"B", "I"}):
+            return pattern
+    return UNMARKED if "O" in tags else None
 
-    Tags B, I, E and S without any O belong to word segmentation instead.
-    """
-    marked = "O" in tags or any("-" in tag for tag in tags)
-    return marked and all(ENTITY_TAG.fullmatch(tag) for tag in tags)
+
+def standard_tag(tag: str, pattern: re.Pattern[str] | None) -> str:
+    """Return an entity tag of any scheme in IOBES as B-PER; other tags unchanged."""
+    match = pattern.fullmatch(tag) if pattern and tag != "O" else None
+    if match is None:
+        return tag
+    mark = {None: "I", "L": "E", "U": "S", "M": "I"}.get(match["mark"], match["mark"])
+    return f"{mark}-{match['kind']}" if match["kind"] else mark
 
 
 def find_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return (type, first word, one after the last word) of each entity, by conlleval's rule.
-
-    B and S start an entity; so does I or E after O, after E or S, or after another type. An entity
-    ends where the next one starts or at O. The tags of BILOU go through `conll_scheme` first.
-    """
+    """Return (type, first word, one after the last) of each entity in IOBES by conlleval's rule."""
     entities: list[tuple[str, int, int]] = []
     start, before, type_before = 0, "O", ""
     for i, tag in enumerate([*tags, "O"]):
@@ -84,16 +107,10 @@ def find_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     return entities
 
 
-def conll_scheme(tags: Sequence[str]) -> list[str]:
-    """Replace the L- (last) and U- (unit) of BILOU by E- and S-; leave other tags unchanged."""
-    same = {"L-": "E-", "U-": "S-", "L": "E", "U": "S"}
-    return [same.get(tag[:2], tag[:2]) + tag[2:] for tag in tags]
-
-
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """Convert a sentence's entity tags in IOB1, IOB2, IOBES or BILOU to IOB2."""
+    """Convert the tags of a sentence, as of `standard_tag`, to IOB2."""
     converted = ["O"] * len(tags)
-    for kind, start, end in find_entities(conll_scheme(tags)):
+    for kind, start, end in find_entities(tags):
         first, other = (f"B-{kind}", f"I-{kind}") if kind else ("B", "I")
         converted[start:end] = [first, *[other] * (end - start - 1)]
     return converted
@@ -102,32 +119,22 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
 def entity_scores(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Compute precision, recall and F1 of entities, which must match in boundaries and type.
-
-    They are "precision", "recall" and "f1" over all entities, and "f1/PER" and so on for each type,
-    as fractions of 1; a score without any entity to divide by is 0.
-    """
-    if [len(tags) for tags in gold] != [len(tags) for tags in predicted]:
-        raise BertkitError("gold and predicted tags differ in number; score the same sentences")
-    right, tagged, wanted = Counter[str](), Counter[str](), Counter[str]()
+    """Compute precision, recall and F1 over all entities and, as "f1/PER", for each type."""
+    counters = right, tagged, wanted = Counter[str](), Counter[str](), Counter[str]()
     for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
         gold_entities, entities = set(find_entities(gold_tags)), set(find_entities(predicted_tags))
-        wanted.update(kind for kind, _, _ in gold_entities)
-        tagged.update(kind for kind, _, _ in entities)
-        right.update(kind for kind, _, _ in gold_entities & entities)
-    scores = precision_recall_f1(right.total(), tagged.total(), wanted.total(), "")
-    for kind in sorted((wanted | tagged).keys() - {""}):
-        scores |= precision_recall_f1(right[kind], tagged[kind], wanted[kind], f"/{kind}")
+        sets = gold_entities & entities, entities, gold_entities
+        for counter, counted in zip(counters, sets, strict=True):
+            counter.update(kind for kind, _, _ in counted)
+    right[""], tagged[""], wanted[""] = (counter.total() for counter in counters)
+    scores = {}
+    for kind in sorted(wanted.keys() | tagged.keys()):
+        both, ours, theirs = (counter[kind] for counter in counters)
+        suffix = f"/{kind}" if kind else ""
+        scores[f"f1{suffix}"] = 2 * both / (ours + theirs) if ours + theirs else 0.0
+        scores[f"precision{suffix}"] = both / ours if ours else 0.0
+        scores[f"recall{suffix}"] = both / theirs if theirs else 0.0
     return scores
-
-
-def precision_recall_f1(right: int, tagged: int, wanted: int, suffix: str) -> dict[str, float]:
-    """Compute precision, recall and F1 from counts, under names with a suffix."""
-    return {
-        f"precision{suffix}": right / tagged if tagged else 0.0,
-        f"recall{suffix}": right / wanted if wanted else 0.0,
-        f"f1{suffix}": 2 * right / (tagged + wanted) if tagged + wanted else 0.0,
-    }
 
 
 # Columns -----------------------------------------------------------------------------------------
@@ -135,23 +142,65 @@ def precision_recall_f1(right: int, tagged: int, wanted: int, suffix: str) -> di
 
 @dataclass(frozen=True, kw_only=True)
 class WordColumns(Columns):
-    """Columns of tagged sentences: one sentence per row, or one word per line as in CoNLL's files.
-
-    In rows, words and tags are lists or are separated by spaces. Class numbers of a Hugging Face
-    data set become names; other numbers are kept as tags.
-    """
+    """Columns of tagged sentences: a sentence, a text or a word per row, or CoNLL's files."""
 
     words: str = "tokens"
-    """The column of the words, in rows."""
+    """The column of the words, a list or separated by spaces, in rows."""
+    text: str = ""
+    """The column of running text, in rows, instead of words."""
     tags: str = "ner_tags"
-    """The column of the tags, in rows."""
+    """The column of the tags, in rows; for running text, of spans [start, end, type] or objects."""
+    sentence: str = ""
+    """The column of the sentence in tables of one word a row; only its first row needs a value."""
     word_column: int = 0
     """The column of the word in files with one word per line, from 0; -1 is the last."""
     tag_column: int = -1
     """The column of the tag in files with one word per line."""
-    input_options = ("words",)
+    input_options = ("words", "text")
     target_option = "tags"
     wanted = "texts or lists of words"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.text or self.words,)
+
+    def fitted(self, data: str | MemoryRows) -> Self:
+        """Read rows as running text if the first has spans, whose columns may have usual names."""
+        if self.text or self.sentence or (isinstance(data, str) and not self.in_rows(data)):
+            return self
+        text, tags = self.words, self.tags
+        rows: Any = read_rows(data, TextCounts(), self.format, self.header, whole=True)
+        rows = memory_fields(data, [text, tags]) if isinstance(data, MemoryRows) else rows
+        row: Any = next(rows, [{}])[-1]
+        if (text, tags) == (WordColumns.words, WordColumns.tags) and not {text, tags} <= {*row}:
+            text, tags = "text", next((name for name in SPAN_COLUMNS if name in row), "")
+        running = isinstance(row.get(text), str) and character_spans(row.get(tags)) is not None
+        return replace(self, text=text, tags=tags) if running else self
+
+    def read(
+        self,
+        data: str | Path | MemoryRows,
+        counts: TextCounts,
+        purpose: Purpose = "train",
+        rows: dict[str, Fields] | None = None,
+    ) -> Iterator[WordsExample]:
+        """Join rows of one word to sentences by `sentence`; labelled words need their sentences."""
+        in_rows = isinstance(data, MemoryRows) or self.in_rows(data)
+        if in_rows and self.sentence and not self.text:
+            columns = self.words, self.sentence
+            words = read_rows(data, counts, self.format, self.header, columns, whole=True)
+            data = MemoryRows(
+                getattr(data, "name", str(data)), sentence_rows(words, *columns, counts)
+            )
+        single, number = purpose != "predict" and not self.text, 0
+        for example in super().read(data, counts, purpose, rows):
+            single, number = single and len(example.words) == 1, number + 1
+            yield example
+        if single and number > 1:
+            raise BertkitError(
+                f"{data}: each sentence has one word; a blank line ends a sentence, and in tables "
+                "of one word a row, name the column of the sentence: --sentence COLUMN"
+            )
 
     def in_rows(self, path: str | Path) -> bool:
         if self.format != "auto":
@@ -166,11 +215,20 @@ class WordColumns(Columns):
 
     def example(self, row: Fields, location: str, counts: TextCounts, purpose: Purpose) -> Any:
         """Each word needs a tag, and a row without words is left out."""
-        words = self.words_in(row[self.words], location)
+        value = None if purpose == "predict" else row.get(self.tags)
+        if self.text:
+            texts = row_texts(row, self.inputs, location, counts)
+            example = words_example("", texts[0], location, location) if texts else None
+            if example is None or value is None or value == "":
+                return example
+            if (spans := character_spans(value)) is None:
+                what = f"{short_repr(value)} in column {self.tags} is no list of spans"
+                raise BertkitError(f"{location}: {what} [start, end, type]; name another column")
+            return example._replace(tags=span_tags(example, spans, counts))
+        words, tags = self.words_in(row[self.words], location), self.tags_in(value, location)
         if not words:
             counts.note(f"empty '{self.words}'", location)
             return None
-        tags = None if purpose == "predict" else self.tags_in(row.get(self.tags), location)
         if tags is not None and len(tags) != len(words):
             raise BertkitError(
                 f"{location}: {len(words)} words in '{self.words}' and {len(tags)} tags in "
@@ -185,16 +243,10 @@ class WordColumns(Columns):
 
     def tags_in(self, value: Any, location: str) -> tuple[str, ...] | None:
         """Return the tags in a field, or None if it is empty or null."""
-        if value is None or value == "":
-            return None
         tags = tuple(map(value_name, listed(value, self.tags, location)))
-        for tag in tags:
-            if not TAG.fullmatch(tag) or tag == "-100":  # no tag, in data for transformers
-                raise BertkitError(
-                    f"{location}: '{self.tags}' holds {tag[:40]!r}, not a tag such as O, B-PER or "
-                    "NOUN; correct it or name the column of the tags"
-                )
-        return tags
+        if not any(tags):
+            return None
+        return tuple(checked_tag(tag, self.tags, location) for tag in tags)
 
     def from_values(self, values: Sequence[Any], location: str, id: str) -> WordsExample:  # noqa: A002
         """A text is split into words, and a list of words is taken as it is."""
@@ -204,8 +256,12 @@ class WordColumns(Columns):
         return words_example(id, text_or_words, location, location)
 
     def from_value(self, value: Any, location: str, id: str) -> WordsExample:  # noqa: A002
-        if isinstance(value, Mapping) and self.words in value:
-            value = self.words_in(value[self.words], location)
+        if isinstance(value, Mapping):
+            first = self.inputs[0]
+            running = {"words": False, "text": True} | {first: bool(self.text)}
+            column = next((name for name in (first, *running) if name in value), first)
+            require_columns(location, [column], list(map(str, value)))
+            value = value[column] if running[column] else self.words_in(value[column], location)
         if isinstance(value, tuple | list):
             return self.from_values([value], location, id)
         return super().from_value(value, location, id)
@@ -227,6 +283,70 @@ def listed(value: Any, column: str, location: str) -> Sequence[Any]:
     return value
 
 
+def sentence_rows(
+    rows: Iterable[tuple[int, str, Fields]], words: str, sentence: str, counts: TextCounts
+) -> list[dict[str, Any]]:
+    """Join consecutive rows of a sentence, with one value or none after the first, to lists."""
+    sentences: list[dict[str, Any]] = []
+    name, names = "", set[str]()
+    for _, location, row in rows:
+        name = value_name(row[sentence]) or name
+        if row[words] in (None, ""):
+            counts.note(f"empty '{words}'", location)
+            continue
+        if not sentences or name != sentences[-1][sentence]:
+            if name in names:
+                counts.note(f"'{sentence}' that came before, taken as a new one, kept", location)
+            names.add(name)
+            sentences.append({column: [] for column in row} | {sentence: name})
+        for column in row.keys() - {sentence}:
+            sentences[-1].setdefault(column, []).append(row[column])
+    return sentences
+
+
+# Spans of characters ------------------------------------------------------------------------------
+
+SPAN_COLUMNS = ("entities", "spans", "labels", "label")
+"""Where tools for annotation, such as doccano, Label Studio and Prodigy, write the spans."""
+SPAN_FIELDS = (("start", "start_offset"), ("end", "end_offset"), ("label", "labels", "type"))
+
+
+def character_spans(value: Any) -> list[tuple[int, int, str]] | None:
+    """Return the (start, end, type) of spans, as annotation tools write them; None without any."""
+    value, spans = from_json(value), []
+    value = value.get("entities") if isinstance(value, Mapping) else value
+    for item in value if isinstance(value, list | tuple) else [None]:
+        if isinstance(item, Mapping):
+            item = [next((item[n] for n in names if n in item), None) for names in SPAN_FIELDS]  # noqa: PLW2901
+        if not isinstance(item, list | tuple) or len(item) != 3:
+            return None
+        start, end, kind = item
+        kind = kind[0] if isinstance(kind, list) and len(kind) == 1 else kind  # Label Studio
+        if not (type(start) is type(end) is int and isinstance(kind, str) and kind.strip()):
+            return None
+        spans.append((start, end, kind.strip()))
+    return spans
+
+
+def span_tags(
+    example: WordsExample, spans: Iterable[tuple[int, int, str]], counts: TextCounts
+) -> tuple[str, ...]:
+    """Return the tags (IOB2) of whole words for spans; of overlapping ones the longest counts."""
+    tags = ["O"] * len(example.words)
+    starts, ends = [start for start, _ in example.spans], [end for _, end in example.spans]
+    for start, end, kind in sorted(spans, key=lambda span: (span[0] - span[1], span[0])):
+        first, last = bisect_right(ends, start), bisect_left(starts, end)
+        if not 0 <= start < end <= len(example.text) or first >= last:
+            counts.note("span without a word, or outside of its text", example.location)
+        elif {*tags[first:last]} != {"O"}:
+            counts.note("span that overlaps a longer one", example.location)
+        else:
+            if starts[first] < start or end < ends[last - 1]:
+                counts.note("span that cuts a word, widened to the word, kept", example.location)
+            tags[first:last] = [f"B-{kind}", *[f"I-{kind}"] * (last - first - 1)]
+    return tuple(tags)
+
+
 # Files --------------------------------------------------------------------------------------------
 
 
@@ -237,13 +357,10 @@ def conll_sentences(
     word_column: int = 0,
     tag_column: int = -1,
 ) -> Iterator[WordsExample]:
-    """Yield the sentences of a file with one word per line and a blank line after each sentence.
+    """Yield the sentences of a file with one word per line, columns and blank lines between them.
 
-    Columns are separated by tabs if a line has one, else by spaces, and by nothing else: a word of
-    other whitespace is kept. A `-DOCSTART-` line starts a document; before the first one, each
-    sentence is a document. Comments (`# ...` before a sentence) and the lines of CoNLL-U that are
-    not words are left out. The ID of a sentence is its number, from 0. Tags stay in the file's
-    scheme; see `to_iob2`. Except for training, a file may have words only.
+    A `-DOCSTART-` line starts a document; before the first one, each sentence is a document. The ID
+    of a sentence is its number. Except for training, a file may have words only.
     """
     source, read = one_source(path), TextCounts(files=1)
     tagged = purpose != "predict"
@@ -271,8 +388,7 @@ def conll_sentences(
             if count != columns:
                 raise BertkitError(
                     f"{location}: {columns} columns in the first line, and {count} here; correct "
-                    "the line, since leaving it out would shift the tags (or give --format text "
-                    "for running text)"
+                    "the line, or give --format text for running text"
                 )
             rows.append(word_and_tag(fields, word_column, tag_column if tagged else None, location))
     if not used:
@@ -291,13 +407,19 @@ def word_and_tag(
             f"{location}: {count} columns, but the word is in column {word_column} and the tag in "
             f"{tag_column}; correct the line, or name other columns: --word-column, --tag-column"
         )
-    tag = "" if tag_column is None else fields[tag_column].strip(" ")
-    if tag_column is not None and not TAG.fullmatch(tag):
+    if tag_column is None:
+        return fields[word_column], ""
+    return fields[word_column], checked_tag(fields[tag_column].strip(" "), tag_column, location)
+
+
+def checked_tag(tag: str, column: str | int, location: str) -> str:
+    """Return a tag; anything else, such as what data for transformers ignores, is an error."""
+    if not TAG.fullmatch(tag) or tag == "-100":
         raise BertkitError(
-            f"{location}: '{tag[:40]}' in column {tag_column} is not a tag such as O, B-PER or "
-            "NOUN; correct it or name the column of the tags: --tag-column"
+            f"{location}: {tag[:40]!r} in column {column} is not a tag such as O, B-PER or NOUN; "
+            "correct it or name the column of the tags"
         )
-    return fields[word_column], tag
+    return tag
 
 
 # Words of raw text --------------------------------------------------------------------------------
@@ -305,11 +427,7 @@ def word_and_tag(
 
 @cache
 def word_pattern() -> re.Pattern[str]:
-    """Return the pattern of a word: "U.N.", "3.5", "AT&T" and "part-time" are one word each.
-
-    A combining mark stays with its letter, and an ideograph is a word, as in BERT's tokenizer. The
-    pattern is compiled on first use, because only taggers need it and Unicode has many marks.
-    """
+    """Return the pattern of a word: "U.N.", "3.5", "AT&T" and "part-time", but not "Mara's"."""
     kinds = [(sign, unicodedata.category(sign)) for sign in map(chr, range(0x20000))]
     mark = "".join(sign for sign, kind in kinds if kind.startswith("M"))
     joiners = "\u200c\u200d"  # they occur within words of Persian and of Indian languages
@@ -318,7 +436,7 @@ def word_pattern() -> re.Pattern[str]:
     symbol = rf"[^\w\s{unseen}]"
     return re.compile(
         rf"(?:[^\W\d_{IDEOGRAPHS}]\.){{2,}}|[{IDEOGRAPHS}][{mark}]*"
-        rf"|{letters}(?:[.,'’&/-]{letters})*"
+        rf"|{letters}(?:(?!['’]s\b)[.,'’&/-]{letters})*|['’]s\b"
         rf"|{symbol}(?:[{mark}\U0001f3fb-\U0001f3ff]|\u200d{symbol})*"
     )
 

@@ -83,19 +83,12 @@ def plan_windows(
     reach_end: bool = True,
     length_bonus: float = 0.0,
 ) -> list[Window]:
-    """Plan overlapping windows of whole units, each of which is owned by exactly one window.
+    """Plan overlapping windows of whole units, each owned by the window with most context for it.
 
-    A window takes as many units as fit, and the next one shares its last `room - stride` tokens, or
-    a few more, as units stay whole. It shares fewer if it could not hold the next unit otherwise.
-    The context of a unit is the number of tokens on its shorter side within the window; of equal
-    contexts, the first window's counts. Without units there is one empty window.
-
-    Args:
-        lengths: (units,) the number of tokens of each unit, from 1 to `room`.
-        room: the number of tokens that fit into a window.
-        stride: the number of tokens from one full window to the next; 0 for 3/4 of the room.
-        reach_end: whether the last window starts early enough to be full. SQuAD's is shorter.
-        length_bonus: added to the context for each token of the window (0.01 in SQuAD).
+    `lengths` (units,) and `room` count tokens, and `stride` is 0 for 3/4 of the room. A window
+    takes as many units as fit, and the next one shares its last `room - stride` tokens or more. The
+    context of a unit is the number of tokens on its shorter side; of equal ones the first counts.
+    SQuAD's last window is as short as the rest (not `reach_end`), and its `length_bonus` is 0.01.
     """
     count = len(lengths)
     ends = np.cumsum(lengths)
@@ -141,10 +134,7 @@ def text_windows(
     max_length: int,
     stride: int = 0,
 ) -> list[Encoded]:
-    """Make the windows `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]` of token ids.
-
-    A second text without tokens is left out, as in the published code.
-    """
+    """Make the windows `[CLS] text [SEP]`, and then `pair [SEP]` if it has tokens."""
     room = max_length - (3 if pair else 2)
     if room < 2:
         raise BertkitError(f"a length of {max_length} leaves no room for text; raise --max-length")

@@ -8,9 +8,11 @@ that a window holds all the neighbours that fit: the paper's "maximal document c
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, groupby
 from typing import Any, NamedTuple, Self
 
@@ -24,15 +26,14 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import LossSum, Sums
 from bertkit.model.outputs import TokenClassificationModel
 from bertkit.tasks.entities import (
-    ENTITY_TAG,
-    NO_TAGS,
+    STANDARD,
     WordColumns,
     WordsExample,
-    are_entity_tags,
-    conll_scheme,
     entity_scores,
     find_entities,
     joined,
+    standard_tag,
+    tag_pattern,
     to_iob2,
 )
 from bertkit.tasks.sequences import WindowLengths, plan_windows, surround
@@ -126,7 +127,7 @@ class TokenClassification(Task):
     stride: int = 0  # the number of tokens from one window to the next; 0 for 3/4 of the room
     context: str = "sentence"  # what a window may span: one "sentence", or the whole "document"
     entities: bool = True
-    """Whether tags are entity tags such as B-PER, I-PER, O; others are scored word by word."""
+    """Whether tags are entity tags such as O and B-PER or PER; others are scored word by word."""
     task_type = "token-classification"
     head = "token"
     columns = WordColumns
@@ -146,15 +147,21 @@ class TokenClassification(Task):
         note_similar(labels, data.counts)
         alone = len({example.document for example in data.examples}) == len(data.examples)
         if data.windows.context == "document" and alone:
-            raise BertkitError(
-                "--context document, and in the training data each sentence is a document of its "
-                "own; start documents with -DOCSTART- lines, or leave --context out"
-            )
+            what = "in the training data each sentence is a document of its own"
+            raise BertkitError(f"{what}; start documents with -DOCSTART-, or leave --context out")
+        if not entities:
+            what = "no tag is O, so tags are scored word by word and form no entities, kept"
+            data.counts.note(what, data.examples[0].location)
         return cls(labels, data.max_length, data.windows.stride, data.windows.context, entities)
 
     @classmethod
     def from_transformers(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
-        return {"max_length": max_length, "entities": are_entity_tags({*labels} - NO_TAGS)}
+        return {"max_length": max_length, "entities": tag_pattern(labels) is not None}
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str] | None:
+        """The pattern of the model's entity tags; None without entities."""
+        return tag_pattern(self.labels) if self.entities else None
 
     @property
     def metric(self) -> str:
@@ -164,10 +171,7 @@ class TokenClassification(Task):
         return TokenClassificationModel(config, len(self.labels))
 
     def items(self, inputs: Inputs, tokenizer: Tokenizer) -> Items:
-        """Each sentence, or with document context each window, is one item.
-
-        `windowed` counts the sentences whose words are predicted in more than one window.
-        """
+        """Each sentence is an item, or with document context each window."""
         room = self.max_length - 2
         words = list(dict.fromkeys(chain.from_iterable(example.words for example in inputs)))
         encoded = dict(zip(words, tokenizer.encode_batch(words), strict=True))
@@ -200,10 +204,7 @@ class TokenClassification(Task):
         labels: Sequence[np.ndarray],
         tokenizer: Tokenizer,
     ) -> list[ItemPart]:
-        """Make the windows `[CLS] words [SEP]` of consecutive sentences, with a `WordTarget` each.
-
-        A window in which no word is predicted, as with a very short stride, is left out.
-        """
+        """Make the windows `[CLS] words [SEP]` of consecutive sentences that predict a word."""
         words = [tokens[word] for i in stream for word in inputs[i].words]
         if not words:
             return []
@@ -226,22 +227,27 @@ class TokenClassification(Task):
 
     def label_indices(self, inputs: Inputs) -> list[np.ndarray]:
         """Return for each sentence (words,) the label index of each tag, or `NO_TAG` without."""
-        number = {label: i for i, label in enumerate(self.labels)}
-        if self.entities:  # B-X maps to I-X in foreign IOB1 models, which have no B-X
+        number = dict(zip(self.standard(self.labels), range(len(self.labels)), strict=True))
+        if self.entities:  # B-X maps to I-X in models without B-X, as for IO and IOB1
             number = {f"B{n[1:]}": i for n, i in number.items() if n[:1] == "I"} | number
         indices = []
         for example in inputs:
             tags = self.in_scheme(example.tags or ())
             for tag, shown in zip(tags, example.tags or (), strict=True):
-                if tag not in number or (self.entities and not ENTITY_TAG.fullmatch(shown)):
+                known = shown == "O" or not self.pattern or self.pattern.fullmatch(shown)
+                if tag not in number or not known:
                     raise unknown_label(shown, example.location, self.labels)
-            known = [number[tag] for tag in tags]
-            indices.append(np.array(known or [NO_TAG] * len(example.words), dtype=np.int64))
+            tagged = [number[tag] for tag in tags]
+            indices.append(np.array(tagged or [NO_TAG] * len(example.words), dtype=np.int64))
         return indices
 
     def in_scheme(self, tags: Sequence[str]) -> Sequence[str]:
         """Convert entity tags to IOB2; return others unchanged."""
-        return to_iob2(tags) if self.entities else tags
+        return to_iob2(self.standard(tags)) if self.entities else tags
+
+    def standard(self, tags: Sequence[str]) -> list[str]:
+        """Return entity tags as B-PER; others unchanged."""
+        return [standard_tag(tag, self.pattern) for tag in tags]
 
     def targets(self, parts: Parts, packed_index: np.ndarray, starts: np.ndarray) -> Targets:
         """The tensors are "rows", the token indices of tagged words in the batch, and "labels"."""
@@ -274,8 +280,6 @@ class TokenClassification(Task):
             for part, logits in zip(item.parts, rows, strict=True):
                 target: WordTarget = part.target
                 chances = softmax(logits[target.rows])
-                if self.entities:  # never predict the padding labels that foreign models may have
-                    chances[:, [label in NO_TAGS for label in self.labels]] = -1.0
                 at = begins[target.inputs] + target.words
                 best[at], chance[at] = chances.argmax(axis=1), chances.max(axis=1)
         assert (best != NO_TAG).all(), "each word is predicted in one window"
@@ -293,7 +297,7 @@ class TokenClassification(Task):
         rows = zip(example.words, tags, chances, spans, strict=True)
         words = tuple(Word(word, tag, p, start, end) for word, tag, p, (start, end) in rows)
         entities = []
-        for kind, first, last in find_entities(conll_scheme(tags)) if self.entities else ():
+        for kind, first, last in find_entities(self.standard(tags)) if self.entities else ():
             start, end = spans[first][0], spans[last - 1][1]
             entities.append(Entity(kind, start, end, text[start:end], first, last))
         return TagsResult(words, tuple(entities))
@@ -313,9 +317,7 @@ class TokenClassification(Task):
         accuracy = {"accuracy": sum(a == b for a, b in pairs) / max(1, len(pairs))}
         if not self.entities:
             return accuracy
-        scores = entity_scores(gold, tags)
-        first = {name: scores.pop(name) for name in ("f1", "precision", "recall")}
-        return {**first, **accuracy, **scores}
+        return entity_scores(gold, tags) | accuracy
 
     def baseline(self, inputs: Inputs) -> Metrics:
         """Always the most frequent tag."""
@@ -324,32 +326,26 @@ class TokenClassification(Task):
         return self.score_tags(inputs, [self.in_scheme([common] * len(i.words)) for i in inputs])
 
     def degenerate(self, inputs: Inputs, results: Results) -> str:
-        """No entity found, or the same tag for each word, although gold has others."""
-        wanted = {tag for example in inputs for tag in example.tags or ()}
-        tags = {tag for result in results for tag in result.tags}
-        if self.entities:
-            any_entity = wanted <= {"O"} or any(result.entities for result in results)
-            return "" if any_entity else "finds no entity"
+        """The same tag for each word, such as O, although gold has others."""
+        tags = {*chain.from_iterable(map(self.answer_value, results))}
+        wanted = {*chain.from_iterable(map(self.gold_value, inputs))}
         return f"gives each word the tag {tags.pop()!r}" if len(tags) == 1 < len(wanted) else ""
 
 
 def tag_labels(inputs: Inputs) -> tuple[tuple[str, ...], bool]:
-    """Return the labels for tagged inputs, sorted with "O" first, and whether they are entity tags.
-
-    Entity labels are B- and I- for each type that occurs, since a type may occur only as single
-    words (B and I if entities have no types); others, such as parts of speech, are unchanged.
-    """
+    """Return the labels, O first and entities' with B and I, and whether they are entity tags."""
     seen = set(chain.from_iterable(example.tags or () for example in inputs))
     if len(seen) < 2:
         what = f"only the tag {next(iter(seen))!r}" if seen else "no word"
         raise BertkitError(f"the training data has {what}; there is nothing to tell apart")
-    others = sorted(tag for tag in seen if not ENTITY_TAG.fullmatch(tag))
+    others = sorted(tag for tag in seen - {"O"} if not STANDARD.fullmatch(tag))
     if others and any(tag.startswith(("B-", "I-")) for tag in seen):
         raise BertkitError(
             f"the training data mixes tags such as B-PER with '{others[0]}'; correct one of them"
         )
-    are_entities = are_entity_tags(seen)
-    if are_entities:
-        kinds = {tag[1:] for tag in seen - {"O"}}  # "-PER", or "" without types
-        seen = {"O"} | {f"{prefix}{kind}" for prefix in "BI" for kind in kinds}
-    return tuple(sorted(seen, key=lambda tag: (tag != "O", tag))), are_entities
+    pattern = tag_pattern(seen)
+    for match in map(pattern.fullmatch, seen - {"O"}) if pattern else ():
+        if match and match["mark"]:
+            tag, at = match.string, match.start("mark")
+            seen = seen - {tag} | {f"{tag[:at]}{mark}{tag[at + 1 :]}" for mark in "BI"}
+    return tuple(sorted(seen, key=lambda tag: (tag != "O", tag))), pattern is not None

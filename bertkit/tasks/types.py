@@ -171,6 +171,7 @@ def load_dataset(
     counts, length = TextCounts(), windows.length(positions)
     if key in OFFICIAL:
         return official_dataset(key, files, windows, length, counts)
+    columns = columns.fitted(files.source("train"))
     train: Sequence[Any] = list(columns.read(files.source("train"), counts))
     columns.check(train)
     task = kind.from_data(TrainingData(train, columns, windows, length, counts))

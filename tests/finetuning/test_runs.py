@@ -17,6 +17,7 @@ from bertkit.finetuning.runs import FinetuneSettings, Grid, TrainingSettings
 from bertkit.finetuning.train import TaskTraining
 from bertkit.predict.evaluate import evaluate
 from bertkit.tasks.types import TASKS
+from tests.conftest import run
 
 GRID = Grid(batch_size=(8,), learning_rate=(1e-2,), epochs=(12,))
 FAST = FinetuneSettings(grid=GRID, training=TrainingSettings(precision="fp32"))
@@ -239,3 +240,30 @@ def test_names_of_tasks(pretrained: Path, tmp_path: Path, write: Callable[..., P
         finetune("mrpc", pretrained, tmp_path / "a")
     with pytest.raises(BertkitError, match="official"):
         finetune("squad-1.1", pretrained, tmp_path / "a", train=rows("question-answering"))
+
+
+TAGGED = {
+    "rows.csv --words w --tags t --sentence s": "s,w,t\n"
+    + "1,river,wet\n,stone,O\n2,candle,O\n" * 9,
+    "spans.jsonl": '{"text": "river, stone", "label": [[0, 5, "wet"]]}\n' * 9,
+    "io.txt": "river wet\nstone O\n\n" * 9,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", TAGGED)
+def test_entities_by_command(flags: str, pretrained: Path, tmp_path: Path) -> None:
+    """Of tables of words, spans of characters and tags without marks."""
+    name, *options = flags.split()
+    file, out = tmp_path / name, tmp_path / "run"
+    file.write_text(TAGGED[flags])
+    options = [*options, "--epochs", "12", "--learning-rate", "1e-2", "--batch-size", "4"]
+    start = ["--model", pretrained, "--out", out, "--precision", "fp32"]
+    run("finetune", "token-classification", "--train", file, "--dev", file, *options, *start)
+    predictions = (out / "predictions" / "dev.jsonl").read_text().splitlines()
+    entities = [entity for line in predictions for entity in json.loads(line)["entities"]]
+    assert [(entity["type"], entity["text"]) for entity in entities] == [("wet", "river")] * 9
+    assert json.loads((out / "results.json").read_text())["scores"]["dev"]["f1/wet"] == 1.0
+    run("predict", out, file, "--out", tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [entity["text"] for row in rows for entity in row["entities"]] == ["river"] * 9
