@@ -104,8 +104,6 @@ def main() -> None:
     }
     contestants = {REFERENCE: theirs, **{name: model.encode for name, model in embedders.items()}}
     rows = measure(contestants, texts, options.repeats)
-    for name, row in rows.items():
-        print(name, row)
     details = {
         "repeats": options.repeats,
         "batch_of_sentence_transformers": batch,

@@ -108,7 +108,6 @@ def embed_command(
     column: Column = "text",
     pooling: Pooling = "auto",
     normalize: bool | None = None,
-    cut: bool = False,
     compute: Annotated[Compute, FLATTEN] = AUTO,
 ) -> None:
     """Write one vector for each text of a file, in order.
@@ -121,14 +120,12 @@ def embed_command(
         out: The file to write: .npy or .parquet.
         normalize: Divide vectors by their norm; by default as the model's directory specifies, else
             yes.
-        cut: Drop the text beyond the model's length, as sentence-transformers does.
     """
     embed_file(
         *(model, file, out),
         column=column,
         pooling=pooling,
         normalize=normalize,
-        cut=cut,
         **vars(compute),
     )
 

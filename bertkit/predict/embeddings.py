@@ -55,8 +55,6 @@ class EncodedText(NamedTuple):
     parts: list[ItemPart]
     """The text's windows. The target of each is its weight in the text's vector: (tokens,) for
     means, else a number. The weights of a text add up to 1."""
-    cut: int
-    """The number of tokens that were truncated."""
 
     @property
     def tokens(self) -> int:
@@ -145,7 +143,7 @@ class Embedder:
                 share[[0, -1]] = 1 / len(planned)
                 share /= len(used_ids) + 2
             parts.append(ItemPart((window,), share))
-        return EncodedText(parts, len(ids) - len(used_ids))
+        return EncodedText(parts)
 
     def vectors(self, texts: Sequence[EncodedText], progress: Progress = no_progress) -> np.ndarray:
         """Return the vectors of tokenized texts, (texts, width) float32, in order.

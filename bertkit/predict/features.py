@@ -185,7 +185,6 @@ def embed_file(
     column: str = "text",
     pooling: str = "auto",
     normalize: bool | None = None,
-    cut: bool = False,
     precision: str = "auto",
     device: str = "auto",
 ) -> None:
@@ -198,8 +197,6 @@ def embed_file(
         column: the column of the text, in formats that have columns.
         pooling: see `load_embedder`.
         normalize: see `load_embedder`.
-        cut: whether text beyond the model's length is dropped, and counted, instead of being read
-            through windows.
         precision: see `load_embedder`.
         device: see `load_embedder`.
 
@@ -210,13 +207,11 @@ def embed_file(
     embedder = load_embedder(
         model, device=device, precision=precision, pooling=pooling, normalize=normalize
     )
-    counts, lost = TextCounts(), 0
+    counts = TextCounts()
 
     def features() -> Iterator[TextFeatures]:
-        nonlocal lost
         for chunk in text_chunks(read_lines(file, column, counts)):
-            encoded = embedder.tokenize(chunk, windows=not cut)
-            lost += sum(text.cut > 0 for text in encoded)
+            encoded = embedder.tokenize(chunk)
             vectors = embedder.vectors(encoded, console.part(len(encoded)))
             for text, vector in zip(encoded, vectors, strict=True):
                 yield TextFeatures(vector[None], [], [], len(text.parts))
@@ -224,7 +219,6 @@ def embed_file(
     with Console() as console:
         write_features(out, features(), console, "embedding")
         console.say(*describe_skipped(counts.skipped, counts.examples))
-        console.say(*([f"texts cut to the model's length: {lost:,}"] if lost else []))
 
 
 def check_out(out: Path | str, file: Path | str, *endings: str) -> Path:

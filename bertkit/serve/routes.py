@@ -96,7 +96,6 @@ class EmbeddingRequest(BaseModel):
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Must be the width of the model's vectors: they are not shortened."
     )
-    user: str | None = None
 
 
 class Predictions(BaseModel):
