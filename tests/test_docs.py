@@ -185,7 +185,7 @@ def test_the_page_of_the_start(folder: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.slow
 def test_the_commands_of_the_readme(folder: Path) -> None:
     (folder / "CORPUS").write_text("".join(f"River {n}. It froze.\n\n" for n in range(200)))
-    rows = ["title,topic", *("the river stone,a\nwinter candle,b" for _ in range(20))]
+    rows = ["title,topic", *(f"the river stone {n},a\nwinter candle {n},b" for n in range(20))]
     for name in ("TRAIN.csv", "NEW.csv"):
         (folder / name).write_text("\n".join(rows) + "\n")
     few = "--phases.steps 1 1 1 --training.warmup-steps 1 --logging.held-out-sequences 2"

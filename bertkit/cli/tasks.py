@@ -128,7 +128,7 @@ def evaluate_command(
     compute: Annotated[Compute, FLATTEN] = AUTO,
     columns: Annotated[ColumnFlags, flag_group("Columns of your data")] = NO_COLUMNS,
 ) -> None:
-    """Score a fine-tuned model on a file or an official data set, or predict for its server.
+    """Score a fine-tuned model on a file or an official data set.
 
     Args:
         file: Your labelled data; its columns are those that the model was fine-tuned with.
@@ -136,7 +136,7 @@ def evaluate_command(
         split: dev, test, or another split of the set, such as dev-mismatched; a file read as test
             may lack labels.
         task: The official data set, if it is not the one that the model was fine-tuned on.
-        out: The folder for predictions, official files and scores.
+        out: The folder for predictions and scores.
     """
     out = out and check_output(out, [file], folder=True)
     with Console() as console:
@@ -147,14 +147,12 @@ def evaluate_command(
             data=data,
             split=split,
             columns=set_flags(columns),
-            unlabelled_ok=out is not None,
             null_threshold=null_threshold,
             console=console,
             **vars(compute),
         )
-        if evaluation.scores:
-            name = file or f"{evaluation.name} {evaluation.split}"
-            print(f"{name}: {scores_text(evaluation.scores)}")
+        name = file or f"{evaluation.name} {evaluation.split}"
+        print(f"{name}: {scores_text(evaluation.scores)}")
         if out is not None:
             files = evaluation.save(out)
             console.say(f"predictions: {', '.join(map(str, files))}")

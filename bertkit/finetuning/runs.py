@@ -371,15 +371,9 @@ def fold_means(results: Sequence[RunResult], metric: str) -> RunResult:
     means = {name: spread["mean"] for name, spread in best["scores"]["dev"].items()}
     degenerate = runs[0].degenerate if all(result.degenerate for result in runs) else ""
     thresholds = [result.threshold for result in runs if result.threshold is not None]
-    return RunResult(
-        run.name,
-        asdict(run),
-        {"dev": means},
-        means[metric],
-        degenerate,
-        0.0,
-        statistics.fmean(thresholds) if thresholds else None,
-    )
+    threshold = statistics.fmean(thresholds) if thresholds else None
+    scores, main = {"dev": means}, means[metric]
+    return RunResult(run.name, asdict(run), scores, main, degenerate, 0.0, threshold)
 
 
 # Texts --------------------------------------------------------------------------------------------
@@ -411,9 +405,9 @@ def main_interval(task: Task, scores: dict[str, float], inputs: int) -> list[flo
         return None
     value = scores[task.metric]
     if task.metric in ("matthews", "pearson", "spearman"):
-        middle, half = (
-            math.atanh(max(-0.9999, min(value, 0.9999))),
+        half, middle = (
             1.96 / max(inputs - 3, 0.1) ** 0.5,
+            math.atanh(min(max(value, -0.9999), 0.9999)),
         )
         return [math.tanh(middle - half), math.tanh(middle + half)]
     squared = 1.96**2 / inputs

@@ -38,7 +38,7 @@ class Evaluation:
     scored: int
     """The number of inputs with a label."""
     scores: dict[str, float]
-    """Metric -> score as a fraction of 1; {} if no input has a label."""
+    """Metric -> score as a fraction of 1."""
 
     def save(self, out: Path) -> list[Path]:
         """Write predictions, official files, and a record with the scores; return the files."""
@@ -71,7 +71,6 @@ def evaluate(
     split: str = "",
     columns: Mapping[str, Any] | None = None,
     precision: str = "auto",
-    unlabelled_ok: bool = False,
     null_threshold: float | None = None,
     device: str = "auto",
     console: Console | None = None,
@@ -90,7 +89,6 @@ def evaluate(
         columns: the column options of the user's data, by name; the others are those that the model
             was fine-tuned with.
         precision: "fp32", "bf16", "int8" (CPUs only) or "auto".
-        unlabelled_ok: whether data without any label is predicted instead of being an error.
         null_threshold: see `load`.
         device: "auto", "cpu", "cuda", ...
         console: the console for progress; None for a new one.
@@ -125,11 +123,8 @@ def evaluate(
                 names = column_names(source, options.format, header=options.header)
                 options = text_columns_of(options, names, predictor.pairs) if names else options
         inputs = read_split(name, split, files, options, counts)
-        if not unlabelled_ok and all(example.gold is None for example in inputs):
-            raise BertkitError(
-                f"{part} has no labels to score by; to predict without scores, give --out on the "
-                "command line, or unlabelled_ok=True in Python"
-            )
+        if all(example.gold is None for example in inputs):
+            raise BertkitError(f"{part} has no labels to score by; bertkit predict needs none")
         shown.say(*describe_skipped(counts.skipped, counts.examples))
         shown.start(None, title="predicting", unit="windows")
         results, items = predictor.run(inputs, lambda done, total: shown.update({"done": done}))
@@ -137,10 +132,9 @@ def evaluate(
         shown.say(f"{part}: {items.inputs:,} inputs, {items.described()}")
         known, scored, note = labelled_part(inputs, results)
         task_of_set = official_task(predictor.task, name)
-        scores = task_of_set.score(known, scored) if known else {}
-        if known:
-            notes = [f"{part}: {note}"] if note else []
-            shown.say(*notes, *score_remarks(task_of_set, part, known, scored, scores))
+        scores = task_of_set.score(known, scored)
+        notes = [f"{part}: {note}"] if note else []
+        shown.say(*notes, *score_remarks(task_of_set, part, known, scored, scores))
         return Evaluation(predictor, name, part, inputs, results, items, len(known), scores)
 
 

@@ -52,7 +52,6 @@ class GlueTask(NamedTuple):
     pair: str  # the column of sentence B; "" if there is none
     label: str  # the column of the label in train and dev
     metrics: tuple[str, ...]  # the metrics that GLUE reports, the main one first
-    test_id: str = "index"  # the column of the row number in files without labels
     splits: tuple[str, ...] = ("train", "dev", "test")
 
 
@@ -69,7 +68,7 @@ GLUE = {
                      "Quality", ("f1", "accuracy")),
     "sts-b": GlueTask("STS-B", (), (), "sentence1", "sentence2", "score", ("pearson", "spearman")),
     "qqp": GlueTask("QQP", ("not_duplicate", "duplicate"), BINARY, "question1", "question2",
-                    "is_duplicate", ("f1", "accuracy"), test_id="id"),
+                    "is_duplicate", ("f1", "accuracy")),
     "mnli": GlueTask("MNLI", NLI, NLI, "sentence1", "sentence2", "gold_label", ACCURACY,
                      splits=MNLI_SPLITS),
     "qnli": GlueTask("QNLI", YES_NO, YES_NO, "question", "sentence", "label", ACCURACY),
@@ -86,14 +85,12 @@ COLA_COLUMNS = ("source", "label", "author's label", "sentence")
 
 
 def read_glue(name: str, path: str, counts: TextCounts, purpose: Purpose) -> list[TextExample]:
-    """Read the file of a split.
+    """Read the file of a split; as in the official scores, empty texts are kept.
 
-    In a test set the ID is the number in the file; elsewhere it is the number of the row, from 0.
-    Empty texts of the official files are kept, so that scores stay comparable; ragged rows (QQP has
-    some) and MNLI's without agreement are left out.
+    Ragged rows (QQP has some) and MNLI's without agreement are left out.
     """
     task, labelled = GLUE[name], purpose != "test"
-    columns = [task.text, task.pair, task.label if labelled else task.test_id]
+    columns = [task.text, task.pair, task.label if labelled else ""]
     header = COLA_COLUMNS if name == "cola" and labelled else True
     read, inputs = TextCounts(), []
     for number, location, row in read_rows(
@@ -102,15 +99,14 @@ def read_glue(name: str, path: str, counts: TextCounts, purpose: Purpose) -> lis
         text, pair = row[task.text], row[task.pair] if task.pair else None
         if not text.strip() or (pair is not None and not pair.strip()):
             read.note("empty text, kept", location)
-        if not labelled:
-            inputs.append(TextExample(row[task.test_id].strip(), text, pair, None, location))
-            continue
-        value = row[task.label].strip()
+        value = row[task.label].strip() if labelled else ""
         if value == "-":  # MNLI's annotators did not agree
             read.note("row without a majority label", location)
             continue
-        if not task.labels:
-            label: str | float = read_number(value, task.label, location)
+        if not labelled:
+            label: str | float | None = None
+        elif not task.labels:
+            label = read_number(value, task.label, location)
         elif value in task.file_labels:
             label = task.labels[task.file_labels.index(value)]
         else:

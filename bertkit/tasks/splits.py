@@ -90,7 +90,7 @@ def hold_out(
     left, strata = Counter(chain.from_iterable(labels)), rarest_labels(labels)
     sizes = Counter(strata)
     most = max(1 / 4, share) * len(groups) + 1
-    if sum(math.ceil(share * size) for size in sizes.values()) > most:
+    if sum(min(math.ceil(share * size), size - 1) for size in sizes.values()) > most:
         strata = [name if share * sizes[name] >= 1 else "" for name in strata]
         sizes = Counter(strata)
     seen, held, out = Counter[str](), Counter[str](), set[int]()
@@ -108,7 +108,7 @@ def hold_out(
         counts.note("label with too few inputs to hold one out, kept", f"label {label!r}")
     if not dev:
         raise BertkitError(
-            f"{len(inputs)} inputs, {len(groups)} of them different, are too few to hold some out "
-            "for dev; check the columns, or give --dev"
+            f"{len(inputs)} inputs are too few to hold some out for dev ({len(groups)} groups of "
+            "equal ones, or on one document); check the columns, or give --dev"
         )
     return train, dev

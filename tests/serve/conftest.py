@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,9 +45,9 @@ def serve(models: Path) -> Iterator[Callable[..., TestClient]]:
     """Makes clients of servers; each gets names of models, limits and a token."""
     clients = []
 
-    def make(*names: str, limits: Limits = DEFAULT_LIMITS, token: str = "") -> TestClient:
+    def make(*names: str, limits: Limits = DEFAULT_LIMITS, **options: Any) -> TestClient:
         folders = [str(models / name) for name in names]
-        app = serving_app(*folders, precision="fp32", device="cpu", token=token, limits=limits)
+        app = serving_app(*folders, precision="fp32", device="cpu", limits=limits, **options)
         client = TestClient(app, raise_server_exceptions=False)
         client.__enter__()
         clients.append(client)

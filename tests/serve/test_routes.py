@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +222,11 @@ def test_the_description_needs_no_network(client: TestClient) -> None:
     assert script.status_code == 200
     routes = client.get("/openapi.json").json()["paths"]
     assert {"/v1/classification", "/v1/embeddings", "/v1/attention-maps", "/ready"} <= set(routes)
+
+
+def test_the_most_probable_labels_alone(serve: Callable[..., TestClient]) -> None:
+    client = serve("classify", "multi-label", "regress", top=1)
+    for route in ("classification", "multi-label-classification"):
+        answer = client.post(f"/v1/{route}", json={"inputs": ["river", "a stone"]}).json()
+        assert [len(row["probabilities"]) for row in answer["predictions"]] == [1, 1]
+    assert client.post("/v1/regression", json={"inputs": ["river"]}).status_code == 200
