@@ -5,9 +5,10 @@ take turns, and a ratio is between the two runs of a pair. A run warms up, repea
 reports the fastest repetition, which other programs disturb least.
 
     python -m benchmarks.versions --data FOLDER --before TREE --after TREE [--only WORKLOAD ...]
+    python -m benchmarks.versions --data FOLDER --neighbour
 
-A tree runs `benchmarks/versions.py` as it stands there. Where it lacks that, --before-script names
-a script that takes the same arguments. results/versions.json has the medians and their spread.
+results/versions.json has the medians and their spread. With --neighbour a tree is measured alone
+and beside a busy core, with OpenMP's threads spinning and asleep: results/contention.json.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ held_out_sequences = 64
 checkpoint_every = 1000
 """
 WARM_UPDATES, UPDATES = 4, 16
+POLICIES = {"spin": {"GOMP_SPINCOUNT": "300000"}, "sleep": {"OMP_WAIT_POLICY": "PASSIVE"}}
+"""How OpenMP's threads wait -> what makes them: for 3 ms, as by default, and as `bertkit` does."""
+CONTENDED = ("inference fp32", "serving, 8 clients", "fine-tuning")
 Result = dict[str, float]
 
 
@@ -57,15 +61,12 @@ class Folders(NamedTuple):
         with lzma.open(self.data / "wikipedia" / "wiki_AA.txt.xz", "rt", encoding="utf-8") as file:
             return file.read(int(megabytes * 1e6))
 
-    def lines(self, megabytes: float) -> list[str]:
-        """Return the lines of this text without the marks."""
-        lines = self.wikipedia(megabytes).splitlines()
-        return [line for line in lines if line.strip() and not line.startswith(("<doc", "</doc"))]
-
     def mixed(self, count: int) -> list[str]:
-        """Return texts of one to about 300 tokens."""
-        lines = self.lines(2)[:count]
-        return [line[: 40 + 97 * number % 1200] for number, line in enumerate(lines)]
+        """Return texts of one to about 300 tokens: lines without the marks, cut."""
+        lines = [
+            line for line in self.wikipedia(2).splitlines() if line.strip("\n ")[:1] not in "<"
+        ]
+        return [line[: 40 + 97 * number % 1200] for number, line in enumerate(lines[:count])]
 
     def examples(self, count: int) -> list[dict[str, str]]:
         """Return sentences of MRPC with labels, as rows for `finetune`."""
@@ -93,25 +94,17 @@ def fastest(work: Callable[[Path], object], repeats: int = 3) -> Result:
             began, busy = time.perf_counter(), sum(os.times()[:4])
             work(Path(new) / "out")
             times.append((time.perf_counter() - began, sum(os.times()[:4]) - busy))
-    seconds, cpu = min(times[1:])
-    return {"seconds": seconds, "cpu_seconds": cpu}
+    (seconds, cpu), typical = min(times[1:]), statistics.median(seconds for seconds, _ in times[1:])
+    return {"seconds": seconds, "cpu_seconds": cpu, "typical_seconds": typical}
 
 
-def tokenize(folders: Folders) -> Result:
-    """Tokenize 12 MB of lines into lists of ids."""
-    from bertkit import Tokenizer
-
-    tokenizer, lines = Tokenizer.load(start_model() / "vocab.txt"), folders.lines(12)
-    return fastest(lambda _: tokenizer.encode_batch(lines))
-
-
-def store(folders: Folders, processes: int, megabytes: float) -> Result:
+def store(folders: Folders) -> Result:
     """Prepare stores of Wikipedia's text."""
     from bertkit import prepare
 
     text, vocabulary = folders.work / "text.txt", start_model() / "vocab.txt"
-    text.write_text(folders.wikipedia(megabytes), encoding="utf-8")
-    return fastest(lambda out: prepare([text], vocabulary, out, processes=processes), 2)
+    text.write_text(folders.wikipedia(12), encoding="utf-8")
+    return fastest(lambda out: prepare([text], vocabulary, out, processes=1), 2)
 
 
 def pretraining(folders: Folders) -> Result:
@@ -244,9 +237,7 @@ def workloads() -> dict[str, Callable[[Folders], Result]]:
     precisions = ["fp32", *["bf16"] * bool(able.get("amx_bf16") or able.get("avx512_bf16"))]
     precisions += ["int8"] * bool(able.get("avx512_vnni"))
     return {
-        "tokenize": tokenize,
-        "prepare": partial(store, processes=1, megabytes=12),
-        "prepare, 2 processes": partial(store, processes=2, megabytes=16),
+        "prepare": store,
         "pre-training": pretraining,
         "fine-tuning": finetuning,
         **{f"inference {name}": partial(inference, precision=name) for name in precisions},
@@ -259,12 +250,12 @@ def workloads() -> dict[str, Callable[[Folders], Result]]:
     }
 
 
-def run_once(workload: str, script: list[str], tree: Path, data: Path, work: Path) -> Result:
-    """Run a workload of a tree in a process of its own."""
+def run_once(workload: str, tree: Path, data: Path, work: Path, **variables: str) -> Result:
+    """Run a workload of a tree in a process of its own, with some environment variables."""
     work.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, *script, "--workload", workload]
+    command = [sys.executable, "-m", "benchmarks.versions", "--workload", workload]
     command += ["--data", str(data), "--work", str(work)]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1", **variables}
     done = subprocess.run(
         command, cwd=tree, env=environment, capture_output=True, text=True, check=False
     )
@@ -273,7 +264,7 @@ def run_once(workload: str, script: list[str], tree: Path, data: Path, work: Pat
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def compared(runs: list[tuple[Result, Result]]) -> dict[str, Any]:
+def compared(runs: list[list[Result]]) -> dict[str, Any]:
     """Return the row of a workload: the times of both trees, and their ratio pair by pair."""
     row: dict[str, Any] = {"pairs": len(runs)}
     for kind in ("seconds", "cpu_seconds"):
@@ -285,13 +276,36 @@ def compared(runs: list[tuple[Result, Result]]) -> dict[str, Any]:
     return row
 
 
+def beside_neighbour(tree: Path, data: Path, work: Path, rounds: int) -> dict[str, Any]:
+    """Return the seconds of some workloads alone and beside a busy core, by policy, in turns."""
+    seconds: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for name in rounds * CONTENDED:
+        for policy, variables in POLICIES.items():
+            for beside in ("alone", "beside_a_busy_core"):
+                code = f"while {beside != 'alone'}: pass"
+                with subprocess.Popen([sys.executable, "-c", code]) as neighbour:
+                    try:
+                        run = run_once(name, tree, data, work, **variables)
+                    finally:
+                        neighbour.kill()
+                times = seconds.setdefault((name, policy), {}).setdefault(beside, [])
+                times.append(run.get("typical_seconds", run["seconds"]))
+                print(name, policy, beside, times[-1], flush=True)
+    rows: dict[str, Any] = {}
+    for (name, policy), times in seconds.items():
+        row = {f"seconds_{beside}": summary(values) for beside, values in times.items()}
+        alone, busy = (spread["median"] for spread in row.values())
+        rows[f"{name}, threads {policy}"] = {**row, "times_slower": round(busy / alone, 2)}
+    return rows
+
+
 def main() -> None:
     """Compare two trees; or, with --workload, run one workload in this process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=os.environ.get("BERTKIT_DATA"))
     parser.add_argument("--before", type=Path, help="the source tree to compare with")
     parser.add_argument("--after", type=Path, default=Path.cwd())
-    parser.add_argument("--before-script", type=Path, help="instead of this script in --before")
+    parser.add_argument("--neighbour", action="store_true", help="measure beside a busy core")
     parser.add_argument("--only", nargs="+", default=list(workloads()), metavar="WORKLOAD")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--out", type=Path, help="the folder of results; by default results/")
@@ -302,23 +316,20 @@ def main() -> None:
         folders = Folders(options.data, options.work)
         print(json.dumps(workloads()[options.workload](folders)))
         return
-    here = ["-m", "benchmarks.versions"]
-    theirs = [str(options.before_script.resolve())] if options.before_script else here
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         work = (options.work or Path(temporary)).resolve()
+        if options.neighbour:
+            rows = beside_neighbour(options.after.resolve(), options.data, work, options.pairs)
+            print(write_result("contention", rows, folder=options.out))
+            return
+        trees = options.before.resolve(), options.after.resolve()
         for name in options.only:
-
-            def pair(name: str = name) -> tuple[Result, Result]:
-                trees = (theirs, options.before.resolve()), (here, options.after.resolve())
-                before, after = (
-                    run_once(name, script, tree, options.data, work / tree.name)
-                    for script, tree in trees
-                )
-                return before, after
-
-            pair()  # makes what is made once
-            rows[name] = compared([pair() for _ in range(options.pairs)])
+            runs = [
+                [run_once(name, tree, options.data, work / tree.name) for tree in trees]
+                for _ in range(1 + options.pairs)
+            ]
+            rows[name] = compared(runs[1:])  # the first pair makes what is made once
             print(name, json.dumps(rows[name]), flush=True)
     print(write_result("versions", rows, folder=options.out))
 

@@ -8,6 +8,7 @@ verdicts.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import pickle
@@ -22,10 +23,11 @@ from concurrent.futures import (
     Future,
     ProcessPoolExecutor,
 )
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import chain, islice
 from multiprocessing.context import SpawnContext, SpawnProcess
+from pathlib import Path
 from threading import Lock, Thread, Timer
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,9 +49,20 @@ def is_alone() -> bool:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of cores that this process may use, by its affinity and its quota."""
     known = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    return math.ceil(min(cores, cpu_quota()))
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return the cores that a container's control group (v2, v1) grants; infinity if all."""
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        with suppress(OSError, ValueError):  # "max" is no number
+            texts = " ".join((root / name).read_text() for name in names)
+            quota, period = map(int, texts.split())
+            return quota / period if quota > 0 else math.inf
+    return math.inf
 
 
 def memory_bytes() -> int | None:

@@ -1,4 +1,4 @@
-"""What a run shows and writes: the console, `journal.jsonl`, and the same as TensorBoard's events.
+"""What a run shows and writes: the console and `journal.jsonl`.
 
 The console is a bar on a terminal or in a notebook, otherwise plain lines at intervals. A journal
 is a text file with one JSON object per line. Each has a `kind`: "start", "step", "evaluation",
@@ -7,15 +7,13 @@ is a text file with one JSON object per line. Each has a `kind`: "start", "step"
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Self, TextIO
@@ -144,11 +142,11 @@ class Console:
                 print(line, file=self.stream, flush=True)
 
     def close(self) -> None:
-        """Remove the bar, or print the last state; calling this again does nothing."""
+        """Remove the bar, or print the last state of what took a while."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
-        if self.pending:
+        if self.pending and monotonic() - self.began >= min(FIRST_SECONDS, self.interval):
             self.say(self.pending)
         self.pending = ""
 
@@ -241,7 +239,6 @@ class Journal:
         on_record: OnRecord | None = None,
     ) -> None:
         self.console, self.on_record = console, on_record
-        self.events: Any = None
         self.path = folder and folder / JOURNAL
         if folder is None or self.path is None:
             return
@@ -256,13 +253,9 @@ class Journal:
         with disk_errors(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("a", encoding="utf-8", errors="backslashreplace")
-        self.events = tensorboard_writer(folder, resume_step)
 
     def write(self, record: dict[str, Any], *, show: bool = False) -> None:
-        """Append a record with its `time` in Unix seconds, pass it on, and perhaps show it.
-
-        If TensorBoard's events cannot be written, a note says so and training continues.
-        """
+        """Append a record with its `time` in Unix seconds, pass it on, and perhaps show it."""
         if show and self.console is not None:
             self.console.update(record)
         if self.path is None:
@@ -271,12 +264,6 @@ class Journal:
         with disk_errors(self.path):
             self.file.write(json_line(stamped))
             self.file.flush()
-        try:
-            for name, value in logged_numbers(stamped).items() if self.events else ():
-                self.events.add_scalar(name, value, stamped["step"], stamped["time"])
-        except Exception as error:
-            self.events = None
-            self.note(record.get("step", 0), f"no more events for TensorBoard: {error}")
         if self.on_record is not None:
             self.on_record(dict(stamped))
 
@@ -297,10 +284,6 @@ class Journal:
         if self.path is not None:
             with suppress(OSError):  # write() has already reported a full disk
                 self.file.close()
-        with suppress(Exception):
-            if self.events is not None:
-                self.events.close()
-        self.events = None
         if self.console is not None:
             self.console.close()
 
@@ -341,26 +324,3 @@ def parsed(line: bytes) -> dict[str, Any] | None:
         return None
     step = record.get("step", 0) if isinstance(record, dict) else None
     return record if isinstance(step, int) and abs(step) < 1 << 63 else None
-
-
-NOT_LOGGED = {"kind", "step", "time", "phase", "epoch"}
-
-
-def tensorboard_writer(folder: Path, resume_step: int | None) -> Any:
-    """Return a writer of events in `folder`/tensorboard; None if TensorBoard is not installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        return None
-    writer = import_module("torch.utils.tensorboard").SummaryWriter
-    purge = None if resume_step is None else resume_step + 1
-    with disk_errors(folder):
-        return writer(folder / "tensorboard", purge_step=purge)
-
-
-def logged_numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a record by group and name; {} if it is not for plotting."""
-    group = {"step": "training", "evaluation": "held-out"}.get(record["kind"])
-    return {
-        f"{group}/{name}": value
-        for name, value in record.items()
-        if group and name not in NOT_LOGGED and isinstance(value, int | float)
-    }

@@ -120,9 +120,10 @@ def test_public_names_exist_and_are_sorted() -> None:
         ("bertkit.cli.corpus", ["torch", "matplotlib", "datasets", "transformers"]),
         ("bertkit.corpus.prepare", ["torch", "fsspec", "rich"]),  # as in each of its workers
         ("bertkit.cli.training", ["torch", "matplotlib", "datasets", "transformers"]),
+        ("bertkit.finetuning.runs", ["torch", "numpy", "tokenizers", "fsspec"]),
         (
             "bertkit.training.pretrain, bertkit.serve.app",
-            ["matplotlib", "datasets", "transformers", "tensorboard"],
+            ["matplotlib", "datasets", "transformers"],
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from bertkit.errors import BertkitError
-from bertkit.processes import interruptible, map_in_order, open_executor
+from bertkit.processes import cpu_quota, interruptible, map_in_order, open_executor
 
 SCRIPT = """
 import os, sys, time
@@ -144,3 +145,23 @@ def test_a_long_call_can_be_interrupted() -> None:
     with pytest.raises(KeyboardInterrupt):
         interruptible(partial(time.sleep, 60))
     assert interruptible(lambda: 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, math.inf),
+        ({"cpu.max": "max 100000"}, math.inf),
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, math.inf),
+    ],
+)
+def test_a_container_has_the_cores_of_its_quota(
+    files: dict[str, str], cores: float, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert cpu_quota(tmp_path) == cores
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)

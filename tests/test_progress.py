@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import io
 import json
 import math
@@ -249,51 +248,3 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(log, "file", Full())
     with pytest.raises(BertkitError, match=r"journal\.jsonl: the disk is full"):
         log.write(step(1))
-
-
-def test_without_tensorboard_there_are_no_events(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    log = Journal(tmp_path)
-    log.write(step(1))
-    log.close()
-    assert [record["kind"] for record in read_journal(log.path)] == ["step"]
-    assert not (tmp_path / "tensorboard").exists()
-
-
-def test_tensorboard_events_hold_the_numbers(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    log = Journal(tmp_path)
-    log.write({"kind": "start", "step": 0, "parameters": 5})
-    for number in (1, 2, 3):
-        log.write(step(number))
-    log.write({"kind": "evaluation", "step": 2, "phase": 0, "mlm_loss": 0.75, "mlm_accuracy": None})
-    log.close()
-    resumed = Journal(tmp_path, resume_step=2)
-    resumed.write(step(3, loss=9.0))
-    resumed.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert sorted(events.Tags()["scalars"]) == ["held-out/mlm_loss", "training/loss"]
-    loss = [(event.step, event.value) for event in events.Scalars("training/loss")]
-    assert loss == [(1, 1.0), (2, 0.5), (3, 9.0)]
-
-
-def test_training_continues_without_tensorboard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its events are a by-product: a full disk there is noted, once."""
-    log = Journal(tmp_path)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(log.events, "add_scalar", full)
-    log.write(step(1))
-    log.write(step(2))
-    log.close()
-    found = [(r["kind"], r.get("message")) for r in read_journal(log.path)]
-    note = ("note", "no more events for TensorBoard: [Errno 28] No space left on device")
-    assert found == [("step", None), note, ("step", None)]

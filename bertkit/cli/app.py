@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import re
+import shlex
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, get_args
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Group
@@ -19,7 +23,8 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Group
 import bertkit
 from bertkit.cli.options import FLAGS, fill_from_recipe
 from bertkit.errors import BertkitError
-from bertkit.processes import is_alone, rank
+from bertkit.files import from_home
+from bertkit.processes import cpu_quota, is_alone, rank, usable_cores
 
 COMMANDS = {
     "Start": {
@@ -157,6 +162,18 @@ def explain_error(error: Exception) -> str | None:
     return None
 
 
+def end_if_finished() -> None:
+    """Exit with the result if this same command has fine-tuned before; nothing imports torch."""
+    from bertkit.finetuning.runs import finished_result, finished_text
+
+    command = sys.argv[1:]
+    out = Path(from_home(dict(pairwise(command)).get("--out", "")))
+    report = out / "report.html"
+    if report.is_file() and (result := finished_result(out, shlex.join(command))):
+        say(f"{finished_text(result)}\nreport: {report}")
+        sys.exit(0)
+
+
 def say(line: str) -> None:
     """Print a line on the standard error."""
     print(line, file=sys.stderr)
@@ -166,6 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0 on success, 2 on a user's error, 128 + n after signal n."""
     try:
         words = take_threads(sys.argv[1:] if arguments is None else arguments)
+        if arguments is None and words[:1] == ["finetune"]:
+            end_if_finished()
         app = application(next(iter(words), None))
         status = app(words, exit_on_error=False, print_error=False)
     except (BertkitError, CycloptsError) as error:
@@ -243,6 +262,15 @@ def prepare_streams() -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
+def prepare_libraries() -> None:
+    """Settle what libraries read when they are imported, also in workers; a user's choice stays."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave their cores
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    if cpu_quota() < math.inf:  # which OpenMP does not know
+        os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that is read-only
+
+
 def flush_output(end: SystemExit) -> int:
     """Write what is left of the standard output, and return the exit status."""
     status = end.code if isinstance(end.code, int) else 0
@@ -265,8 +293,7 @@ def run_program() -> None:
     everything has been written and closed.
     """
     prepare_streams()
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # which onnxruntime reads at its import
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that is read-only
+    prepare_libraries()
     warnings.showwarning = lambda message, *_: say(f"warning: {message}")
     if "serve" not in sys.argv[1:4]:  # the server ends by the signal itself
         end_by_exception()

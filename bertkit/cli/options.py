@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields, make_dataclass
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, get_type_hints
@@ -143,6 +144,7 @@ def task_flags(name: str, title: str, *, without: Collection[str] = ()) -> Any:
     """
     from docstring_parser import parse_from_object
 
+    parse = cache(parse_from_object)
     from bertkit.tasks.types import TASKS
 
     texts: dict[str, dict[str, list[str]]] = {}
@@ -153,7 +155,7 @@ def task_flags(name: str, title: str, *, without: Collection[str] = ()) -> Any:
         described = {
             param.arg_name: param.description or ""
             for kind in reversed(options.__mro__[:-1])
-            for param in parse_from_object(kind).params
+            for param in parse(kind).params
         }
         for option in fields(options):
             if option.name in without:

@@ -52,6 +52,7 @@ def finetune_command(
     dev_share: float | None = None,
     metric: str = "",
     new_head: bool = False,
+    random_init: bool = False,
     device: Device = "auto",
     columns: Annotated[ColumnFlags, flag_group("Columns of your data")] = NO_COLUMNS,
     windows: Annotated[WindowFlags, flag_group("Lengths")] = NO_WINDOWS,
@@ -95,6 +96,8 @@ def finetune_command(
             default the task's first.
         new_head: Initialise the head randomly even if the model has one for the same task and
             labels.
+        random_init: Initialise all weights randomly, for a baseline; only the sizes and the
+            tokenizer are the model's.
     """
     with Console() as console:
         finetune(
@@ -109,6 +112,7 @@ def finetune_command(
                 training=training,
                 metric=metric,
                 new_head=new_head,
+                random_init=random_init,
                 device=device,
             ),
             console=console,

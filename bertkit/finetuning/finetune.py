@@ -3,7 +3,7 @@
 A single run leaves `model/`, `results.json`, `journal.jsonl` and `predictions/` in its folder. The
 runs of a grid have a folder each, `runs/NAME/`, with a journal and a `run.json`; `model/` is that
 of the best run. With folds, each is a run of the grid, and the best setting is then trained on all
-inputs. A run that was stopped resumes from its last evaluation, and finished runs are not
+inputs. A run that was stopped resumes from its last checkpoint, and finished runs are not
 repeated.
 """
 
@@ -22,7 +22,16 @@ import torch
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError, DivergedError, check_known
-from bertkit.files import as_json, check_output, claim, exclusive_lock, new_folder, write_json
+from bertkit.files import (
+    as_json,
+    check_output,
+    claim,
+    exclusive_lock,
+    from_home,
+    new_folder,
+    sha256_file,
+    write_json,
+)
 from bertkit.finetuning.runs import (
     SETTINGS,
     FinetuneResult,
@@ -31,6 +40,7 @@ from bertkit.finetuning.runs import (
     RunSettings,
     Scores,
     best_run,
+    finished_text,
     fold_means,
     grid_summary,
     labelled_part,
@@ -55,6 +65,8 @@ from bertkit.tasks.types import (
     digest_inputs,
     load_dataset,
     load_task_model,
+    saved_task,
+    task_details,
 )
 from bertkit.text.documents import describe_skipped
 from bertkit.training.device import (
@@ -66,6 +78,9 @@ from bertkit.training.device import (
 from bertkit.training.step import MetricWindow
 
 LOG_EVERY = 20  # the number of updates between two lines of the journal
+MODEL_FILES = {".json", ".txt", ".safetensors", ".bin"}
+"""The endings of the files that a model directory may consist of."""
+
 
 Metric = Callable[[list[Any], list[Any]], float]
 """(gold labels, predictions) of a whole split -> a score; higher is better. Both are plain values:
@@ -118,11 +133,12 @@ def finetune(
     start = model if isinstance(model, PretrainedWeights) else read_pretrained(model)
     splits = {"train": train, "dev": dev, "test": test}
     files = replace(files or DataFiles(), **{k: v for k, v in splits.items() if v is not None})
+    inputs = [f for f in (files.train, files.dev, files.test) if isinstance(f, str | Path)]
+    digests = file_digests(inputs, start.path)
     if isinstance(task, str):
         positions = start.config.max_position_embeddings
         whole = settings.grid.folds > 0
         task = load_dataset(task, files, columns, windows, positions, whole=whole)
-    inputs = [f for f in (files.train, files.dev, files.test) if isinstance(f, str | Path)]
     out = check_output(out, inputs, folder=True)
     with console_or_new(console) as shown:
         setup = prepare(task, start, settings, metrics or {}, shown)
@@ -132,12 +148,21 @@ def finetune(
             claim(out, "fine-tuning", shared, may_change=ignored)
             if (out / "results.json").is_file() and (out / "model").is_dir():
                 result = read_results(out)
-                shown.say(f"{out} is finished; best: {run_text(result.best, setup.metric)}")
+                shown.say(finished_text(result))
             else:
-                result = train_all(setup, out, shared)
+                result = train_all(setup, out, {**shared, "digests": digests})
             for folder in (out / "checkpoints", *out.glob("runs/*/model")):
                 shutil.rmtree(folder, ignore_errors=True)  # what only unfinished runs need
             return result
+
+
+def file_digests(inputs: Sequence[Path | str], model: Path) -> dict[str, str]:
+    """Return path -> SHA-256 of each file that is read; {} if not all of them are local."""
+    data = [Path(from_home(path)) for path in inputs if path]
+    files = [p for p in (*model.glob("*"), *model.glob("*/*")) if p.suffix in MODEL_FILES]
+    if not (data and files and all(path.is_file() for path in data)):
+        return {}
+    return {str(path): sha256_file(path) for path in (*data, *files) if path.is_file()}
 
 
 @dataclass(frozen=True)
@@ -176,6 +201,7 @@ class Setup:
             "grid": as_json(settings.grid),
             "training": as_json(replace(settings.training, precision=self.precision)),
             "new_head": settings.new_head,
+            **({"random_init": True} if settings.random_init else {}),
         }
 
     def with_fold(self, numbers: Sequence[int], fold: int) -> Setup:
@@ -270,7 +296,7 @@ def prepare(
         console.say(f"{name}, input-independent baseline: {scores_text(scores, metric)}")
     device = choose_device(settings.device)
     precision = choose_precision(settings.training.precision, device)
-    keep_head = same_task and not settings.new_head
+    keep_head = same_task and not (settings.new_head or settings.random_init)
     if keep_head:
         console.say("reusing the checkpoint's task head")
     console.say(*device_notes(device, precision))
@@ -297,7 +323,7 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
         result, predictions = train_run(part, run, folder, title)
         results.append(result)
         if not single:
-            write_json(folder / "run.json", result.as_json())
+            write_json(folder / "run.json", asdict(result))
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             keep_best_model(out, results)
             console.say(f"run {number} of {len(runs)}, {run_text(result, setup.metric)}")
@@ -327,7 +353,7 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
         "cut": {name: items.cut for name, items in setup.items.items()},
         "unknown_tokens": {name: items.unknown_tokens for name, items in setup.items.items()},
         "settings": rows,
-        "runs": [result.as_json() for result in results],
+        "runs": [asdict(result) for result in results],
         "environment": environment(),
     }
     write_json(out / "results.json", values)
@@ -339,7 +365,7 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
         rate = best.settings["learning_rate"]
         console.say(
             f"even the best run learned nothing: it {best.degenerate}. Try a learning rate of "
-            f"{3 * rate:g} or {rate / 3:g}, more epochs, or more seeds"
+            f"{3 * rate:.3g} or {rate / 3:.3g}, more epochs, or more seeds"
         )
     return FinetuneResult(out, best, tuple(results), values)
 
@@ -390,10 +416,12 @@ def train_run(
         device=setup.device,
         precision=setup.precision,
         keep_head=setup.keep_head,
+        random_init=setup.settings.random_init,
         checkpoints=folder / "checkpoints",
     ) as loop:
         state: dict[str, Any] = {"values": [], "scores": {}, "degenerate": "", "seconds": 0.0}
         state |= loop.progress.get("evaluation", {})
+        earlier = state["seconds"]
         if not loop.step:
             (folder / JOURNAL).unlink(missing_ok=True)
         predictions: dict[str, list[Any]] = {}
@@ -404,39 +432,37 @@ def train_run(
             )
             setup.console.start(loop.total, loop.step, title=title)
             window, reason = MetricWindow(), "finished"
-            every = training.eval_every or loop.updates_per_epoch
             first = setup.data.dev[0][0] if setup.data.dev else ""
+            every = loop.evaluation_interval(setup.items[first]) if first else 0
             try:
                 for update in loop.updates():
                     window.add(update)
                     last = loop.step == loop.total
                     evaluating = last or (first and loop.step % every == 0)
-                    if evaluating or loop.step % LOG_EVERY == 0:
-                        log.write(window.close(), show=True)
-                    if not evaluating:
+                    if not (evaluating or loop.step % LOG_EVERY == 0):
                         continue
-                    with loop.whole_model() as model:
-                        made = evaluate_run(setup, run, model, state, folder, last=last)
-                    predictions = made or predictions
-                    if not first:
-                        break
-                    log.write({"kind": "evaluation", "step": loop.step, "split": first,
-                               setup.metric: state["values"][-1]})  # fmt: skip
-                    values = state["values"]
-                    worse = len(values) - 1 - values.index(max(values))
-                    if 0 < training.early_stopping <= worse:
-                        reason = f"stopped early, {worse} evaluations after the best"
-                        break
+                    log.write(window.close(), show=True)
+                    if evaluating:
+                        with loop.whole_model() as model:
+                            made = evaluate_run(setup, run, model, state, folder, last=last)
+                        predictions = made or predictions
+                    if evaluating and first:
+                        values = state["values"]
+                        log.write({"kind": "evaluation", "step": loop.step, "split": first,
+                                   setup.metric: values[-1]})  # fmt: skip
+                        worse = len(values) - 1 - values.index(max(values))
+                        if 0 < training.early_stopping <= worse:
+                            reason = f"stopped early, {worse} evaluations after the best"
+                            break
                     if not last:
-                        state["seconds"] += time.perf_counter() - began
-                        began = time.perf_counter()
+                        state["seconds"] = earlier + time.perf_counter() - began
                         if saved := loop.save({"evaluation": state}):
                             log.write(saved)
                         window.restart()
             except DivergedError as error:
                 diverged = reason = f"diverged: {error}"
             log.write({"kind": "end", "step": loop.step, "reason": reason})
-    seconds = round(state["seconds"] + time.perf_counter() - began, 1)
+    seconds = round(earlier + time.perf_counter() - began, 1)
     scores: Scores = {} if diverged else state["scores"]
     metric = scores[first][setup.metric] if scores else None
     degenerate, threshold = diverged or state["degenerate"], state.get("threshold")
@@ -473,7 +499,7 @@ def evaluate_run(
         "training": as_json(setup.settings.training),
         "precision": setup.precision,
         "scores": scores,
-        "start": setup.start.hub,  # no path: the model may be published
+        "start": setup.start.hub * (not setup.settings.random_init),  # no path: it may be published
     }
     save_model(folder / "model", model, setup.start.tokenizer, details)
     return predictions
@@ -483,19 +509,21 @@ def predict_splits(
     setup: Setup, out: Path, made: Mapping[str, list[Any]]
 ) -> dict[str, dict[str, Any]]:
     """Write the results of the best model; return split -> its scores and files."""
-    loaded = load_task_model(out / "model", setup.device)
+    home, loaded = out / "model", None
+    task = saved_task(task_details(home), home)
     predicted = {}
     for name, inputs in (*setup.data.dev, *setup.data.test):
         if not inputs:
             continue
         results = made.get(name)
         if results is None:
-            results = loaded.task.decided(setup.predict(loaded.model, name, inputs, show=True))
+            loaded = loaded or load_task_model(home, setup.device)
+            results = task.decided(setup.predict(loaded.model, name, inputs, show=True))
         write_results(setup.data.name, name, out / "predictions", inputs, results)
         known, scored, note = labelled_part(inputs, results)
-        scores = setup.score(loaded.task, known, scored) if known else {}
+        scores = setup.score(task, known, scored) if known else {}
         if known:
-            remarks = score_remarks(loaded.task, name, known, scored, scores)
+            remarks = score_remarks(task, name, known, scored, scores)
             setup.console.say(
                 f"{name}: {scores_text(scores, setup.metric)}", *([note] if note else []), *remarks
             )

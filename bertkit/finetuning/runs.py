@@ -9,13 +9,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.files import read_object, write_json_lines
-from bertkit.tasks.classification import TextExample
-from bertkit.tasks.official import write_official
-from bertkit.tasks.task import Task
+from bertkit.files import read_object, sha256_file, write_json_lines
+
+if TYPE_CHECKING:
+    from bertkit.tasks.task import Task
 
 BALANCED = "balanced"
 ClassWeights = tuple[str, ...] | str | Mapping[str, float]
@@ -61,8 +61,8 @@ class TrainingSettings:
     """The maximum tokens per forward pass; larger batches are split, with the same result except
     for rounding and dropout."""
     eval_every: int = 0
-    """Updates between evaluations on dev; 0 for one in each epoch. A stopped run resumes from its
-    last evaluation."""
+    """Updates between evaluations on dev; 0 for one in each epoch, or in several epochs if
+    evaluating would take more than a tenth of training and nothing is stopped early."""
     early_stopping: int = 0
     """Stop a run after this many evaluations without a better score, and keep the model of its best
     evaluation; 0 trains to the end and keeps the last model."""
@@ -182,7 +182,7 @@ class Grid:
         chosen, said = self.chosen(width, inputs, task_type), []
         if not self.learning_rate:
             fit = f"{task_type}, {inputs:,} inputs and a model of width {width}"
-            said.append(f"learning rate {chosen.learning_rate[0]:g} for {fit}")
+            said.append(f"learning rate {chosen.learning_rate[0]:.3g} for {fit}")
         if not self.batch_size:
             said.append(f"batch size {chosen.batch_size[0]} for {inputs:,} inputs")
         if not self.epochs:
@@ -214,6 +214,8 @@ class FinetuneSettings:
     """The settings that all runs share."""
     new_head: bool = False
     """Initialise the head randomly even if the model has one for the same task and labels."""
+    random_init: bool = False
+    """Initialise all weights randomly, for a baseline; only sizes and tokenizer are the model's."""
     metric: str = ""
     """The dev score by which runs are compared and stopped early, such as macro_f1; by default the
     task's first."""
@@ -244,10 +246,6 @@ class RunResult:
     degenerate: str  # why the run learned nothing; "" if it learned something
     seconds: float
     threshold: float | None = None  # the one that was chosen on dev, of tasks with a threshold
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
     @property
     def setting(self) -> str:
@@ -295,6 +293,22 @@ def read_results(folder: Path) -> FinetuneResult:
     return FinetuneResult(folder, best, runs, values)
 
 
+def finished_result(folder: Path, command: str) -> FinetuneResult | None:
+    """Return the result of a folder that this command finished, if no file has changed since.
+
+    No model is loaded and torch is not imported.
+    """
+    unfinished = (folder / "checkpoints").exists() or any(folder.glob("runs/*/model"))
+    if unfinished or not ((folder / "results.json").is_file() and (folder / "model").is_dir()):
+        return None
+    result = read_results(folder)
+    same = result.values["environment"]["command"].partition(" ")[2] == command
+    files = {Path(p): digest for p, digest in result.values.get("digests", {}).items()}
+    if not (same and files) or any(not p.is_file() or sha256_file(p) != files[p] for p in files):
+        return None
+    return result
+
+
 def best_run(results: Sequence[RunResult]) -> RunResult:
     """Return the run with the highest metric, the first of equals; degenerate ones come last."""
     usable = [result for result in results if result.metric is not None]
@@ -340,11 +354,13 @@ def write_results(
     name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
 ) -> list[Path]:
     """Write FOLDER/SPLIT.jsonl, an object for each input, and the official files of the set."""
+    from bertkit.tasks.official import write_official  # imports torch
+
     path = folder / f"{split}.jsonl"
     rows = []
     for example, result in zip(inputs, results, strict=True):
         rows.append({"id": example.id, **result.to_dict()})
-        if isinstance(example, TextExample):  # readers want the texts next to a prediction
+        if hasattr(example, "pair"):  # readers want the texts next to a prediction
             rows[-1] |= {"gold": example.gold, "text": example.text, "pair": example.pair}
     write_json_lines(path, rows)
     ids = [example.id for example in inputs]
@@ -444,6 +460,11 @@ def run_text(result: RunResult, main: str = "") -> str:
     flag = f" [degenerate: {result.degenerate}]" if result.degenerate else ""
     scores = "; ".join(f"{split} {scores_text(v, main)}" for split, v in result.scores.items())
     return f"{result.name}: {scores or 'no score'} ({result.seconds:.0f} s){flag}"
+
+
+def finished_text(result: FinetuneResult) -> str:
+    """Say that a folder is finished, with its best run."""
+    return f"{result.folder} is finished; best: {run_text(result.best, result.values['metric'])}"
 
 
 def setting_text(row: dict[str, Any], main: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any, Self
 
 import numpy as np
@@ -33,12 +34,16 @@ from bertkit.training.optimizer import build_optimizer, load_latest, restore_tra
 from bertkit.training.recipe import learning_rate
 from bertkit.training.step import LoopSettings, StepRecord, train_steps
 
+CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 30.0, 0.05
+"""The least time between two checkpoints, and the largest share of a run that they may take."""
+EVALUATION_SHARE = 0.1  # of the time of training
+
 
 class TaskTraining:
     """A run in progress: use it in a `with` block and iterate over `updates`.
 
-    The weights of `start` are not changed; `keep_head` initialises the head from them too. A
-    stopped run is resumed from the folder `checkpoints`; None saves none.
+    The weights of `start` are not changed; `keep_head` initialises the head from them too, and
+    `random_init` nothing. A stopped run is resumed from the folder `checkpoints`; None saves none.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class TaskTraining:
         device: torch.device,
         precision: str,
         keep_head: bool,
+        random_init: bool = False,
         checkpoints: Path | None = None,
     ) -> None:
         self.task, self.items, self.run, self.training = task, items, run, training
@@ -70,7 +76,11 @@ class TaskTraining:
         self.stack.enter_context(own_random_numbers(device))
         try:
             torch.manual_seed(run.seed)
-            built = start.build(task.build, keep_head=keep_head).model
+            built = (
+                task.build(start.config)
+                if random_init
+                else start.build(task.build, keep_head=keep_head).model
+            )
             self.model = task.prepare_network(built, keep_head=keep_head).to(device).train()
             self.compact = CompactEmbeddings(self.model.encoder, items)
             self.optimizer = build_optimizer(
@@ -85,6 +95,7 @@ class TaskTraining:
                 if latest is not None:
                     restore_training(latest, self.model, self.optimizer)
                     self.step, self.progress = latest.step, latest.progress
+            self.next_save = monotonic() + CHECKPOINT_SECONDS
         except BaseException:
             self.stack.close()
             raise
@@ -150,6 +161,19 @@ class TaskTraining:
         decay = self.training.weight_decay
         return math.prod(1 - self.rate(made) * decay for made in range(self.step))
 
+    def evaluation_interval(self, dev: Items) -> int:
+        """Return the number of updates between evaluations: as set, or some whole epochs.
+
+        Evaluating then takes at most a tenth of training. This is counted in tokens and not by a
+        clock, so that it is the same everywhere: an evaluation takes a third of the time of updates
+        on as many tokens, and at least that of one update.
+        """
+        training, epoch = self.training, self.updates_per_epoch
+        if training.eval_every or training.early_stopping:
+            return training.eval_every or epoch
+        cost = max(1.0, dev.tokens / self.items.tokens * epoch / 3)
+        return math.ceil(cost / (EVALUATION_SHARE * epoch)) * epoch
+
     @contextmanager
     def whole_model(self) -> Iterator[Any]:
         """Provide the model as it is now, with all word embeddings, to evaluate or save it."""
@@ -158,12 +182,15 @@ class TaskTraining:
         self.model.train()
 
     def save(self, progress: dict[str, Any]) -> dict[str, Any] | None:
-        """Write a checkpoint with JSON values for `self.progress`; return its record."""
-        if self.checkpoints is None:
+        """Write a checkpoint with JSON values for `self.progress` and return its record, if due."""
+        if self.checkpoints is None or monotonic() < self.next_save:
             return None
-        return save_training(
+        record = save_training(
             self.checkpoints, self.step, self.model, self.optimizer, progress, keep=1
         )
+        pause = max(CHECKPOINT_SECONDS, record["seconds"] / CHECKPOINT_SHARE)
+        self.next_save = monotonic() + pause
+        return record
 
     def finish(self) -> Any:
         """Return the trained model with all word embeddings, in training mode."""

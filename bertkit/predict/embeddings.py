@@ -92,7 +92,7 @@ class Embedder:
             )
         self.encoder = encoder.to(device).eval()
         self.tokenizer, self.device, self.mode, self.source = tokenizer, device, mode, source
-        self.threads = prepare_network(device, self.encoder, mode)
+        prepare_network(device, self.encoder, mode)
 
     def __reduce__(self) -> Any:
         return self.source, ()
@@ -157,7 +157,7 @@ class Embedder:
             self.forward,
             parts,
             self.device,
-            threads=self.threads,
+            prepared=True,
             targets=token_weights if over_tokens else None,
             progress=progress,
         )

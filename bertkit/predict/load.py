@@ -69,7 +69,7 @@ class TaskPredictor:
         """The content of the model's `bertkit.json`."""
         self.pairs: bool | None = self.details.get("pairs")
         """Whether the model was fine-tuned on pairs of texts; None if it is not recorded."""
-        self.threads = prepare_network(self.device, self.model.encoder, self.precision)
+        prepare_network(self.device, self.model.encoder, self.precision)
 
     def __reduce__(self) -> Any:
         return partial(TaskPredictor, self.folder, **self.arguments), ()
@@ -170,7 +170,7 @@ class TaskPredictor:
         self, inputs: Sequence[Any], items: Items, progress: Progress = no_progress
     ) -> list[Any]:
         """Return the results for encoded inputs."""
-        outputs = run_task(self.model, items, self.device, threads=self.threads, progress=progress)
+        outputs = run_task(self.model, items, self.device, prepared=True, progress=progress)
         return self.task.decode(inputs, items, outputs)
 
     def items(self, inputs: Sequence[Any]) -> Items:
@@ -208,8 +208,8 @@ def load(
 
     Args:
         path: a model directory, a run directory or a model of the hub.
-        device: "auto", "cpu", "cuda", ... On a CPU, torch's number of threads is taken when the
-            model is loaded, so set it before.
+        device: "auto", "cpu", "cuda", ... On a CPU, as many threads compute as
+            `torch.get_num_threads()` says when the model is used.
         precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 if the device computes it
             fast, else fp32.
         null_threshold: the null odds (score of no answer minus score of the best span) above which

@@ -113,8 +113,8 @@ class Predictor:
         self.order, self.source = order and model.nsp is not None, source
         if device.type != "cpu" and self.precision == "bf16":
             self.model.to(torch.bfloat16)  # the heads, too, whose decoder is the embeddings
-        threads = prepare_network(device, self.model.encoder, self.precision)
-        self.run = partial(run_model, device=device, threads=threads)
+        prepare_network(device, self.model.encoder, self.precision)
+        self.run = partial(run_model, device=device, prepared=True)
 
     def __reduce__(self) -> Any:
         return self.source, ()

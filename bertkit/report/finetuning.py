@@ -14,6 +14,8 @@ from bertkit.report.page import Plot, curve, draw_plot, flatten_fields, format_n
 MAX_LABELS = 20
 """With more labels, the page lists the most frequent errors instead of a confusion matrix."""
 MAX_WRONG, MAX_TEXT = 20, 400
+LEAST_POINTS = 8
+"""Losses at fewer updates say too little for a curve, and drawing takes as long as such a run."""
 
 
 def finetuning_page(folder: Path) -> str:
@@ -100,7 +102,9 @@ def loss_plot(result: FinetuneResult) -> list[tuple[str, str]]:
         return []
     loss = curve((r for r in read_journal(path) if r.get("kind") == "step"), "loss")
     plot = Plot("Training loss", "loss")
-    return [(plot.title, draw_plot(plot, loss, curve([], "loss")))] if len(loss.values) else []
+    if len(loss.values) < LEAST_POINTS:
+        return []
+    return [(plot.title, draw_plot(plot, loss, curve([], "loss")))]
 
 
 def errors_on(result: FinetuneResult, split: str) -> dict[str, Any] | None:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from bertkit.serve.admission import Limits, Metrics, RefusedError, too_many_tokens
-from bertkit.tasks.sequences import LEAST_TOKENS, compute_with
+from bertkit.tasks.sequences import LEAST_TOKENS, set_threads
 
 T = TypeVar("T")
 MAX_RETRY_SECONDS = 60
@@ -58,9 +58,7 @@ class AllCores:
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.free = threading.Lock()
-        self.pool = ThreadPoolExecutor(
-            1, "all cores", initializer=compute_with, initargs=(threads,)
-        )
+        self.pool = ThreadPoolExecutor(1, "all cores", initializer=set_threads, initargs=(threads,))
 
     def compute(self, function: Callable[[], T]) -> Future[T] | None:
         """Start a call and return its future, or return None if the thread is busy."""
@@ -203,7 +201,7 @@ class Worker:
 
     def _work(self) -> None:
         """Compute batches until the worker is closed and its queue is empty."""
-        compute_with(self.cores)
+        set_threads(self.cores)
         before = 0
         while jobs := self._take(before):
             before = len(jobs)

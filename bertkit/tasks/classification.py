@@ -8,6 +8,7 @@ or through a sigmoid per class if an input may have several labels.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -321,18 +322,17 @@ def label_score(
     It is "accuracy", "f1" of the positive class (GLUE's for MRPC and QQP), "macro_f1" over the
     classes that occur, or "matthews", the Matthews correlation (GLUE's for CoLA).
     """
-    from sklearn.metrics import f1_score, matthews_corrcoef
-
+    hits = Counter(g for g, p in zip(gold, predicted, strict=True) if g == p)
+    golds, guesses, total, right = Counter(gold), Counter(predicted), len(gold), hits.total()
     if name == "accuracy":
-        return sum(g == p for g, p in zip(gold, predicted, strict=True)) / max(1, len(gold))
-    if name == "f1":
-        pairs = ([label == positive for label in labels] for labels in (gold, predicted))
-        return float(f1_score(*pairs, zero_division=0.0))
-    if name == "macro_f1":
-        return float(f1_score(gold, predicted, average="macro", zero_division=0.0))
-    if len({*gold, *predicted}) == 1:  # scikit-learn also returns 0, but warns
-        return 0.0
-    return float(matthews_corrcoef(gold, predicted))
+        return right / max(1, total)
+    if name != "matthews":
+        labels = [positive] if name == "f1" else [*(golds | guesses)]
+        scores = [2 * hits[label] / max(1, golds[label] + guesses[label]) for label in labels]
+        return sum(scores) / max(1, len(scores))
+    chance = sum(count * guesses[label] for label, count in golds.items())
+    spreads = [total**2 - sum(n**2 for n in counts.values()) for counts in (golds, guesses)]
+    return (right * total - chance) / math.sqrt(math.prod(spreads) or 1)
 
 
 # Any number of labels -----------------------------------------------------------------------------

@@ -118,14 +118,14 @@ class Regression(TextTask):
 
     def score(self, inputs: Inputs, results: Results) -> Metrics:
         """Pearson, Spearman (GLUE's for STS-B; both 0 if a side is constant), squared error."""
-        from scipy.stats import pearsonr, spearmanr
-
         gold = np.array([self.target_of(example) for example in inputs], dtype=float)
         predicted = np.array([result.value for result in results])
         constant = len(gold) < 2 or np.ptp(gold) == 0 or np.ptp(predicted) == 0
+        sides = {"pearson": (gold, predicted), "spearman": (ranks(gold), ranks(predicted))}
         return {
-            "pearson": 0.0 if constant else float(pearsonr(gold, predicted)[0]),
-            "spearman": 0.0 if constant else float(spearmanr(gold, predicted)[0]),
+            **{
+                name: 0.0 if constant else np.corrcoef(*s)[0, 1].item() for name, s in sides.items()
+            },
             "mean_squared_error": float(np.mean((gold - predicted) ** 2)),
         }
 
@@ -139,3 +139,9 @@ class Regression(TextTask):
         if spread >= 0.02 * wanted:
             return ""
         return f"answers nearly one number to each input (spread {spread:.1g} of {wanted:.1g})"
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Return the ranks of values; equal values share the mean of their ranks."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]

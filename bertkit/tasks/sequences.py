@@ -16,7 +16,6 @@ next one is launched.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -196,10 +195,6 @@ def no_progress(done: int, total: int) -> None:
     """Show nothing."""
 
 
-thread_state = threading.local()
-"""Its attribute `threads` is the argument of this thread's last call of `compute_with`."""
-
-
 def run_model(
     forward: Callable[[TaskBatch], Tensor],
     parts: Sequence[ItemPart],
@@ -207,17 +202,19 @@ def run_model(
     *,
     per_token: bool = False,
     precision: str = "fp32",
-    threads: int = 1,
+    prepared: bool = False,
     targets: Callable[..., Any] | None = None,
     progress: Progress = no_progress,
 ) -> list[np.ndarray]:
     """Return a network's outputs for every part, in the order of the parts: fp32 arrays.
 
     `forward` returns rows of a batch: (sequences, ...) or, `per_token`, (tokens, ...) of parts with
-    one sequence each. `precision` is for networks that are not prepared, and `threads` what
-    `prepare_network` returned. `targets` makes the tensors that `forward` needs besides the batch.
+    one sequence each. `precision` is for networks that `prepare_network` has not `prepared`.
+    `targets` makes the tensors that `forward` needs besides the batch. On a CPU the calling
+    thread's number of threads is used, as it is now.
     """
     order = sorted(range(len(parts)), key=lambda n: -len(parts[n].sequences[0].ids))
+    threads = torch.get_num_threads() if prepared and device.type == "cpu" else 1
     workers, tokens = shares(sum(part.tokens for part in parts), threads)
     tokens = tokens or (CPU_TOKENS if device.type == "cpu" else GPU_TOKENS)
 
@@ -254,7 +251,7 @@ def run_task(
     device: torch.device,
     *,
     precision: str = "fp32",
-    threads: int = 1,
+    prepared: bool = False,
     progress: Progress = no_progress,
 ) -> list[list[np.ndarray]]:
     """Return a task network's outputs for every item and part; it is left in evaluation mode."""
@@ -267,7 +264,7 @@ def run_task(
             device,
             per_token=not isinstance(model, ClassificationModel),
             precision=precision,
-            threads=threads,
+            prepared=prepared,
             progress=progress,
         )
     )
@@ -329,19 +326,18 @@ def choose_mode(name: str, device: torch.device) -> str:
     return choose_precision(name, device)
 
 
-def prepare_network(device: torch.device, encoder: Encoder, mode: str) -> int:
-    """Prepare an encoder for inference on its device; return the number of threads to use.
+def prepare_network(device: torch.device, encoder: Encoder, mode: str) -> None:
+    """Prepare an encoder for inference on its device.
 
     On a CPU its layers are compiled; on a GPU its weights are converted to bf16 once in that mode.
     It can then no longer be trained. A prepared encoder is left as it is.
     """
     if device.type != "cpu":
         encoder.to(torch.bfloat16 if mode == "bf16" else torch.float32)
-        return 1
+        return
     if not isinstance(encoder.layers, PreparedLayers):
         prepare_encoder(encoder, mode)
     survive_forks()
-    return torch.get_num_threads()
 
 
 @cache
@@ -356,7 +352,6 @@ def shares(tokens: int, threads: int) -> tuple[int, int]:
 
     They are (1, 0) if it is faster that all threads work on the same batch.
     """
-    threads = 1 if threads == 1 else getattr(thread_state, "threads", threads)  # 1 on a GPU
     if threads == 1 or tokens < threads * LEAST_TOKENS:
         return 1, 0
     share = tokens // (threads * BATCHES_PER_THREAD)
@@ -378,12 +373,6 @@ def batch_map(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
             yield pool.map
     finally:
         set_threads(workers)  # new threads would inherit the workers' setting
-
-
-def compute_with(threads: int) -> None:
-    """Set the number of threads that torch and `run_model` use in the calling thread."""
-    thread_state.threads = threads
-    set_threads(threads)
 
 
 def set_threads(threads: int) -> None:

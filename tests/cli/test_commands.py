@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from bertkit.checkpoints.save import save_model
 from bertkit.cli.app import COMMANDS, main
 from bertkit.model.heads import PretrainingModel
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import tiny_config
+from tests.conftest import python, tiny_config
 
 NAMES = [name for group in COMMANDS.values() for name in group]
 SUBCOMMANDS = {
@@ -275,3 +276,29 @@ def test_nohup_ignores_a_closed_terminal(
     process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGTERM
     assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
+
+
+@pytest.mark.slow
+def test_only_the_program_settles_the_environment() -> None:
+    imports = """
+import logging, os
+before = dict(os.environ)
+import bertkit.report.page, bertkit.export.export, bertkit.finetuning.finetune
+import bertkit.predict.load, bertkit.serve.app, bertkit.sklearn
+assert before == dict(os.environ)
+assert not [name for name in ("", "matplotlib") if logging.getLogger(name).level not in (0, 30)]
+"""
+    assert python("-c", imports).returncode == 0
+    program = """
+import os, sys
+from bertkit.cli.app import run_program
+sys.argv = ["bertkit", "--version"]
+try:
+    run_program()
+except SystemExit:
+    print(os.environ["OMP_WAIT_POLICY"])
+"""
+    environment = {name: value for name, value in os.environ.items() if "OMP" not in name}
+    chosen = {**environment, "OMP_WAIT_POLICY": "ACTIVE"}
+    shown = [python("-c", program, env=e).stdout.split()[-1] for e in (environment, chosen)]
+    assert shown == ["PASSIVE", "ACTIVE"]

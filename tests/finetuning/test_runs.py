@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,14 @@ import pytest
 
 from bertkit import load
 from bertkit.checkpoints.pretrained import PretrainedWeights
+from bertkit.cli.app import main
 from bertkit.errors import BertkitError
+from bertkit.finetuning import train
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.runs import FinetuneSettings, Grid, TrainingSettings
 from bertkit.finetuning.train import TaskTraining
 from bertkit.predict.evaluate import evaluate
+from bertkit.progress import Console
 from bertkit.tasks.types import TASKS
 from tests.conftest import run
 
@@ -63,7 +70,7 @@ def test_each_task_type_learns_and_is_used(task: str, pretrained: Path, tmp_path
     result = finetune(task, pretrained, out, train=data, dev=data, settings=FAST)
     metric = result.values["metric"]
     assert result.scores["dev"][metric] > result.values["baseline"]["dev"][metric]
-    assert {path.name for path in out.iterdir()} - {"tensorboard"} == {
+    assert {path.name for path in out.iterdir()} == {
         "model", "results.json", "journal.jsonl", "predictions", "finetune.json", ".lock"
     } - ({".lock"} - {path.name for path in out.iterdir()})  # fmt: skip
     predictor: Any = load(out, precision="fp32")
@@ -96,9 +103,12 @@ def test_a_finished_run_is_not_repeated(pretrained: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pause", [0.0, train.CHECKPOINT_SECONDS])
 def test_a_stopped_run_ends_with_the_same_bytes(
-    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pause: float, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(train, "CHECKPOINT_SECONDS", pause)
+    monkeypatch.setattr(train, "CHECKPOINT_SHARE", math.inf)
     data, updates = rows("classification"), TaskTraining.updates
     for stop in (7, 13, 60):
 
@@ -113,17 +123,87 @@ def test_a_stopped_run_ends_with_the_same_bytes(
             with pytest.raises(KeyboardInterrupt):
                 finetune("classification", pretrained, tmp_path / "s", train=data, settings=FAST)
         assert not (tmp_path / "s" / "results.json").exists()
+        steps = [path.name for path in (tmp_path / "s").glob("checkpoints/step-*")]
+        saved = {7: [], 13: ["step-00000012"], 60: ["step-00000060"]}[stop]
+        assert steps == ([] if pause else saved), "a run of seconds has no checkpoint"
     resumed = finetune("classification", pretrained, tmp_path / "s", train=data, settings=FAST)
     whole = finetune("classification", pretrained, tmp_path / "w", train=data, settings=FAST)
     assert resumed.scores == whole.scores
     for name in ("model/model.safetensors", "predictions/dev.jsonl"):
         assert (tmp_path / "s" / name).read_bytes() == (tmp_path / "w" / name).read_bytes()
-    journals = [
-        [json.loads(line) for line in (tmp_path / f / "journal.jsonl").read_text().splitlines()]
-        for f in ("s", "w")
-    ]
-    losses = [[r["loss"] for r in journal if r["kind"] == "step"] for journal in journals]
+    journals = [journal(tmp_path / name) for name in ("s", "w")]
+    losses = [[r["loss"] for r in records if r["kind"] == "step"] for records in journals]
     assert losses[0] == losses[1]
+
+
+def journal(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_evaluating_takes_a_tenth_of_training(pretrained: Path, tmp_path: Path) -> None:
+    data, counts = rows("classification"), {}
+    for name, train_rows, dev, every in (
+        ("few", data, data[:6], 0), ("many", data[:8], 10 * data, 0), ("asked", data[:8], data, 3)
+    ):  # fmt: skip
+        training = TrainingSettings(precision="fp32", eval_every=every)
+        settings = FinetuneSettings(grid=GRID, training=training)
+        out = tmp_path / name
+        finetune("classification", pretrained, out, train=train_rows, dev=dev, settings=settings)
+        counts[name] = [r["step"] for r in journal(out) if r["kind"] == "evaluation"]
+    assert counts == {"few": [12, 24, 36, 48, 60, 72], "many": [12], "asked": [3, 6, 9, 12]}
+
+
+def write_csv(path: Path, texts: list[tuple[str, str]]) -> Path:
+    path.write_text("".join(f"{text},{label}\n" for text, label in [("text", "label"), *texts]))
+    return path
+
+
+@pytest.mark.slow
+def test_the_same_command_returns_at_once(
+    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    data = write_csv(tmp_path / "data.csv", PAIRS)
+    words = f"finetune classification --model {pretrained} --train {data} --out {tmp_path / 'b'}"
+    words += " --epochs 2"
+    monkeypatch.setattr(sys, "argv", ["bertkit", *words.split()])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert len(capsys.readouterr().err.splitlines()) <= 10
+    with monkeypatch.context() as patch:
+        patch.setattr("bertkit.cli.app.application", None)
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 0
+        assert "is finished; best: b4-lr0.0005-e2" in capsys.readouterr().err
+        write_csv(data, PAIRS[1:])
+        with pytest.raises(TypeError):
+            main()
+    with pytest.raises(SystemExit):
+        main()
+    assert "other settings" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_random_init_takes_sizes_and_tokenizer_alone(
+    pretrained: Path, start: PretrainedWeights, tmp_path: Path
+) -> None:
+    data = rows("classification")
+    grid = Grid(batch_size=(8,), learning_rate=(1e-4,), epochs=(1,))
+    other = replace(start, tensors={name: 2 * t for name, t in start.tensors.items()})
+    weights = []
+    for number, (model, random) in enumerate(
+        ((start, True), (other, True), (start, False), (other, False))
+    ):
+        settings = FinetuneSettings(grid=grid, training=FAST.training, random_init=random)
+        shown = io.StringIO()
+        result = finetune("classification", model, tmp_path / str(number), train=data,
+                          settings=settings, console=Console(stream=shown))  # fmt: skip
+        weights.append((result.model / "model.safetensors").read_bytes())
+        assert "learning rate of 0.0003 or 3.33e-05" in shown.getvalue() or not random
+    assert weights[0] == weights[1]
+    assert len(set(weights)) == 3
 
 
 @pytest.mark.slow
@@ -151,7 +231,7 @@ def test_early_stopping_keeps_the_best_evaluation(pretrained: Path, tmp_path: Pa
     result = finetune(
         "classification", pretrained, tmp_path, train=data, dev=data, settings=settings
     )
-    records = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    records = journal(tmp_path)
     evaluations = [r["accuracy"] for r in records if r["kind"] == "evaluation"]
     assert result.best.metric == max(evaluations)
     assert len(evaluations) - 1 - evaluations.index(max(evaluations)) == 2

@@ -90,12 +90,14 @@ def test_order_company_and_threads_change_nothing(
     order: list[int], threads: int, directory: Path
 ) -> None:
     embedder = load(directory)
-    embedder.threads = threads
     before, engine.LEAST_TOKENS = engine.LEAST_TOKENS, 1
+    torch.set_num_threads(threads)  # after loading
     try:
         found = embedder.encode([TEXTS[i] for i in order])
+        assert torch.get_num_threads() == threads
     finally:
         engine.LEAST_TOKENS = before
+        torch.set_num_threads(1)
     np.testing.assert_allclose(found, alone_vectors(directory)[order], atol=2e-6)
 
 

@@ -19,7 +19,7 @@ from bertkit.errors import BertkitError, InputTypeError
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict import pretrained as module
 from bertkit.predict.pretrained import Predictor
-from bertkit.tasks.sequences import compute_with
+from bertkit.tasks.sequences import set_threads
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import WORDS, tiny_config
 
@@ -135,7 +135,7 @@ def test_scores_do_not_depend_on_batches_order_or_threads(
     monkeypatch.setattr(module, "SCORED_TOKENS", 500)
     monkeypatch.setattr(module, "HEAD_ROWS", 3)
     assert [one.score for one in bert.score(texts)] == pytest.approx(wanted, abs=1e-5)
-    with ThreadPoolExecutor(1, initializer=compute_with, initargs=(2,)) as pool:
+    with ThreadPoolExecutor(1, initializer=set_threads, initargs=(2,)) as pool:
         [found] = pool.map(bert.score, [texts])
     assert [one.score for one in found] == pytest.approx(wanted, abs=1e-5)
 

@@ -120,6 +120,26 @@ def test_correlations_with_a_constant_are_zero_without_a_warning(
     assert found["mean_squared_error"] == pytest.approx(error)
 
 
+def test_scores_are_those_of_scikit_learn_and_scipy() -> None:
+    metrics, stats = pytest.importorskip("sklearn.metrics"), pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(0)
+    for labels in ("pq", "pqr", "pqrstuv"):
+        for count in (8, 20, 200):
+            gold, predicted = rng.choice([*labels], (2, count)).tolist()
+            found = [
+                label_score(name, gold, predicted, "p") for name in ("f1", "macro_f1", "matthews")
+            ]
+            assert found == pytest.approx([
+                metrics.f1_score(gold, predicted, average=None, labels=["p"], zero_division=0)[0],
+                metrics.f1_score(gold, predicted, average="macro", zero_division=0),
+                metrics.matthews_corrcoef(gold, predicted),
+            ])  # fmt: skip
+            numbers = rng.integers(0, 4, (2, count)).astype(float)
+            found = correlations(*numbers)
+            assert found["pearson"] == pytest.approx(stats.pearsonr(*numbers)[0])
+            assert found["spearman"] == pytest.approx(stats.spearmanr(*numbers)[0])
+
+
 def test_scores_of_label_sets() -> None:
     gold = [("a",), ("a", "b"), (), ("a",)]
     predicted = [("a",), ("b",), ("b",), ("a", "b")]

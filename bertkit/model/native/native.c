@@ -28,22 +28,23 @@ its beginning; `vec` is a vector of floats.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <immintrin.h>
+#include <linux/futex.h>
 #include <math.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/syscall.h>
+
+long syscall(long number, ...); /* unistd.h also has functions called `read` and `write` */
 
 #if defined(__AVX512F__) && (defined(__clang__) || __GNUC__ >= 11)
 #define HAS_TILES
 #include <cpuid.h>
-#include <sys/syscall.h>
-long syscall(long number, ...);
 #endif
 
 enum { FP32, BF16, INT8 };
 enum { TILE = 6, BLOCK = 64, GROUP = 128, QUERIES = 16, WIDEST = 256 }; /* the widest head */
-enum { SPINS = 1 << 13 }; /* pauses of a waiting thread before it lets others run: about 0.1 ms */
+enum { SPINS = 1 << 13 }; /* pauses of a waiting thread before it sleeps: about 0.1 ms */
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
@@ -915,11 +916,16 @@ static void attend(const Layer *layer, const Batch *batch, const char *projected
     }
 }
 
-INLINE void pause_or_yield(int64_t spins) {
-    if (spins < SPINS)
-        _mm_pause();
-    else
-        sched_yield();
+/* Wait until all threads have arrived: busily for a moment, then asleep, which leaves this thread's
+core to one that another program keeps from its own. */
+static void arrive_and_wait(_Atomic int32_t *arrived, int32_t threads) {
+    int32_t now = atomic_fetch_add(arrived, 1) + 1;
+    if (now == threads) syscall(SYS_futex, arrived, FUTEX_WAKE_PRIVATE, threads, NULL, NULL, 0);
+    for (int64_t spins = 0; now < threads; spins++, now = atomic_load(arrived))
+        if (spins < SPINS)
+            _mm_pause();
+        else
+            syscall(SYS_futex, arrived, FUTEX_WAIT_PRIVATE, now, NULL, NULL, 0);
 }
 
 /* One computation of a layer, by one thread or several. */
@@ -929,7 +935,7 @@ typedef struct {
     int64_t threads, thread_bytes; /* `threads` is the most there can be */
     char *memory, *projected;
     float *attended;
-    _Atomic int64_t arrived; /* threads that are done with their projections */
+    _Atomic int32_t arrived; /* threads that are done with their projections */
 } Job;
 
 static void *take(char **room, int64_t bytes) {
@@ -1003,9 +1009,7 @@ static void compute_share(Job *job, int64_t thread, int64_t threads) {
         const int64_t first = tokens * thread / threads, end = tokens * (thread + 1) / threads;
         project(layer, batch->hidden + first * width, end - first, &scratch,
                 job->projected + first * size);
-        atomic_fetch_add(&job->arrived, 1);
-        for (int64_t spins = 0; atomic_load(&job->arrived) < threads; spins++)
-            pause_or_yield(spins);
+        arrive_and_wait(&job->arrived, (int32_t)threads);
     }
     const int64_t first = count * thread / threads, end = count * (thread + 1) / threads;
     const int64_t *rows = batch->rows ? batch->rows + first : NULL;

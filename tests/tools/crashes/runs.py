@@ -8,6 +8,7 @@ moments at which a crash can leave something half done, and they can be repeated
 from __future__ import annotations
 
 import gc
+import math
 import os
 import shutil
 import signal
@@ -60,14 +61,15 @@ class Ended:
 
 def warm() -> None:
     """Import what the commands import, once; leave out their reports, which would take longer."""
-    heavy = ("scipy.stats", "seqeval.metrics", "sklearn.metrics", "torch._dynamo", "transformers",
-             "torch.utils.tensorboard")  # fmt: skip
+    heavy = ("torch._dynamo", "transformers")
     modules = [module.name for module in walk_packages(bertkit.__path__, "bertkit.")]
     skipped = ("bertkit.serve", "bertkit.cli.serve", "__main__", "triton_kernels", "libbertkit")
     for name in (*heavy, *(name for name in modules if not any(part in name for part in skipped))):
         import_module(name)
     vars(import_module("bertkit.report.pretraining"))["write_report"] = lambda out: out
     vars(import_module("bertkit.cli.tasks"))["write_report"] = lambda out: out
+    often = {"CHECKPOINT_SECONDS": 0.0, "CHECKPOINT_SHARE": math.inf}
+    vars(import_module("bertkit.finetuning.train")).update(often)  # at every evaluation
     import torch
 
     torch.set_num_threads(1)

@@ -68,8 +68,7 @@ class Subject:
         for path in sorted(path for path in place.rglob("*") if path.is_file()):
             folder = str(path.parent.relative_to(place))
             name = str(Path(places.get(folder, folder), path.name))
-            if path.parent.name != "tensorboard":  # its file names hold the time
-                found[name] = digest(path) if self.kept(name) else "there"
+            found[name] = digest(path) if self.kept(name) else "there"
             if path.name == "journal.jsonl":
                 found["updates"] = updates(path)
         return found
@@ -104,7 +103,7 @@ def subjects(home: Path) -> list[Subject]:
     pretrain = ("pretrain", str(home / "tiny.toml"), "--store", str(home / "store"))
     finetune = ("finetune", "classification", "--model", start, "--train", str(home / "train.csv"),
                 "--dev", rows, "--learning-rate", "1e-3", "2e-3", "--seeds", "2", "--epochs", "2",
-                "--batch-size", "16")  # fmt: skip
+                "--batch-size", "16", "--eval-every", "3")  # fmt: skip
     prepare = ("prepare", str(home / "text"), "--tokenizer", vocabulary, "--shard-megabytes", "1")
     alone = ("--processes", "1")
     return [
