@@ -18,7 +18,13 @@ from typing import Any
 import pytest
 
 from bertkit.errors import BertkitError
-from bertkit.processes import cpu_quota, interruptible, map_in_order, open_executor
+from bertkit.processes import (
+    cpu_quota,
+    interruptible,
+    map_in_order,
+    open_executor,
+    usable_cores,
+)
 
 SCRIPT = """
 import os, sys, time
