@@ -294,10 +294,7 @@ def read_results(folder: Path) -> FinetuneResult:
 
 
 def finished_result(folder: Path, command: str) -> FinetuneResult | None:
-    """Return the result of a folder that this command finished, if no file has changed since.
-
-    No model is loaded and torch is not imported.
-    """
+    """Return the result of a folder that this command finished, if no file has changed since."""
     unfinished = (folder / "checkpoints").exists() or any(folder.glob("runs/*/model"))
     if unfinished or not ((folder / "results.json").is_file() and (folder / "model").is_dir()):
         return None

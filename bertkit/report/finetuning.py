@@ -14,8 +14,7 @@ from bertkit.report.page import Plot, curve, draw_plot, flatten_fields, format_n
 MAX_LABELS = 20
 """With more labels, the page lists the most frequent errors instead of a confusion matrix."""
 MAX_WRONG, MAX_TEXT = 20, 400
-LEAST_POINTS = 8
-"""Losses at fewer updates say too little for a curve, and drawing takes as long as such a run."""
+LEAST_POINTS = 8  # fewer losses say too little for a curve, which takes as long as such a run
 
 
 def finetuning_page(folder: Path) -> str:
