@@ -8,6 +8,7 @@ verdicts.
 
 from __future__ import annotations
 
+import atexit
 import math
 import multiprocessing
 import os
@@ -228,6 +229,7 @@ def _start_worker() -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: Timer(TERM_SECONDS, os._exit, (1,)).start())
+    atexit.register(os._exit, 0)  # at once: nothing is left to be torn down
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # or each worker starts a thread for each core
     parent = multiprocessing.parent_process()
     assert parent is not None

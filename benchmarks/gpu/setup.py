@@ -189,11 +189,7 @@ def padded_parts(batch: PretrainingBatch) -> list[Padded]:
 
 
 def needed(batch: PretrainingBatch, config: ModelConfig, *, training: bool = True) -> float:
-    """Return the FLOPs that the real tokens need; in inference, those of the layers.
-
-    A product of (m, k) and (k, n) is 2 m k n, and a backward pass takes twice as many. Look-ups,
-    norms, activations and softmax are left out; the last layer counts in full, as is customary.
-    """
+    """Return the FLOPs of the matrix products for the real tokens; in inference, of the layers."""
     h, layers = config.hidden_size, config.num_hidden_layers
     squares = sum(length**2 for length in batch.packed.lengths)
     per_token = 2 * layers * (4 * h * h + 2 * h * config.intermediate_size)

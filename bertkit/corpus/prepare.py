@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ from bertkit.progress import Console, console_or_new
 from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
 from bertkit.text.sentences import language_code, split_sentences
 from bertkit.text.sources import Source, TextSource, is_remote
+from bertkit.tokenizer.files import read_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 BLOCK_CHARACTERS = 250_000
@@ -93,8 +94,7 @@ def prepare(
         shown.start(None, title="preparing", unit="documents")
         work = partial(
             tokenize_block,
-            tokenizer_folder=folder / "tokenizer",
-            tokenizer_hash=loaded.content_hash,
+            stored=StoredTokenizer.of(loaded, folder / "tokenizer"),
             language=text.language,
             held_out=held_out,
         )
@@ -319,24 +319,37 @@ class TokenizedBlock(NamedTuple):
     counts: Counter[str]
 
 
-@lru_cache(maxsize=4)
-def loaded_tokenizer(folder: Path, content_hash: str) -> Tokenizer:
-    """Return the tokenizer in a store, which a worker loads once."""
-    tokenizer = Tokenizer.load(folder)
-    if tokenizer.content_hash != content_hash:
-        raise BertkitError(f"{folder} is not the tokenizer of this store; start again elsewhere")
-    return tokenizer
+@dataclass(frozen=True)
+class StoredTokenizer:
+    """The tokenizer of a store. A worker reads its vocabulary once, and its rules are sent."""
+
+    path: Path
+    rules: tuple[Any, ...]
+    content_hash: str
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, folder: Path) -> StoredTokenizer:
+        """Return a tokenizer that was saved in a folder."""
+        _, (_, *rules) = tokenizer.__reduce__()
+        return cls(folder / "vocab.txt", tuple(rules), tokenizer.content_hash)
+
+    @cached_property
+    def loaded(self) -> Tokenizer:
+        """The tokenizer, checked."""
+        tokenizer = Tokenizer(read_vocabulary(self.path), *self.rules)
+        if tokenizer.content_hash != self.content_hash:
+            raise BertkitError(f"{self.path} is not of this store; start again elsewhere")
+        return tokenizer
 
 
 def tokenize_block(
     documents: Sequence[str],
-    tokenizer_folder: Path,
-    tokenizer_hash: str,
+    stored: StoredTokenizer,
     language: str,
     held_out: float,
 ) -> TokenizedBlock:
     """Split documents into sentences and token ids: the work of the workers."""
-    tokenizer = loaded_tokenizer(tokenizer_folder, tokenizer_hash)
+    tokenizer = stored.loaded
     counts: Counter[str] = Counter()
     sentences: list[str] = []
     owned: list[int] = []
