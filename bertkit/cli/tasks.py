@@ -132,7 +132,7 @@ def evaluate_command(
     compute: Annotated[Compute, FLATTEN] = AUTO,
     columns: Annotated[ColumnFlags, flag_group("Columns of your data")] = NO_COLUMNS,
 ) -> None:
-    """Score a fine-tuned model on a file or an official data set.
+    """Score a fine-tuned model on a file or an official data set, or predict for its server.
 
     Args:
         file: Your labelled data; its columns are those that the model was fine-tuned with.
@@ -140,7 +140,7 @@ def evaluate_command(
         split: dev, test, or another split of the set, such as dev-mismatched; a file read as test
             may lack labels.
         task: The official data set, if it is not the one that the model was fine-tuned on.
-        out: The folder for predictions and scores.
+        out: The folder for predictions, official files and scores.
     """
     out = out and check_output(out, [file], folder=True)
     with Console() as console:
@@ -155,8 +155,9 @@ def evaluate_command(
             console=console,
             **vars(compute),
         )
-        name = file or f"{evaluation.name} {evaluation.split}"
-        print(f"{name}: {scores_text(evaluation.scores)}")
+        if evaluation.scores:
+            name = file or f"{evaluation.name} {evaluation.split}"
+            print(f"{name}: {scores_text(evaluation.scores)}")
         if out is not None:
             files = evaluation.save(out)
             console.say(f"predictions: {', '.join(map(str, files))}")

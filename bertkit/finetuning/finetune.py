@@ -80,7 +80,7 @@ from bertkit.training.step import MetricWindow
 LOG_EVERY = 20  # the number of updates between two lines of the journal
 MODEL_FILES = {".json", ".txt", ".safetensors", ".bin"}
 """The endings of the files that a model directory may consist of."""
-
+NOT_BETTER = "is no better than an answer that ignores the input"
 
 Metric = Callable[[list[Any], list[Any]], float]
 """(gold labels, predictions) of a whole split -> a score; higher is better. Both are plain values:
@@ -210,12 +210,12 @@ class Setup:
             [e for e, n in zip(self.data.train, numbers, strict=True) if (n == fold) == held_out]
             for held_out in (False, True)
         )
-        encoded = (
-            encode(self.task, inputs, self.start.tokenizer, self.start.config)
-            for inputs in (train, dev)
-        )
+        items = {
+            name: encode(self.task, inputs, self.start.tokenizer, self.start.config)
+            for name, inputs in (("train", train), ("dev", dev))
+        }
         data = replace(self.data, train=train, dev=[("dev", dev)])
-        return replace(self, data=data, items=dict(zip(("train", "dev"), encoded, strict=True)))
+        return replace(self, data=data, items=items, baselines={"dev": self.task.baseline(dev)})
 
     def predict(self, model: Any, split: str, inputs: Sequence[Any], *, show: bool) -> list[Any]:
         """Return the results for a split; `show` is whether to show a progress bar."""
@@ -492,7 +492,8 @@ def evaluate_run(
             state["values"].append(value)
             if not (better if setup.settings.training.early_stopping else last):
                 return {}
-            state["degenerate"] = task.degenerate(inputs, predictions[name])
+            baseline = setup.baselines[name].get(setup.metric, -math.inf)
+            state["degenerate"] = NOT_BETTER if value <= baseline < 1 else ""
     state["scores"], state["threshold"] = scores, getattr(task, "threshold", None)
     details = tuned_details(setup.data, task) | {
         "run": asdict(run),

@@ -38,7 +38,7 @@ class Evaluation:
     scored: int
     """The number of inputs with a label."""
     scores: dict[str, float]
-    """Metric -> score as a fraction of 1."""
+    """Metric -> score as a fraction of 1; {} if no input has a label."""
 
     def save(self, out: Path) -> list[Path]:
         """Write predictions, official files, and a record with the scores; return the files."""
@@ -75,7 +75,7 @@ def evaluate(
     device: str = "auto",
     console: Console | None = None,
 ) -> Evaluation:
-    """Score a fine-tuned model on labelled data.
+    """Score a fine-tuned model on labelled data, or predict for an official set's test data.
 
     Args:
         model: a model directory, a run or a model of the hub.
@@ -123,7 +123,7 @@ def evaluate(
                 names = column_names(source, options.format, header=options.header)
                 options = text_columns_of(options, names, predictor.pairs) if names else options
         inputs = read_split(name, split, files, options, counts)
-        if all(example.gold is None for example in inputs):
+        if data is None and all(example.gold is None for example in inputs):
             raise BertkitError(f"{part} has no labels to score by; bertkit predict needs none")
         shown.say(*describe_skipped(counts.skipped, counts.examples))
         shown.start(None, title="predicting", unit="windows")
@@ -132,9 +132,10 @@ def evaluate(
         shown.say(f"{part}: {items.inputs:,} inputs, {items.described()}")
         known, scored, note = labelled_part(inputs, results)
         task_of_set = official_task(predictor.task, name)
-        scores = task_of_set.score(known, scored)
-        notes = [f"{part}: {note}"] if note else []
-        shown.say(*notes, *score_remarks(task_of_set, part, known, scored, scores))
+        scores = task_of_set.score(known, scored) if known else {}
+        if known:
+            notes = [f"{part}: {note}"] if note else []
+            shown.say(*notes, *score_remarks(task_of_set, part, known, scored, scores))
         return Evaluation(predictor, name, part, inputs, results, items, len(known), scores)
 
 

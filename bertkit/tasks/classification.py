@@ -29,7 +29,6 @@ from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_t
 from bertkit.tasks.sequences import WindowLengths, text_windows
 from bertkit.tasks.task import (
     NOTHING_READ,
-    SEEN_ONCE,
     Inputs,
     Item,
     ItemPart,
@@ -180,11 +179,8 @@ class TextTask(Task):
 
 
 def training_labels(data: TrainingData, *, at_least: int) -> tuple[str, ...]:
-    """Return the sorted labels of the training data; rare and similar ones are noted in counts."""
+    """Return the sorted labels of the training data; similar ones are noted in counts."""
     seen = label_counts(data.examples)
-    for label, count in seen.items():
-        if count == 1:
-            data.counts.note(SEEN_ONCE, f"label {label!r}")
     note_similar(seen, data.counts)
     if len(seen) < at_least:
         what = f"only the label {next(iter(seen))!r}" if seen else "no label"
@@ -198,21 +194,14 @@ def training_labels(data: TrainingData, *, at_least: int) -> tuple[str, ...]:
 def shown_probabilities(
     labels: Sequence[str], chances: np.ndarray, top: int
 ) -> list[dict[str, float]]:
-    """Return label -> probability for each row of `chances` (inputs, labels).
-
-    They are those of all labels, in their order, or of the `top` most probable ones, best first; 0
-    means all of up to `MANY_LABELS` labels, else `USUAL_TOP`.
-    """
+    """Return label -> probability of each row (inputs, labels): of all, or the `top` best first."""
     top = top or (len(labels) if len(labels) <= MANY_LABELS else USUAL_TOP)
     if top >= len(labels):
         return [dict(zip(labels, row, strict=True)) for row in chances.tolist()]
-    chosen = np.argpartition(-chances, top - 1, axis=1)[:, :top]
-    shares = np.take_along_axis(chances, chosen, axis=1)
-    order = np.argsort(-shares, axis=1, kind="stable")
-    rows = (np.take_along_axis(values, order, axis=1).tolist() for values in (chosen, shares))
+    best = np.argpartition(-chances, top - 1, axis=1)[:, :top].tolist()
     return [
-        {labels[index]: share for index, share in zip(*row, strict=True)}
-        for row in zip(*rows, strict=True)
+        {labels[index]: float(row[index]) for index in sorted(indices, key=lambda i: -row[i])}
+        for row, indices in zip(chances, best, strict=True)
     ]
 
 

@@ -28,15 +28,13 @@ from bertkit.errors import (
 )
 from bertkit.text.documents import (
     TextCounts,
-    json_lines,
-    open_data_set,
-    open_parquet,
-    parquet_rows,
+    class_names,
     plain_lines,
-    separated_rows,
+    source_rows,
     valid_text,
+    with_class_names,
 )
-from bertkit.text.sources import Source, extension, find_sources, one_source
+from bertkit.text.sources import extension, find_sources, one_source
 
 Fields = Mapping[str, Any]
 Purpose = Literal["train", "dev", "test", "predict"]
@@ -299,15 +297,12 @@ def read_rows(
             counts.note("file of unknown type", source.path)
             continue
         counts.files += 1
-        if source.format in ("csv", "tsv"):
-            check = partial(require_columns, source.path, needed, header=header)
-            lines: Any = separated_rows(source, counts, check, header)
-        elif source.format == "jsonl":
-            lines = json_lines(source, counts)
-        elif source.format in ("parquet", "huggingface"):
-            lines = typed_rows(source, needed, None if whole else [*needed, *optional])
-        else:
+        if source.format in ("text", "wikiextractor"):
             raise BertkitError(f"{source.path} has no columns; give its format: csv or tsv")
+        first_line = header if source.format in ("csv", "tsv") else False
+        check = partial(require_columns, source.path, needed, header=first_line)
+        wanted = None if whole else [*needed, *optional]
+        lines = source_rows(source, counts, check, wanted, header)
         rows = ((f"{source.path}:{line}", plain_value(fields)) for line, fields in lines)
         yield from complete_rows(rows, source.path, needed, counts, numbers)
 
@@ -333,57 +328,6 @@ def complete_rows(
             yield number, location, fields
     if names and not complete:
         require_columns(path, needed, names)
-
-
-def typed_rows(
-    source: Source, needed: Sequence[str], wanted: Sequence[str] | None
-) -> Iterator[tuple[int, Fields]]:
-    """Yield the rows of a Parquet file or a data set, with class names in place of numbers."""
-    if source.format == "parquet":
-        with open_parquet(source) as file:
-            names = file.schema_arrow.names
-            require_columns(source.path, needed, names)
-            metadata = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
-            named = class_names(json.loads(metadata).get("info", {}).get("features") or {})
-            chosen = [name for name in wanted or () if name in names]
-            for number, row in parquet_rows(file, chosen or None):
-                yield number, with_class_names(row, named)
-        return
-    with open_data_set(source) as dataset:
-        names = dataset.column_names or []
-        require_columns(source.path, needed if names else (), names)
-        chosen = [name for name in wanted or () if name in names]
-        rows = dataset.select_columns(chosen) if chosen else dataset
-        named = class_names(rows.features.to_dict() if rows.features else {})
-        for number, row in enumerate(rows, 1):
-            yield number, with_class_names(row, named)
-
-
-def class_names(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
-    """Return column -> class names, for columns of `datasets` that hold (lists of) classes."""
-    named = {}
-    for column, feature in features.items():
-        while isinstance(feature, list) or "feature" in feature:
-            feature = feature[0] if isinstance(feature, list) else feature["feature"]  # noqa: PLW2901
-        if feature.get("_type") == "ClassLabel":
-            named[column] = feature["names"]
-    return named
-
-
-def with_class_names(row: Fields, named: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the fields of a row with class names in place of numbers; -1 becomes None."""
-
-    def name(value: Any, names: Sequence[str]) -> Any:
-        if isinstance(value, list):
-            return [name(item, names) for item in value]
-        if not isinstance(value, int):
-            return value
-        return names[value] if value >= 0 else None
-
-    return {
-        column: name(value, named[column]) if column in named else value
-        for column, value in row.items()
-    }
 
 
 def require_columns(

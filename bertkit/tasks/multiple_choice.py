@@ -253,8 +253,3 @@ class MultipleChoice(Task):
         """Score answering every input with the most frequent correct index."""
         [(_, right)] = Counter(example.gold for example in inputs).most_common(1)
         return {"accuracy": right / len(inputs)}
-
-    def degenerate(self, inputs: Inputs, results: Results) -> str:
-        """A degenerate run gives all choices nearly equal probabilities."""
-        spread = max(max(r.probabilities) - min(r.probabilities) for r in results)
-        return "gives each choice nearly the same probability" if spread < 0.01 else ""

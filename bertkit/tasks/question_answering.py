@@ -363,15 +363,6 @@ class QuestionAnswering(Task):
         middle = (lowest + above) / 2
         return replace(self, threshold=middle if middle < above else lowest)
 
-    def degenerate(self, inputs: Inputs, results: Results) -> str:
-        """No answer to any question, or all answers start at the same character."""
-        wanted = [{gold.start for gold in e.answers} for e in inputs if e.answers]
-        if {result.answer for result in results} == {""}:
-            return "finds no answer to any question" if wanted else ""
-        starts = {result.start for result in results}
-        same = len(starts) == 1 < len(results) and not all(starts & golds for golds in wanted)
-        return "answers with the same position in each context" if same else ""
-
 
 def question_length(max_length: int) -> int:
     """Return the default maximum question length in tokens: 64, or half of a short window."""

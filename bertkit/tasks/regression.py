@@ -133,13 +133,6 @@ class Regression(TextTask):
         mean = float(np.mean([example.gold for example in inputs]))
         return self.score(inputs, [NumberResult(mean)] * len(inputs))
 
-    def degenerate(self, inputs: Inputs, results: Results) -> str:
-        spread = float(np.std([result.value for result in results]))
-        wanted = float(np.std([self.target_of(example) for example in inputs]))
-        if spread >= 0.02 * wanted:
-            return ""
-        return f"answers nearly one number to each input (spread {spread:.1g} of {wanted:.1g})"
-
 
 def ranks(values: np.ndarray) -> np.ndarray:
     """Return the ranks of values; equal values share the mean of their ranks."""

@@ -29,7 +29,6 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 NOTHING_READ = "inputs with a text without tokens"
 """Such as control characters only; they are predicted all the same."""
-SEEN_ONCE = "label seen once in training, kept"
 
 Inputs = Sequence[Any]  # the examples of a task type
 Results = Sequence[Any]  # one `Result` for each input
@@ -221,13 +220,6 @@ class Task(ABC):
     @abstractmethod
     def baseline(self, inputs: Inputs) -> Metrics:
         """Return, for each metric, the best score of an answer that ignores the input."""
-
-    def degenerate(self, inputs: Inputs, results: Results) -> str:
-        """Return why results on labelled inputs show a run that learned nothing, else ""."""
-        answers = {self.answer_value(result) for result in results}
-        if len(answers) > 1 or len({self.gold_value(example) for example in inputs}) < 2:
-            return ""
-        return f"answers {answers.pop()!r} to each input"
 
     def prepare_network(self, network: Any, *, keep_head: bool) -> Any:
         """Return the network of a run before its first update; most tasks do not change it."""

@@ -325,12 +325,6 @@ class TokenClassification(Task):
         common = seen.most_common(1)[0][0] if seen else self.labels[0]
         return self.score_tags(inputs, [self.in_scheme([common] * len(i.words)) for i in inputs])
 
-    def degenerate(self, inputs: Inputs, results: Results) -> str:
-        """The same tag for each word, such as O, although gold has others."""
-        tags = {*chain.from_iterable(map(self.answer_value, results))}
-        wanted = {*chain.from_iterable(map(self.gold_value, inputs))}
-        return f"gives each word the tag {tags.pop()!r}" if len(tags) == 1 < len(wanted) else ""
-
 
 def tag_labels(inputs: Inputs) -> tuple[tuple[str, ...], bool]:
     """Return the labels, O first and entities' with B and I, and whether they are entity tags."""

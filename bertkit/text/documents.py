@@ -36,8 +36,8 @@ MAX_INVALID = 1e-3
 BlockItem = TypeVar("BlockItem")
 NumberedText = tuple[int, str]
 """The number, from 1, of a line, or of the line or row where a document starts; and its text."""
-Row = tuple[int, Mapping[str, Any]]
-"""The number of a line or row, from 1, and its fields."""
+Row = tuple[int, Mapping[str, Any] | None]
+"""The number of a line or row, from 1, and its fields; None if it cannot be used."""
 
 
 @dataclass
@@ -105,7 +105,14 @@ def read_documents(source: Source, counts: TextCounts, *, column: str = "text") 
     elif source.format == "wikiextractor":
         numbered = wikiextractor_documents(source, counts)
     else:
-        numbered = text_column(read_rows(source, counts, [column]), source, counts, column)
+
+        def check(names: list[str]) -> None:
+            if column not in names:
+                raise missing_column(source, column, names)
+            reject_duplicate_column(source.path, column, names)
+
+        rows = source_rows(source, counts, check, [column])
+        numbered = text_column(rows, source, counts, column)
     for number, text in numbered:
         document, location = text.strip(), f"{source.path}:{number}"
         if not document:
@@ -244,22 +251,23 @@ def wikiextractor_documents(source: Source, counts: TextCounts) -> Iterator[Numb
 # Rows ---------------------------------------------------------------------------------------------
 
 
-def read_rows(
-    source: Source, counts: TextCounts, columns: Sequence[str] | None = None
+def source_rows(
+    source: Source,
+    counts: TextCounts,
+    check: Callable[[list[str]], object],
+    wanted: Sequence[str] | None = None,
+    header: bool | Sequence[str] = True,
 ) -> Iterator[Row]:
-    """Yield the numbered rows of a source that has columns; only some columns, or all (None)."""
+    """Yield the numbered rows of a source that has columns; None for one that cannot be used.
+
+    `check` is called with the names of the columns, if the format has them before the rows. Parquet
+    and data sets may be read with the `wanted` columns alone. For `header`, see `separated_rows`.
+    """
     if source.format == "jsonl":
-        rows = json_lines(source, counts)
-    elif source.format in ("csv", "tsv"):
-
-        def check(names: list[str]) -> None:
-            for column in columns or ():
-                reject_duplicate_column(source.path, column, names)
-
-        rows = separated_rows(source, counts, check)
-    else:
-        rows = (parquet_file if source.format == "parquet" else data_set)(source, columns)
-    return ((number, row) for number, row in rows if row is not None)
+        return json_lines(source, counts)
+    if source.format in ("csv", "tsv"):
+        return separated_rows(source, counts, check, header)
+    return typed_rows(source, check, wanted)
 
 
 def parse_line(text: str) -> Any:
@@ -270,7 +278,7 @@ def parse_line(text: str) -> Any:
         return None
 
 
-def json_lines(source: Source, counts: TextCounts) -> Iterator[tuple[int, Any]]:
+def json_lines(source: Source, counts: TextCounts) -> Iterator[Row]:
     """Yield the JSON object on each line that is not blank; None for a line without an object.
 
     Of a file that is one array, or one object with an array "data", the items are the rows.
@@ -327,7 +335,7 @@ def separated_rows(
     counts: TextCounts,
     check: Callable[[list[str]], object],
     header: bool | Sequence[str] = True,
-) -> Iterator[tuple[int, Mapping[str, Any] | None]]:
+) -> Iterator[Row]:
     """Yield the rows of CSV or TSV; None for one with too many fields, which is counted.
 
     `check` is called with the names of the columns: those in the first line, or, depending on
@@ -350,51 +358,77 @@ def separated_rows(
             yield number, dict(zip(names, fields, strict=False))
 
 
-def parquet_file(source: Source, columns: Sequence[str] | None) -> Iterator[Row]:
-    """Yield the rows of a Parquet file."""
-    with open_parquet(source) as file:
-        names = file.schema_arrow.names
-        for column in columns or names:
-            if column not in names:
-                raise missing_column(source, column, names)
-            reject_duplicate_column(source.path, column, names)
-        yield from parquet_rows(file, columns)
+def typed_rows(
+    source: Source, check: Callable[[list[str]], object], wanted: Sequence[str] | None
+) -> Iterator[Row]:
+    """Yield the rows of a Parquet file or a data set, with class names in place of numbers."""
+    open_rows = open_parquet if source.format == "parquet" else open_data_set
+    with open_rows(source) as (names, features, rows):
+        if names:
+            check(names)
+        named = class_names(features)
+        for number, row in enumerate(rows([n for n in wanted or () if n in names] or None), 1):
+            yield number, with_class_names(row, named)
+
+
+def class_names(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """Return column -> class names, for columns of `datasets` that hold (lists of) classes."""
+    named = {}
+    for column, feature in features.items():
+        while isinstance(feature, list) or "feature" in feature:
+            feature = feature[0] if isinstance(feature, list) else feature["feature"]  # noqa: PLW2901
+        if feature.get("_type") == "ClassLabel":
+            named[column] = feature["names"]
+    return named
+
+
+def with_class_names(row: Mapping[str, Any], named: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the fields of a row with class names in place of numbers; -1 becomes None."""
+
+    def name(value: Any, names: Sequence[str]) -> Any:
+        if isinstance(value, list):
+            return [name(item, names) for item in value]
+        if not isinstance(value, int):
+            return value
+        return names[value] if value >= 0 else None
+
+    return {
+        column: name(value, named[column]) if column in named else value
+        for column, value in row.items()
+    }
 
 
 @contextmanager
 def open_parquet(source: Source) -> Iterator[Any]:
-    """Open a Parquet file; a missing or damaged one is a BertkitError."""
+    """Provide a Parquet file's column names, features and a function that yields rows."""
     parquet = optional_library("pyarrow.parquet", "Parquet files")
     arrow_error = optional_library("pyarrow", "Parquet files").ArrowException
     try:
         with open_binary(source.path, decompress=False) as stream:
-            yield parquet.ParquetFile(stream)
+            file = parquet.ParquetFile(stream)
+            metadata = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+
+            def rows(columns: list[str] | None) -> Iterator[dict[str, Any]]:
+                for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
+                    yield from batch.to_pylist()
+
+            features = json.loads(metadata).get("info", {}).get("features") or {}
+            yield file.schema_arrow.names, features, rows
     except (*DAMAGE, arrow_error) as error:
         raise BertkitError(
             f"{source.path} cannot be read ({one_line(error)}); restore the file or leave it out"
         ) from error
 
 
-def parquet_rows(file: Any, columns: Sequence[str] | None) -> Iterator[Row]:
-    """Yield the numbered rows of an open Parquet file, in batches; only some columns, or all."""
-    batches = file.iter_batches(batch_size=PARQUET_ROWS, columns=columns)
-    yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
-
-
-def data_set(source: Source, columns: Sequence[str] | None) -> Iterator[Row]:
-    """Yield the rows of a streamed Hugging Face data set."""
-    with open_data_set(source) as rows:
-        known = columns and set(columns).issubset(rows.column_names or ())
-        yield from enumerate(rows.select_columns(list(columns or ())) if known else rows, 1)
-
-
 @contextmanager
 def open_data_set(source: Source) -> Iterator[Any]:
-    """Open a Hugging Face data set as a stream; every failure in the block is a BertkitError."""
+    """Provide the same of a streamed data set; every failure in the block is a BertkitError."""
     datasets = optional_library("datasets", "Hugging Face data sets")
     _, name, config, split = source.path.split(":")
     try:
-        yield datasets.load_dataset(name, config or None, split=split, streaming=True)
+        data = datasets.load_dataset(name, config or None, split=split, streaming=True)
+        features = data.features.to_dict() if data.features else {}
+        yield data.column_names or [], features, lambda c: data.select_columns(c) if c else data
     except BertkitError:
         raise
     except Exception as error:  # the library passes on the errors of a dozen other libraries
@@ -420,6 +454,8 @@ def text_column(
     texts = number = 0
     names: dict[str, None] = {}
     for number, row in rows:
+        if row is None:
+            continue
         value = row.get(column)
         if isinstance(value, str):
             texts += 1

@@ -49,23 +49,6 @@ def test_scores() -> None:
     assert plain.baseline(own) == {"accuracy": 2 / 3}
 
 
-def test_runs_that_learnt_nothing() -> None:
-    task, plain = TokenClassification(LABELS), TokenClassification(("A", "B"), entities=False)
-    gold, none = [sentence("x x", "O B-PER"), sentence("x", "O")], [sentence("x x", "O O")] * 2
-    assert (
-        task.degenerate(gold, [predicted("O O"), predicted("O")]) == "gives each word the tag 'O'"
-    )
-    assert task.degenerate(gold, [predicted("O O"), predicted("B-PER")]) == ""
-    assert task.degenerate(none, [predicted("O O"), predicted("O O")]) == "", "there is none"
-    same, other = (
-        [predicted("A A", entities=False)],
-        [predicted("A B", entities=False)],
-    )
-    assert "'A'" in plain.degenerate([sentence("x x", "A B")], same)
-    assert plain.degenerate([sentence("x x", "A A")], same) == "", "that is right"
-    assert plain.degenerate([sentence("x x", "A B")], other) == ""
-
-
 def test_entities_without_a_type() -> None:
     """As in some files of one kind of names: B, I and O alone."""
     own = [sentence("x x x x", "B I O B")]
