@@ -22,13 +22,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin
 
 from bertkit.errors import BertkitError, HeldError
 
 if TYPE_CHECKING:
     import numpy as np
 
+T = TypeVar("T")
 MAX_OBJECT_BYTES = 1 << 24
 """The maximum size in bytes of a JSON file that describes a model, such as `config.json`."""
 RECORDS = {
@@ -61,6 +62,11 @@ def from_home(path: str | Path) -> str:
     return os.path.expanduser(path)  # noqa: PTH111 - pathlib raises an error for an unknown user
 
 
+def is_remote(path: Path | str) -> bool:
+    """Return whether a path is a URL, such as `s3://bucket/folder`, and not `C:/folder`."""
+    return re.match(r"[a-z][a-z0-9+.-]+:/", str(path), re.IGNORECASE) is not None
+
+
 def check_output(
     out: Path | str, inputs: Iterable[Path | str] = (), *, folder: bool = False
 ) -> Path:
@@ -69,7 +75,7 @@ def check_output(
     `inputs` are files, folders, globs and addresses that are read. A leading ~ is expanded.
     """
     path = Path(from_home(out))
-    if re.match(r"[a-z0-9]+:/", str(path)):
+    if is_remote(path):
         raise BertkitError(f"{out} is remote; write to a local or mounted folder, then copy")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +86,8 @@ def check_output(
             raise PermissionError(errno.EACCES, "permission denied", str(path))
     real = Path(os.path.realpath(path))
     for name in [from_home(name) for name in inputs if name]:
-        local = [] if re.match(r"\w+://|hf:", name) else glob.glob(name) or [name]  # noqa: PTH207
+        remote = is_remote(name) or name.startswith("hf:")
+        local = [] if remote else glob.glob(name) or [name]  # noqa: PTH207
         for source in map(os.path.realpath, local):
             if real.is_relative_to(source):
                 where = "is an input" if real == Path(source) else f"lies in the input {name}"
@@ -88,18 +95,28 @@ def check_output(
     return path
 
 
+def sign_of_work(out: Path, ignored: Collection[str] = ()) -> str:
+    """Return the first of `SIGNS` in a folder that is not ignored; "" if there is none."""
+    return next((n for n in SIGNS if n not in ignored and (out / n).exists()), "")
+
+
 def claim(
-    out: Path, kind: str, settings: Mapping[str, Any], *, may_change: Collection[str] = ()
+    out: Path,
+    kind: str,
+    settings: Mapping[str, Any],
+    *,
+    may_change: Collection[str] = (),
 ) -> dict[str, Any]:
     """Take a folder for one piece of work, and return the settings in its record.
 
     An absent or empty folder gets the record. A folder whose record has equal settings holds this
     same work, which is resumed. Any other folder is refused, so that no work mixes with another.
     `may_change` are dotted names of settings, or groups of them, that may differ from the record.
+    A setting that the record of another version lacks is one that was off.
     """
     record, new = out / RECORDS[kind], json.loads(json.dumps(settings, default=str))
     if not record.is_file():
-        if sign := next((name for name in SIGNS if (out / name).exists()), ""):
+        if sign := sign_of_work(out):
             raise BertkitError(
                 f"{out} has a {sign} but no {record.name}, so it holds no {kind}; choose another "
                 "folder"
@@ -116,6 +133,16 @@ def claim(
     return old
 
 
+def known_fields(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Make a dataclass of the fields in a file: unknown ones are ignored, missing ones default.
+
+    Raises:
+        TypeError: a field without a default is missing.
+    """
+    names = [item.name for item in dataclasses.fields(cast("Any", kind))]
+    return kind(**{name: values[name] for name in names if name in values})
+
+
 def check_replaceable(out: Path, kind: str) -> None:
     """Raise a BertkitError unless a folder may be replaced: it is absent, empty or of this kind."""
     empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
@@ -130,13 +157,16 @@ def differences(
     *,
     ignored: Collection[str] = (),
 ) -> list[str]:
-    """Return the dotted names of fields that differ, with both values (of checksums, without)."""
+    """Return the dotted names of fields that differ, with both values (of checksums, without).
+
+    A field that only one side has, of another version, is off on the other: None, False, 0 or "".
+    """
     changed: list[str] = []
     for key in sorted(key for key in {*before, *after} if f"{prefix}{key}" not in ignored):
         old, new = before.get(key), after.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             changed += differences(old, new, f"{prefix}{key}.", ignored=ignored)
-        elif old != new:
+        elif old != new and (old or new or (key in before and key in after)):
             digests = DIGEST.fullmatch(str(old)) and DIGEST.fullmatch(str(new))
             changed.append(f"{prefix}{key} {'differs' if digests else f'{old!r} -> {new!r}'}")
     return changed

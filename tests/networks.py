@@ -12,7 +12,7 @@ import torch
 
 from bertkit.checkpoints.names import BERT
 from bertkit.checkpoints.save import foreign_tensors
-from bertkit.checkpoints.sentence_transformers import MODULES, TextPooling
+from bertkit.checkpoints.sentence_transformers import TextPooling
 from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.pretraining_data.batch import Packed, pack
@@ -102,7 +102,7 @@ def write_pooling(folder: Path, pooling: TextPooling, config: ModelConfig) -> No
     """Make a model directory one of sentence-transformers, as that library's version 2 did."""
     left_to_right = config.direction == "left_to_right"
     mode = {"mean": "mean", "cls": "lasttoken" if left_to_right else "cls"}[pooling.pooling]
-    names = MODULES if pooling.normalize else MODULES[:2]
+    names = ("Transformer", "Pooling", "Normalize")[: 3 if pooling.normalize else 2]
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
         for i, (name, path) in enumerate(zip(names, ("", "1_Pooling", "2_Normalize"), strict=False))

@@ -19,6 +19,7 @@ from bertkit.corpus.store import write_array
 from bertkit.errors import BertkitError, HeldError
 from bertkit.files import (
     check_file_size,
+    check_output,
     exclusive_lock,
     from_home,
     new_file,
@@ -45,6 +46,14 @@ def test_interrupted_write_leaves_the_old_file(
         write_json(path, {"new": 2})
     assert read_json(path) == {"old": 1}
     assert [entry.name for entry in path.parent.iterdir()] == ["b.json"]
+
+
+def test_one_rule_says_what_is_remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert check_output("c:/out.json") == Path("c:/out.json")
+    for url in ("s3://bucket/a.txt", "HF://models/x", "file+ssh:/a"):
+        with pytest.raises(BertkitError, match="is remote"):
+            check_output(url)
 
 
 def test_interrupted_folder_leaves_the_old_one(tmp_path: Path) -> None:

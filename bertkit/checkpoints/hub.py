@@ -21,7 +21,7 @@ CONFIGS = (
     *("special_tokens_map.json", "added_tokens.json", "modules.json", "export.json"),
     *("sentence_bert_config.json", "config_sentence_transformers.json"),
 )
-DOWNLOADED = (*CONFIGS, "*.safetensors", "*/*.json", "*/vocab.txt")
+DOWNLOADED = (*CONFIGS, "*.safetensors", "*/*.json", "*/vocab.txt", "adapter_config.json")
 """Patterns of the files that are downloaded, beside the card."""
 NOT_DOWNLOADED = ("onnx/*", "openvino/*")
 CARD = "README.md"

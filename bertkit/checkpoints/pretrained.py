@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.checkpoints.names import BERT, OWN_FIELDS, family_of, file_names, require
-from bertkit.checkpoints.save import read_weights, shown_names
+from bertkit.checkpoints.save import no_model, read_weights, shown_names
 from bertkit.errors import BertkitError
 from bertkit.files import from_home, read_object, read_optional
 from bertkit.model.encoder import Encoder, ModelConfig, check_vocabulary, initialize
@@ -252,12 +252,8 @@ def check_config_sizes(config: ModelConfig, tensors: Mapping[str, Tensor], sourc
             raise BertkitError(f"{source} lacks {file_list([name])}; it is not a complete BERT")
         check_shape(name, tensors[name], shape, source)
     layers = sum(name.endswith("intermediate.weight") for name in tensors)
-    wanted_layers = 1 if config.share_layers else config.num_hidden_layers
-    if layers != wanted_layers:
-        raise BertkitError(
-            f"{source}: the weights have {layers} layers, config.json says {wanted_layers}; config "
-            "and weights do not belong together"
-        )
+    if layers != (1 if config.share_layers else config.num_hidden_layers):
+        raise BertkitError(f"{source}: the weights have {layers} layers, and config.json says more")
 
 
 def file_list(names: Iterable[str]) -> str:
@@ -334,9 +330,7 @@ def model_folder(path: Path | str) -> Path:
             return folder
     if not path.is_dir():  # the prefix of a Google checkpoint
         return path
-    raise BertkitError(
-        f"{path} holds no model: neither config.json nor bert_config.json; check the path"
-    )
+    raise no_model(path, "neither config.json nor bert_config.json")
 
 
 def tokenizer_folder(path: Path | str) -> Path:

@@ -30,7 +30,7 @@ from bertkit.checkpoints.names import (
     own_tensors,
 )
 from bertkit.errors import BertkitError
-from bertkit.files import new_folder, write_json
+from bertkit.files import check_replaceable, new_folder, read_optional, write_json
 from bertkit.model.encoder import Encoder, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel, ReplacedTokenModel
 
@@ -62,7 +62,7 @@ def save_model(
     config = model.config
     assert isinstance(config, ModelConfig)
     check_vocabulary(config, tokenizer.size)
-    check_free(directory)
+    check_replaceable(directory, "model")
     with new_folder(directory) as folder:
         family, architecture = saved_class(model, details)
         write_json(folder / "config.json", config_fields(model, details, tokenizer.pad_id))
@@ -71,16 +71,6 @@ def save_model(
         write_tensors(folder / "model.safetensors", tensors, format="pt")
         tokenizer.save(folder, config.max_position_embeddings)
         write_json(folder / "bertkit.json", dict(details))
-
-
-def check_free(directory: Path) -> None:
-    """Raise a BertkitError unless a folder is absent, empty or a model directory."""
-    signs = ("bertkit.json", "*.safetensors", "*.bin")  # not only models have a config.json
-    weights = any(path for sign in signs for path in directory.glob(sign))
-    empty = directory.is_dir() and not any(directory.iterdir())
-    is_model = weights and (directory / "config.json").is_file()
-    if directory.exists() and not (empty or is_model):
-        raise BertkitError(f"{directory} exists and is not a model directory; choose another")
 
 
 def head_of(model: nn.Module, details: Mapping[str, Any]) -> str:
@@ -168,6 +158,8 @@ def save_generator(
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 """The files that may hold a model's weights, in order of preference."""
+ENCODER_SIGN = "embeddings.word_embeddings.weight"
+"""The end of the name of a tensor that every encoder has once."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
@@ -183,18 +175,44 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) ->
 
 
 def read_weights(directory: Path, family: Family) -> dict[str, Tensor]:
-    """Read all weights of a directory as finite fp32, by bertkit's names."""
+    """Read all weights of a directory as finite fp32, by bertkit's names.
+
+    What precedes the names in files of wrapped models, such as "module.", is left out.
+    """
     path = next((p for name in WEIGHT_FILES if (p := directory / name).is_file()), None)
     if path is None:
-        raise BertkitError(f"{directory} holds neither {' nor '.join(WEIGHT_FILES)}")
+        raise no_model(directory, f"neither {' nor '.join(WEIGHT_FILES)}")
     # older files store the positions 0, 1, 2, ...
     skipped = "embeddings.position_ids"
-    content = {n: t for n, t in read_tensors(path).items() if not n.endswith(skipped)}
+    read = {n: t for n, t in read_tensors(path).items() if not n.endswith(skipped)}
+    encoders = {name.removesuffix(ENCODER_SIGN) for name in read if name.endswith(ENCODER_SIGN)}
+    if len(encoders) > 1:
+        raise BertkitError(
+            f"{path} holds {len(encoders)} encoders ({shown_names(sorted(encoders))}); save the "
+            "state_dict() of one"
+        )
+    prefix = next(iter(encoders), "").removesuffix(family.prefix)
+    content = {name.removeprefix(prefix): tensor for name, tensor in read.items()}
+    if any("lora_" in name for name in content):
+        raise no_model(directory, "an adapter that is not merged")
     for name, tensor in content.items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise BertkitError(f"{directory}: {name} is not a floating-point tensor; remake it")
         content[name] = finite_weights(tensor, name, directory)
     return own_tensors(content, family, directory)
+
+
+def no_model(folder: Path, what: str) -> BertkitError:
+    """Return the error for a folder without a whole model, which may hold an adapter for one."""
+    config = read_optional(folder / "adapter_config.json")
+    if not config and "adapter" not in what:
+        return BertkitError(f"{folder} holds no model: {what}; check the path")
+    base = config.get("base_model_name_or_path") or "a model"
+    return BertkitError(
+        f"{folder} holds an adapter (LoRA or PEFT) of {base}; with peft, merge it by "
+        "merge_and_unload(), then save_pretrained(), and give that folder",
+        code="adapter",
+    )
 
 
 def finite_weights(tensor: Tensor, name: str, source: object) -> Tensor:

@@ -1,25 +1,35 @@
 """How the texts of a model become vectors: the files of sentence-transformers.
 
-| file                               | content                                                  |
-|------------------------------------|----------------------------------------------------------|
-| `modules.json`                     | the modules: transformer, pooling, normalisation         |
-| `1_Pooling/config.json`            | cls, mean or last token                                  |
-| `sentence_bert_config.json`        | `max_seq_length`, `do_lower_case`                        |
-| `config_sentence_transformers.json`| the prompt to prepend to every text, if there is one     |
+| file                               | content                                                    |
+|------------------------------------|------------------------------------------------------------|
+| `modules.json`                     | the modules: transformer, pooling, and those that follow   |
+| `1_Pooling/config.json`            | the poolings whose vectors are concatenated                |
+| `2_Dense/`, `3_LayerNorm/`, ...    | sizes and weights of the modules that follow               |
+| `sentence_bert_config.json`        | `max_seq_length`, `do_lower_case`                          |
+| `config_sentence_transformers.json`| the prompt to prepend to every text, if there is one       |
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bertkit.checkpoints.pretrained import load_config
+import torch
+from torch import Tensor, nn
+
+from bertkit.checkpoints.pretrained import load_config, read_details
+from bertkit.checkpoints.save import WEIGHT_FILES, read_tensors
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, read_object, read_optional
 
-MODULES = ("Transformer", "Pooling", "Normalize")
+MODULES = ("Transformer", "Pooling", "Dense", "LayerNorm", "Dropout", "Normalize")
 """sentence-transformers' modules that bertkit supports."""
+MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
+"""The modes of the Pooling module, in the order in which flags of old versions concatenate them."""
+TEXT_VECTOR = "sentence_embedding"
+ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "LeakyReLU", "ELU")
+"""torch's classes that a Dense module may name; no other code is run."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +37,23 @@ class TextPooling:
     """Settings for turning texts into vectors."""
 
     pooling: str = "mean"
-    """One of `bertkit.model.outputs.POOLINGS`."""
+    """One of `bertkit.model.outputs.POOLINGS`, or several joined by "+"."""
     normalize: bool = True
     """Whether to divide vectors by their L2 norm, so that dot products are cosines."""
     max_length: int = 0
     """Tokens per window, including special tokens; 0 for as many as the model has positions."""
     prompt: str = ""
     """A prefix for every text."""
+    modules: tuple[nn.Module, ...] = ()
+    """What is applied to pooled vectors before they are normalised: (texts, width) to the same."""
+
+
+class Normalize(nn.Module):
+    """Divides each vector by its L2 norm."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Map (texts, width) to the same shape."""
+        return nn.functional.normalize(vectors)
 
 
 def is_embedder(folder: Path) -> bool:
@@ -48,17 +68,22 @@ def is_embedder(folder: Path) -> bool:
 def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling]:
     """Return the folder with the weights, and the settings that a model directory configures.
 
-    A directory without sentence-transformers' files gives itself and the normalised mean. Unless it
-    is "auto", `pooling` replaces the directory's, which then need not be supported.
+    A directory without sentence-transformers' files gives itself and the settings in its
+    `bertkit.json`, or the normalised mean. Unless it is "auto", `pooling` replaces the directory's,
+    and the modules after it, which then need not be supported.
 
     Raises:
         BertkitError: a file is damaged, a module or mode is not supported, or the mode reads a
             token that cannot attend to the others in the model's direction.
     """
     if not (folder / "modules.json").is_file():
-        return folder, TextPooling("mean" if pooling == "auto" else pooling)
-    modules = dict(read_modules(folder, encoder_alone=pooling != "auto"))
-    weights = folder / modules.get("Transformer", "")
+        usual, saved = TextPooling(), read_details(folder).get("embedding")
+        saved = saved if isinstance(saved, dict) else {}  # an earlier version wrote it
+        known = {n: saved[n] for n, v in vars(usual).items() if type(saved.get(n)) is type(v)}
+        return folder, replace(usual, **known | ({"pooling": pooling} if pooling != "auto" else {}))
+    modules = read_modules(folder, encoder_alone=pooling != "auto")
+    names = dict(modules)
+    weights = folder / names.get("Transformer", "")
     transformer = read_optional(weights / "sentence_bert_config.json")
     max_length = transformer.get("max_seq_length") or tokenizer_limit(weights)
     described = read_optional(folder / "config_sentence_transformers.json")
@@ -71,18 +96,23 @@ def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling
     cased = read_optional(weights / "tokenizer_config.json").get("do_lower_case") is False
     if cased and transformer.get("do_lower_case"):
         raise BertkitError(
-            f"{weights} lowercases texts for a cased tokenizer (do_lower_case in "
-            "sentence_bert_config.json), which is not supported; set it to false to embed them as "
-            "they are"
+            f"{weights} lowercases texts for a cased tokenizer; do_lower_case in its "
+            "sentence_bert_config.json must be false"
         )
-    if pooling == "auto":
-        pooling = configured_pooling(folder / modules["Pooling"] / "config.json", weights, prompt)
-    return weights, TextPooling(
-        pooling=pooling,
-        normalize="Normalize" in modules,
-        max_length=max_length,
-        prompt=prompt,
-    )
+    settings = TextPooling(pooling, "Normalize" in names, max_length, prompt)
+    if pooling != "auto":
+        return weights, settings
+    config = load_config(weights)
+    path = folder / names["Pooling"] / "config.json"
+    pooling = configured_pooling(path, config.direction, prompt)
+    width, layers = config.hidden_size * len(pooling.split("+")), list[nn.Module]()
+    for name, inside in modules[2:]:
+        if name != "Dropout":
+            layers.append(read_layer(folder / inside, name, width))
+            width = layers[-1](torch.zeros(1, width)).shape[1]
+    normalize = bool(layers) and isinstance(layers[-1], Normalize)
+    layers = layers[: len(layers) - normalize]
+    return weights, replace(settings, pooling=pooling, normalize=normalize, modules=tuple(layers))
 
 
 def tokenizer_limit(folder: Path) -> int:
@@ -91,8 +121,8 @@ def tokenizer_limit(folder: Path) -> int:
     return int(limit) if isinstance(limit, int | float) and 0 < limit < 1e6 else 0
 
 
-def configured_pooling(path: Path, weights: Path, prompt: str) -> str:
-    """Return bertkit's name of the mode in a file of the Pooling module.
+def configured_pooling(path: Path, direction: str, prompt: str) -> str:
+    """Return bertkit's name of the mode, or modes, in a file of the Pooling module.
 
     sentence-transformers pools the first ("cls") or last token; bertkit's "cls" is the one that
     attends to all others.
@@ -103,19 +133,46 @@ def configured_pooling(path: Path, weights: Path, prompt: str) -> str:
             f"{path}: include_prompt false is not supported with a prompt; choose --pooling, which "
             "reads the prompt, too"
         )
-    flags = [flag for flag, value in settings.items() if value and flag.startswith("pooling_mode_")]
-    old = [re.sub("pooling_mode_|_tokens?$", "", flag) for flag in flags]  # before version 6
-    mode = settings.get("pooling_mode") or old
-    modes = mode if isinstance(mode, list) else [mode]
-    if modes in (["mean"], []):
-        return "mean"
-    left_to_right = load_config(weights).direction == "left_to_right"
-    if modes != ["lasttoken" if left_to_right else "cls"]:
+    set_flags = {name.removeprefix("pooling_mode_") for name, value in settings.items() if value}
+    flags = {re.sub("_tokens?$", "", name) for name in set_flags}  # before version 6
+    mode = settings.get("pooling_mode") or [mode for mode in MODES if mode in flags] or "mean"
+    modes = [re.sub("_tokens$", "", str(m)) for m in (mode if isinstance(mode, list) else [mode])]
+    left_to_right = direction == "left_to_right"
+    if unknown := [m for m in modes if m not in MODES or (m == "cls" and left_to_right)]:
         raise BertkitError(
-            f"{path}: pooling by {' and '.join(map(str, modes))} is not supported for this model; "
+            f"{path}: pooling by {' and '.join(unknown)} is not supported for this model; "
             "choose --pooling cls or mean"
         )
-    return "cls"
+    return "+".join("cls" if m == "lasttoken" and left_to_right else m for m in modes)
+
+
+def read_layer(folder: Path, name: str, width: int) -> nn.Module:
+    """Read a module that follows the pooling, whose vectors have `width` dimensions."""
+    if name == "Normalize":
+        return Normalize()
+    config, layer = read_object(folder / "config.json"), nn.Sequential()
+    home, _, activation = str(config.get("activation_function", "torch.nn.Tanh")).rpartition(".")
+    key = config.get("module_input_name", TEXT_VECTOR)
+    known = activation in ACTIVATIONS and home.startswith("torch.") and key == TEXT_VECTOR
+    if not known or config.get("use_residual"):
+        raise BertkitError(
+            f"{folder} applies {home}.{activation} to {key}, which is not supported; choose "
+            "--pooling to read the encoder alone"
+        )
+    try:
+        if name == "LayerNorm":
+            layer.add_module("norm", nn.LayerNorm(config["dimension"]))
+        else:
+            sizes = config["in_features"], config["out_features"]
+            layer.add_module("linear", nn.Linear(*sizes, bias=config.get("bias", True)))
+            layer.add_module("activation", getattr(nn, activation)())
+        files = [path for file in WEIGHT_FILES if (path := folder / file).is_file()]
+        layer.load_state_dict(read_tensors((files or [folder / WEIGHT_FILES[0]])[0]))
+        layer.float().eval().requires_grad_(False)(torch.zeros(1, width))
+    except (KeyError, TypeError, RuntimeError) as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise BertkitError(f"{folder} is not a valid {name} ({reason}); copy it again") from None
+    return layer
 
 
 def read_modules(folder: Path, *, encoder_alone: bool = False) -> list[tuple[str, str]]:
@@ -131,11 +188,11 @@ def read_modules(folder: Path, *, encoder_alone: bool = False) -> list[tuple[str
     for _, inside in modules:
         if Path(inside).is_absolute() or ".." in Path(inside).parts:
             raise BertkitError(f"{path}: the module {inside} is not inside the directory")
-    names = {name for name, _ in modules}
-    wrong = sorted(names - set(MODULES)) or sorted({"Transformer", "Pooling"} - names)
-    if wrong and not encoder_alone:
+    names = [name for name, _ in modules]
+    wrong = sorted({*names} - {*MODULES}) or sorted({"Transformer", "Pooling"} - {*names})
+    if not encoder_alone and (wrong or names[:2] != ["Transformer", "Pooling"]):
         raise BertkitError(
-            f"{path}: {wrong[0]} is missing or not supported; known: {', '.join(MODULES)}; choose "
-            "--pooling to read the encoder alone"
+            f"{path}: {(wrong or names)[0]} is missing or not supported; known: "
+            f"{', '.join(MODULES)}, in this order; choose --pooling to read the encoder alone"
         )
     return modules

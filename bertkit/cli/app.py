@@ -154,7 +154,7 @@ def explain_error(error: Exception) -> str | None:
     if isinstance(error, ModuleNotFoundError) and not missing.startswith("bertkit"):
         return (
             f"this command needs {missing}, which is not installed; install it, or the extra of "
-            "bertkit that has it: data, remote, onnx, serve"
+            "bertkit that has it: data, onnx, serve"
         )
     if isinstance(error, OSError):
         what = error.strerror or str(error) or type(error).__name__

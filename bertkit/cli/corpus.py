@@ -27,7 +27,7 @@ def clean_command(
     """Drop duplicates and, optionally, low-quality documents from text, and count what is dropped.
 
     Args:
-        paths: Files, folders, globs, URLs, or Hugging Face data sets, as for `bertkit prepare`.
+        paths: Files, folders, globs, or Hugging Face data sets, as for `bertkit prepare`.
         out: The file to write: NAME.jsonl, NAME.jsonl.gz or NAME.jsonl.zst.
         json: A JSON file to write the counts to.
     """
@@ -48,7 +48,7 @@ def learn_command(
     """Learn a WordPiece vocabulary from text.
 
     Args:
-        paths: Files, folders, globs, URLs, or Hugging Face data sets as hf:NAME.
+        paths: Files, folders, globs, or Hugging Face data sets as hf:NAME.
         out: The folder for vocab.txt, tokenizer.json, tokenizer_config.json and vocabulary.json.
         size: The number of tokens, including the five special tokens.
     """
@@ -68,7 +68,7 @@ def prepare_command(
     """Tokenize text into a token store.
 
     Args:
-        paths: Files, folders, globs, URLs, or Hugging Face data sets as hf:NAME. Formats: plain
+        paths: Files, folders, globs, or Hugging Face data sets as hf:NAME. Formats: plain
             text (a blank line ends a document), WikiExtractor, JSONL, CSV, TSV and Parquet, which
             may be compressed as .gz, .bz2, .xz or .zst.
         tokenizer: A folder made by `bertkit learn`, a model directory, a run, or a vocab.txt file.

@@ -94,7 +94,7 @@ def export_command(
         to: onnx, or onnx-int8 (8-bit weights).
         head: auto for the head that the model was trained with; encoder works for any model, and
             embedding for any model directory.
-        pooling: The pooling of embeddings: cls, mean, pooler, mean-last-four, or auto.
+        pooling: The pooling of embeddings, such as cls, mean or cls+mean, or auto.
         normalize: Whether to scale embeddings to unit norm.
         max_error: The largest allowed difference in an output; if the output's largest value is
             above 1, the limit is multiplied by it. By default 0.0001, and unlimited for onnx-int8.
@@ -109,9 +109,7 @@ def push_command(
     name: str,
     *,
     private: bool = False,
-    revision: str | None = None,
     message: str = "",
-    license: str = "",  # noqa: A002 - the metadata's own name
 ) -> None:
     """Publish a model on the Hugging Face hub.
 
@@ -122,15 +120,10 @@ def push_command(
         model: A model directory, a run directory or an export.
         name: The name on the hub, ORG/NAME; it is created if it does not exist.
         private: Let only members of ORG see the model, if it is created.
-        revision: The branch to write; main if it is not given.
         message: The message of the commit.
-        license: The license for the model card, such as apache-2.0; by default what the card says.
     """
     from bertkit.checkpoints.publish import push
 
-    done = push(model, name, private=private, revision=revision, message=message, license=license)
-    console = Console()
-    if done.left_out:
-        console.say(f"not uploaded: {', '.join(done.left_out)}")
-    console.say(f"uploaded {len(done.files)} files: {', '.join(done.files)}")
+    done = push(model, name, private=private, message=message)
+    Console().say(f"uploaded {len(done.files)} files: {', '.join(done.files)}")
     print(escape_line_breaks(f"{done.url} {done.commit}"))

@@ -91,8 +91,8 @@ Language = Annotated[
 Pooling = Annotated[
     str,
     Parameter(
-        help="cls, mean, pooler, mean-last-four, or auto: what the model's directory says, else "
-        "mean."
+        help="cls, mean, max, lasttoken, mean_sqrt_len, weightedmean, several of them as in "
+        "cls+mean, pooler, or auto: what the model's directory says, else mean."
     ),
 ]
 
@@ -121,7 +121,7 @@ class TextFlags:
     """The flags of a run that starts from text instead of a store."""
 
     text: tuple[str, ...] = ()
-    """Text to train on: files, folders, globs, URLs, hf:NAME (instead of --store)."""
+    """Text to train on: files, folders, globs, hf:NAME (instead of --store)."""
     tokenizer: Path | None = None
     """An existing tokenizer for --text; by default that of --init-from, or else a vocabulary is
     learned."""
@@ -129,6 +129,8 @@ class TextFlags:
     """Size of the vocabulary that is learned from --text."""
     cased: bool = False
     """Whether the learned vocabulary keeps upper case and accents."""
+    keep_accents: bool | None = None
+    """Whether the learned vocabulary keeps accents and marks; see `bertkit learn`."""
     language: Language = "en"
     reading: Annotated[Reading, FLATTEN] = Reading()
 

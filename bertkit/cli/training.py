@@ -171,7 +171,8 @@ def check_corpus_flags(store: Path | None, corpus: TextFlags) -> None:
     if store is not None and corpus != NO_TEXT:
         raise BertkitError(
             "--store holds tokenized text already; leave out the flags of text: --tokenizer, "
-            "--vocabulary-size, --cased, --language, --format, --column, --processes"
+            "--vocabulary-size, --cased, --keep-accents, --language, --format, --column, "
+            "--processes"
         )
 
 
@@ -184,6 +185,7 @@ def corpus_store(corpus: TextFlags, out: Path, console: Console) -> TokenStore:
         tokenizer=corpus.tokenizer,
         vocabulary_size=corpus.vocabulary_size,
         cased=corpus.cased,
+        keep_accents=corpus.keep_accents,
         processes=reading.processes,
         console=console,
     )

@@ -35,11 +35,11 @@ from typing import NamedTuple
 import numpy as np
 
 from bertkit.errors import BertkitError
-from bertkit.files import check_output, disk_errors, new_file, remove_leftovers
+from bertkit.files import check_output, disk_errors, is_remote, new_file, remove_leftovers
 from bertkit.processes import map_in_order, open_executor
 from bertkit.progress import Console, console_or_new
 from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
-from bertkit.text.sources import TextSource, is_remote
+from bertkit.text.sources import TextSource
 
 BLOCK_CHARACTERS = 250_000
 EXAMPLE_CHARACTERS = 50

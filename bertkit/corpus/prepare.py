@@ -34,6 +34,8 @@ from bertkit.files import (
     claim,
     exclusive_lock,
     from_home,
+    is_remote,
+    known_fields,
     read_json,
     read_optional,
     write_json,
@@ -42,7 +44,7 @@ from bertkit.processes import map_in_order, open_executor
 from bertkit.progress import Console, console_or_new
 from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
 from bertkit.text.sentences import language_code, split_sentences
-from bertkit.text.sources import Source, TextSource, is_remote
+from bertkit.text.sources import Source, TextSource
 from bertkit.tokenizer.files import read_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -91,6 +93,11 @@ def prepare(
     }
     with exclusive_lock(folder), console_or_new(console) as shown:
         claim_store(folder, settings, loaded, sources)
+        if loaded.strip_accents:
+            from bertkit.tokenizer.learn import describe_marks, mark_share
+
+            fate = "dropped by the tokenizer; one of `bertkit learn --keep-accents` keeps them"
+            shown.say(*describe_marks(mark_share(text), fate))
         shown.start(None, title="preparing", unit="documents")
         work = partial(
             tokenize_block,
@@ -256,8 +263,8 @@ class ShardWriter:
         while (path := self.record_path()).is_file():
             try:
                 record = read_json(path)
-                shards = [ShardInfo(**entry) for entry in record["shards"]]
-                text = TextCounts(**record["text"])
+                shards = [known_fields(ShardInfo, entry) for entry in record["shards"]]
+                text = known_fields(TextCounts, record["text"])
                 text.skipped = Counter(text.skipped)
                 position, counted = Position(*record["position"]), Counter(record["tokenization"])
                 for shard in shards:
@@ -298,8 +305,8 @@ def describe_store(store: TokenStore) -> list[str]:
         f"{store.tokens:,} tokens for training; {held_out.documents:,} documents, "
         f"{held_out.tokens:,} tokens held out; [UNK] is {unknown:.3%} of tokens"
     )
-    text = store.manifest["text"]
-    skipped = {**text["skipped"], **store.manifest["tokenization"]}
+    text = store.manifest.get("text", {})
+    skipped = {**text.get("skipped", {}), **store.manifest.get("tokenization", {})}
     return [line, *describe_skipped(skipped, text.get("examples", {}))]
 
 
@@ -415,6 +422,7 @@ def store_from_text(
     tokenizer: Path | str | None = None,
     vocabulary_size: int = 30522,
     cased: bool = False,
+    keep_accents: bool | None = None,
     processes: int = 0,
     executor: Executor | None = None,
     console: Console | None = None,
@@ -428,10 +436,11 @@ def store_from_text(
     from bertkit.tokenizer.learn import LearnOptions, learn_from_files
 
     text, out = TextSource.of(text), Path(from_home(out))
-    if tokenizer is not None and (vocabulary_size, cased) != (30522, False):
+    learned = {"vocabulary_size": vocabulary_size, "cased": cased, "keep_accents": keep_accents}
+    if tokenizer is not None and list(learned.values()) != [30522, False, None]:
         raise BertkitError(
-            "vocabulary_size and cased are for a vocabulary that is learned; leave them out, or "
-            "leave out the tokenizer (that of a model to start from, too)"
+            f"{', '.join(learned)} are for a vocabulary that is learned; leave them out, or leave "
+            "out the tokenizer (that of a model to start from, too)"
         )
     folder = out / "store"
     with (
@@ -441,16 +450,15 @@ def store_from_text(
     ):
         complete = (folder / "manifest.json").is_file()
         begun = complete or any(folder.glob("shards/*.json"))
-        learned = {"vocabulary_size": vocabulary_size, "cased": cased} if tokenizer is None else {}
         if not begun:
             (out / "corpus.json").unlink(missing_ok=True)
-        claim(out, "corpus", learned)
+        claim(out, "corpus", learned if tokenizer is None else {})
         if tokenizer is not None:
             loaded = Tokenizer.load(tokenizer)
         elif begun:
             loaded = Tokenizer.load(out / "tokenizer")
         else:  # the vocabulary of a run that was stopped before may be of another text
-            options = LearnOptions(cased=cased)
+            options = LearnOptions(cased=cased, keep_accents=keep_accents)
             check_options(text, folder, 0.01, 64)
             loaded, _ = learn_from_files(text, vocabulary_size, options, shown, pool)
             loaded.save(out / "tokenizer")

@@ -27,7 +27,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertkit.errors import BertkitError, check_known
-from bertkit.files import from_home, map_array, read_json, sha256_file, write_atomic, write_json
+from bertkit.files import (
+    from_home,
+    known_fields,
+    map_array,
+    read_json,
+    sha256_file,
+    write_atomic,
+    write_json,
+)
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 SPLITS = ("train", "held_out")
@@ -147,7 +155,8 @@ class TokenStore:
             """The `Tokenizer.content_hash` of the tokenizer that made the store."""
             if type(self.vocabulary_size) is not int or self.vocabulary_size < 1:
                 raise ValueError(f"vocabulary_size is {self.vocabulary_size!r:.40}")
-            everything = [ShardInfo(**entry) for entry in self.manifest.pop("shards")]
+            entries = self.manifest.pop("shards")
+            everything = [known_fields(ShardInfo, entry) for entry in entries]
             self.shards: Sequence[ShardInfo] = [s for s in everything if s.split == split]
         except (KeyError, TypeError, ValueError) as error:
             raise BertkitError(

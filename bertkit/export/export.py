@@ -29,7 +29,7 @@ from bertkit.export.padded import (
     read_export_source,
 )
 from bertkit.files import check_output, check_replaceable, new_folder, write_json
-from bertkit.model.outputs import OVER_TOKENS, summary_vectors, weighted_vectors
+from bertkit.model.outputs import SUMMARIES, summary_vectors, token_weights, weighted_vectors
 from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.progress import Console, console_or_new
 
@@ -110,7 +110,8 @@ def write_companions(source: ExportSource, to: str, folder: Path) -> dict[str, A
     write_json(folder / "config.json", config)
     settings = {name: source.details.get(name) for name in ("labels", "settings")}
     if source.pooling is not None:
-        settings = {n: v for n, v in vars(source.pooling).items() if n != "max_length"}
+        left_out = ("max_length", "modules")
+        settings = {n: v for n, v in vars(source.pooling).items() if n not in left_out}
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
     versions["python"] = platform.python_version()
     return {
@@ -229,11 +230,14 @@ def embedded(source: ExportSource, packed: Packed) -> Tensor:
     """Return (sequences, width) vectors, as `bertkit.predict.embeddings` does for short texts."""
     assert source.pooling is not None
     pooling = source.pooling.pooling
-    if pooling in OVER_TOKENS:
-        shares = torch.tensor([1 / n for n in packed.lengths for _ in range(n)])
-        vectors = weighted_vectors(source.encoder, packed, pooling, shares)
-    else:
+    if pooling in SUMMARIES:
         vectors = summary_vectors(source.encoder, packed, pooling)
+    else:
+        tokens = torch.tensor(packed.lengths, dtype=torch.float32)[packed.owners]
+        facts = torch.ones_like(tokens), packed.position_ids, tokens, source.config.direction
+        weights = [token_weights(mode, *facts) for mode in pooling.split("+")]
+        vectors = weighted_vectors(source.encoder, packed, pooling, torch.stack(weights, dim=1))
+    vectors = torch.nn.Sequential(*source.pooling.modules)(vectors)
     return torch.nn.functional.normalize(vectors) if source.pooling.normalize else vectors
 
 

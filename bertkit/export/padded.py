@@ -44,6 +44,7 @@ from bertkit.checkpoints.sentence_transformers import TextPooling, is_embedder
 from bertkit.errors import BertkitError, check_known
 from bertkit.model.encoder import Encoder, Layer, ModelConfig, activation
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.outputs import SUMMARIES, token_weights
 from bertkit.predict.embeddings import read_embedder
 from bertkit.tasks.task import Task
 from bertkit.tasks.types import is_tuned, load_task_model
@@ -90,6 +91,7 @@ class PaddedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.head, self.pooling = model, head, pooling
+        self.after = nn.Sequential(*(pooling.modules if pooling else ()))
         encoder = model if isinstance(model, Encoder) else model.encoder
         assert isinstance(encoder, Encoder)
         self.config, self.encoder = encoder.config, encoder
@@ -106,14 +108,13 @@ class PaddedModel(nn.Module):
         if self.head == "multiple-choice":
             shape = input_ids.shape[:2]
             rows = (input_ids, attention_mask, token_type_ids)
-            states = self.states(*(tensor.flatten(0, 1) for tensor in rows))
-            [scores] = self.read(states, attention_mask.flatten(0, 1))
+            hidden = self.hidden(*(tensor.flatten(0, 1) for tensor in rows))
+            [scores] = self.read(hidden, attention_mask.flatten(0, 1))
             return (scores.view(shape),)
-        states = self.states(input_ids, attention_mask, token_type_ids)
-        return self.read(states, attention_mask)
+        return self.read(self.hidden(input_ids, attention_mask, token_type_ids), attention_mask)
 
-    def states(self, ids: Tensor, mask: Tensor, segments: Tensor) -> list[Tensor]:
-        """Return (batch, length, width) hidden states after the embeddings and every layer."""
+    def hidden(self, ids: Tensor, mask: Tensor, segments: Tensor) -> Tensor:
+        """Return the (batch, length, width) hidden states after the last layer."""
         encoder = self.encoder
         positions = encoder.position_embeddings.weight[: ids.shape[1]]
         embedded = encoder.word_embeddings(ids) + encoder.segment_embeddings(segments) + positions
@@ -121,18 +122,16 @@ class PaddedModel(nn.Module):
         if encoder.projection is not None:
             hidden = encoder.projection(hidden)
         attention_bias = padding_bias(mask)
-        states = [hidden]
         for layer in encoder.stack:
             assert isinstance(layer, Layer)
-            states.append(padded_layer(layer, states[-1], attention_bias))
-        return states
+            hidden = padded_layer(layer, hidden, attention_bias)
+        return hidden
 
-    def read(self, states: list[Tensor], mask: Tensor) -> tuple[Tensor, ...]:
+    def read(self, hidden: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         """Return the head's outputs for the hidden states."""
         model: Any = self.model
-        hidden = states[-1]
         if self.head == "embedding":
-            return (self.embedding(states, mask),)
+            return (self.embedding(hidden, mask),)
         if self.head == "token-classification":
             return (model.classifier(hidden),)
         if self.head == "question-answering":
@@ -146,17 +145,21 @@ class PaddedModel(nn.Module):
         logits = logits.view(*mask.shape, -1)
         return (logits,) if self.head == "words" else (logits, model.nsp(pooled))
 
-    def embedding(self, states: list[Tensor], mask: Tensor) -> Tensor:
-        """Return (batch, width) pooled vectors, normalised if the settings say so."""
+    def embedding(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """Return (batch, width) vectors: pooled, after the modules, and normalised if asked."""
         assert self.pooling is not None
-        pooling = self.pooling.pooling
-        if pooling in ("cls", "pooler"):
-            summary = states[-1][:, 0]
-            vectors = self.encoder.pool(summary) if pooling == "pooler" else summary
-        else:
-            hidden = states[-1] if pooling == "mean" else torch.stack(states[-4:]).mean(0)
-            real = mask.to(hidden.dtype)[:, :, None]
-            vectors = (hidden * real).sum(1) / real.sum(1).clamp(min=1.0)
+        parts = []
+        real = mask.to(hidden.dtype)
+        positions, tokens = torch.arange(mask.shape[1]), real.sum(1, keepdim=True).clamp(min=1.0)
+        for mode in self.pooling.pooling.split("+"):
+            if mode in SUMMARIES:
+                parts.append(self.encoder.pool(hidden[:, 0]) if mode == "pooler" else hidden[:, 0])
+            elif mode == "max":
+                parts.append(hidden.masked_fill(mask[:, :, None] == 0, -math.inf).amax(1))
+            else:
+                weights = token_weights(mode, real, positions, tokens, self.config.direction)
+                parts.append((hidden * weights[:, :, None]).sum(1))
+        vectors = self.after(torch.cat(parts, dim=-1))
         if self.pooling.normalize:
             vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)
         return vectors

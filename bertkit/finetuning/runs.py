@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.files import read_object, sha256_file, write_json_lines
+from bertkit.files import known_fields, read_object, sha256_file, write_json_lines
 
 if TYPE_CHECKING:
     from bertkit.tasks.task import Task
@@ -243,8 +243,8 @@ class RunResult:
     settings: dict[str, Any]  # the fields of `RunSettings`
     scores: Scores  # the scores on the dev splits; {} if the run diverged
     metric: float | None  # the score by which runs are compared; None if the run diverged
-    degenerate: str  # why the run learned nothing; "" if it learned something
-    seconds: float
+    degenerate: str = ""  # why the run learned nothing; "" if it learned something
+    seconds: float = 0.0
     threshold: float | None = None  # the one that was chosen on dev, of tasks with a threshold
 
     @property
@@ -276,7 +276,7 @@ class FinetuneResult:
 def read_run(path: Path) -> RunResult:
     """Read the `run.json` of a run of a grid."""
     try:
-        return RunResult(**read_object(path))
+        return known_fields(RunResult, read_object(path))
     except TypeError:
         raise BertkitError(f"{path} is damaged; delete it to repeat the run") from None
 
@@ -286,7 +286,7 @@ def read_results(folder: Path) -> FinetuneResult:
     path = folder / "results.json"
     values = read_object(path)
     try:
-        runs = tuple(RunResult(**run) for run in values["runs"])
+        runs = tuple(known_fields(RunResult, run) for run in values["runs"])
         best = next(run for run in runs if run.name == values["best"])
     except (TypeError, KeyError, StopIteration):
         raise BertkitError(f"{path} is damaged; delete it and fine-tune again") from None

@@ -125,21 +125,20 @@ LAYERS = (
     "concat-last-four",
 )
 """Names for choices of hidden states; `sum` excludes the embeddings."""
-POOLINGS = ("cls", "mean", "pooler", "mean-last-four")
+POOLINGS = ("cls", "mean", "pooler", "lasttoken", "max", "mean_sqrt_len", "weightedmean")
 """cls: the last layer's state of [CLS] (of the last [SEP] if the model reads left to right);
 mean: the mean of the last layer's states, including [CLS] and [SEP]; pooler: the pooler's output,
-computed from cls; mean-last-four: the mean over all tokens and over the last four layers."""
+computed from cls; lasttoken: the state of the last [SEP]; max: the maximum of each number;
+mean_sqrt_len: the sum divided by the square root of the number of tokens; weightedmean: the
+mean with weights 1, 2, 3, ... Several of them but pooler are concatenated: "cls+mean"."""
+SUMMARIES = ("cls", "pooler")
 
-OVER_TOKENS = ("mean", "mean-last-four")
 
-
-def check_pooling(pooling: str, config: ModelConfig) -> None:
-    """Raise a BertkitError if a pooling is unknown or the model has too few layers for it."""
-    check_known("pooling", pooling, POOLINGS)
-    if pooling == "mean-last-four" and config.num_hidden_layers < 4:
-        raise BertkitError(
-            f"'{pooling}' needs 4 layers and the model has {config.num_hidden_layers}; choose mean"
-        )
+def check_pooling(pooling: str) -> None:
+    """Raise a BertkitError if a pooling is unknown."""
+    for mode in pooling.split("+"):
+        known = POOLINGS if mode == pooling else [name for name in POOLINGS if name != "pooler"]
+        check_known("pooling", mode, known)
 
 
 def summary_vectors(encoder: Encoder, packed: Packed, pooling: str) -> Pooled:
@@ -151,17 +150,41 @@ def summary_vectors(encoder: Encoder, packed: Packed, pooling: str) -> Pooled:
     return encoder.pool(summary) if pooling == "pooler" else summary
 
 
-def weighted_vectors(encoder: Encoder, packed: Packed, pooling: str, weights: Tensor) -> Pooled:
-    """Return (sequences, width) vectors for "mean" or "mean-last-four": weighted sums in fp32.
+def token_weights(mode: str, counted: Any, positions: Any, tokens: Any, direction: str) -> Any:
+    """Return the weight of each token in its text's vector, for tensors or arrays of any shape.
 
-    The weights, (tokens,), are those of each token in its sequence's sum.
+    `counted` is 1 for a token, less for one that is in several windows, and 0 for one left to
+    another window and for padding; `positions` are the indices of tokens in a text of `tokens`
+    tokens, [CLS] and [SEP] included. For max, the tokens of weights above 0 count.
     """
-    if pooling == "mean":
-        states = encoder(packed).float()
-    else:
-        states = torch.stack([layer.float() for layer in encoder.layers_of(packed)[-4:]]).mean(0)
-    sums = states.new_zeros(len(packed.first_tokens), states.shape[-1])
-    return sums.index_add_(0, packed.owners, states * weights[:, None])
+    if mode == "cls" and direction == "bidirectional":
+        return counted * (positions == 0)
+    if mode in ("cls", "lasttoken"):
+        return counted * (positions == tokens - 1)
+    if mode == "weightedmean":
+        return counted * (positions + 1) * 2 / (tokens * (tokens + 1))
+    if mode == "max":
+        return counted
+    return counted / tokens ** (0.5 if mode == "mean_sqrt_len" else 1.0)
+
+
+def weighted_vectors(encoder: Encoder, packed: Packed, pooling: str, weights: Tensor) -> Pooled:
+    """Return (sequences, modes x width) vectors for poolings over tokens, in fp32.
+
+    The weights, (tokens, modes), are those of each token in its sequence's sum; for the maximum,
+    tokens of weight 0 do not count.
+    """
+    states, vectors = encoder(packed).float(), []
+    for mode, column in zip(pooling.split("+"), weights[:, :, None].unbind(1), strict=True):
+        sums = states.new_zeros(len(packed.first_tokens), states.shape[-1])
+        if mode == "max":
+            index, counted = packed.owners[:, None].expand_as(states), column == 0
+            sums = sums.fill_(-math.inf)
+            sums.scatter_reduce_(0, index, states.masked_fill(counted, -math.inf), "amax")
+        else:
+            sums.index_add_(0, packed.owners, states * column)
+        vectors.append(sums)
+    return torch.cat(vectors, dim=1)
 
 
 def check_layers(layers: str, config: ModelConfig) -> None:

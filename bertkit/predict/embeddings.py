@@ -25,13 +25,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertkit.checkpoints.pretrained import LoadResult, load_model, model_folder, resolve_model
 from bertkit.checkpoints.sentence_transformers import TextPooling, read_pooling
 from bertkit.errors import BertkitError, checked_texts
 from bertkit.model.encoder import Encoder, check_vocabulary
-from bertkit.model.outputs import OVER_TOKENS, check_pooling, summary_vectors, weighted_vectors
+from bertkit.model.outputs import (
+    SUMMARIES,
+    check_pooling,
+    summary_vectors,
+    token_weights,
+    weighted_vectors,
+)
 from bertkit.tasks.sequences import (
     Progress,
     choose_mode,
@@ -53,8 +59,8 @@ class EncodedText(NamedTuple):
     """The input sequences for one text."""
 
     parts: list[ItemPart]
-    """The text's windows. The target of each is its weight in the text's vector: (tokens,) for
-    means, else a number. The weights of a text add up to 1."""
+    """The text's windows. The target of each is its weight in the text's vector: a number for cls
+    and pooler, else (tokens, modes)."""
 
     @property
     def tokens(self) -> int:
@@ -81,7 +87,6 @@ class Embedder:
     ) -> None:
         config = encoder.config
         check_vocabulary(config, tokenizer.size)
-        check_pooling(settings.pooling, config)
         positions = config.max_position_embeddings
         self.settings = replace(
             settings, max_length=min(settings.max_length or positions, positions)
@@ -90,17 +95,15 @@ class Embedder:
             raise BertkitError(
                 f"windows of {self.settings.max_length} tokens are too short; give at least 3"
             )
+        self.pooled_width = config.hidden_size * len(settings.pooling.split("+"))
+        self.width = self.finished(np.zeros((1, self.pooled_width), dtype=np.float32)).shape[1]
+        """The number of dimensions of a vector."""
         self.encoder = encoder.to(device).eval()
         self.tokenizer, self.device, self.mode, self.source = tokenizer, device, mode, source
         prepare_network(device, self.encoder, mode)
 
     def __reduce__(self) -> Any:
         return self.source, ()
-
-    @property
-    def width(self) -> int:
-        """The number of dimensions of a vector."""
-        return self.encoder.config.hidden_size
 
     @property
     def max_length(self) -> int:
@@ -130,20 +133,34 @@ class Embedder:
 
     def split_ids(self, ids: np.ndarray, windows: bool) -> EncodedText:
         """Return the windows of one text's ids, and their weights in the text's vector."""
-        room, over_tokens = self.max_length - 2, self.settings.pooling in OVER_TOKENS
-        used_ids = ids if windows else ids[:room]
-        planned = plan_windows(np.ones_like(used_ids), room)
+        used_ids = ids if windows else ids[: self.max_length - 2]
+        planned = plan_windows(np.ones_like(used_ids), self.max_length - 2)
         parts = []
         for first, end, owned in planned:
             window = surround(used_ids[first:end], None, self.tokenizer)
-            share: np.ndarray | float = len(owned) / len(used_ids) if len(used_ids) else 1.0
-            if over_tokens:
-                share = np.zeros(len(window.ids), dtype=np.float32)
-                share[1 + owned - first] = 1.0
-                share[[0, -1]] = 1 / len(planned)
-                share /= len(used_ids) + 2
+            share: Any = len(owned) / len(used_ids) if len(used_ids) else 1.0
+            if self.settings.pooling not in SUMMARIES:
+                positions = np.arange(first, first + len(window.ids), dtype=np.float32)
+                positions[[0, -1]] = 0, len(used_ids) + 1
+                share = self.weights(positions, 1 + owned - first, share, len(planned))
             parts.append(ItemPart((window,), share))
         return EncodedText(parts)
+
+    def weights(
+        self, positions: np.ndarray, owned: np.ndarray, share: float, windows: int
+    ) -> np.ndarray:
+        """Return the weights of a window's tokens, (tokens, modes), in the text's vector.
+
+        [CLS] and [SEP] have the window's share of the text where only they count.
+        """
+        columns = []
+        for mode in self.settings.pooling.split("+"):
+            counted = np.zeros_like(positions)
+            counted[owned] = 1.0
+            counted[[0, -1]] = share if mode in ("cls", "lasttoken") else 1 / windows
+            direction, tokens = self.encoder.config.direction, positions[-1] + 1
+            columns.append(token_weights(mode, counted, positions, tokens, direction))
+        return np.stack(columns, axis=1).astype(np.float32)
 
     def vectors(self, texts: Sequence[EncodedText], progress: Progress = no_progress) -> np.ndarray:
         """Return the vectors of tokenized texts, (texts, width) float32, in order.
@@ -152,36 +169,48 @@ class Embedder:
         """
         owners = [number for number, text in enumerate(texts) for _ in text.parts]
         parts = [part for text in texts for part in text.parts]
-        over_tokens = self.settings.pooling in OVER_TOKENS
+        pooling = self.settings.pooling
+        over_tokens = pooling not in SUMMARIES
         rows = run_model(
             self.forward,
             parts,
             self.device,
             prepared=True,
-            targets=token_weights if over_tokens else None,
+            targets=packed_weights if over_tokens else None,
             progress=progress,
         )
-        vectors = np.zeros((len(texts), self.width), dtype=np.float32)
+        vectors = np.zeros((len(texts), self.pooled_width), dtype=np.float32)
         if rows:
             stacked = np.concatenate(rows)
             if not over_tokens:
                 stacked *= np.array([part.target for part in parts], dtype=np.float32)[:, None]
-            np.add.at(vectors, owners, stacked)
+            modes = pooling.split("+")
+            columns = (np.split(array, len(modes), axis=1) for array in (vectors, stacked))
+            for mode, total, values in zip(modes, *columns, strict=True):
+                total.fill(-np.inf if mode == "max" else 0.0)
+                (np.maximum if mode == "max" else np.add).at(total, owners, values)
+        return self.finished(vectors)
+
+    def finished(self, vectors: np.ndarray) -> np.ndarray:
+        """Return pooled vectors after the modules that follow, divided by their length if asked."""
+        if modules := self.settings.modules:
+            with torch.inference_mode():
+                vectors = nn.Sequential(*modules)(torch.from_numpy(vectors)).numpy()
         return normalize_rows(vectors) if self.settings.normalize else vectors
 
     def forward(self, batch: TaskBatch) -> Tensor:
         """Return the vector of each sequence of a batch, (sequences, width)."""
         pooling = self.settings.pooling
-        if pooling in OVER_TOKENS:
+        if pooling not in SUMMARIES:
             weights = batch.tensors["weights"]
             return weighted_vectors(self.encoder, batch.packed, pooling, weights)
         return summary_vectors(self.encoder, batch.packed, pooling)
 
 
-def token_weights(
+def packed_weights(
     parts: Sequence[ItemPart], packed_index: np.ndarray, starts: np.ndarray
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Return the weight of each packed token in its text's vector, (tokens,)."""
+    """Return the weight of each packed token in its text's vector, (tokens, modes)."""
     weights = np.concatenate([parts[i].target for i in np.argsort(packed_index)])
     return {"weights": torch.from_numpy(weights)}, {}
 
@@ -229,7 +258,7 @@ def read_embedder(
     if normalize is not None:
         settings = replace(settings, normalize=normalize)
     loaded = load_model(folder, Encoder, trainable=False)
-    check_pooling(settings.pooling, loaded.model.config)
+    check_pooling(settings.pooling)
     if settings.pooling == "pooler" and loaded.missing_keys:
         raise BertkitError(f"{folder} has no pooler (trained without one); choose --pooling mean")
     return loaded, Tokenizer.load(folder), settings

@@ -173,7 +173,7 @@ def extract_file(
     with Console() as console:
         options: Any = {"device": where, "precision": mode, "part": console.part}
         features = extract(encoder, start.tokenizer, texts, extraction, **options)
-        write_features(out, features, console, "features")
+        write_features(out, features, console, "features", first_number(file))
         console.say(*describe_skipped(counts.skipped, counts.examples))
 
 
@@ -217,7 +217,7 @@ def embed_file(
                 yield TextFeatures(vector[None], [], [], len(text.parts))
 
     with Console() as console:
-        write_features(out, features(), console, "embedding")
+        write_features(out, features(), console, "embedding", first_number(file))
         console.say(*describe_skipped(counts.skipped, counts.examples))
 
 
@@ -229,10 +229,15 @@ def check_out(out: Path | str, file: Path | str, *endings: str) -> Path:
     return path
 
 
+def first_number(file: Path | str) -> int:
+    """Return the number of the first text, as in predictions: 1 for a line, 0 for a row."""
+    return int(find_sources([file])[0].format == "text")
+
+
 def write_features(
-    out: Path, features: Iterable[TextFeatures], console: Console, title: str
+    out: Path, features: Iterable[TextFeatures], console: Console, title: str, first: int
 ) -> None:
-    """Write vectors one text at a time, as they are computed and as their progress is shown."""
+    """Write vectors one text at a time, as they are computed; `first` is the first one's number."""
     console.start(None, title=title, unit="texts")
     texts = rows = windowed = width = 0
 
@@ -247,7 +252,7 @@ def write_features(
         if out.suffix == ".npy":
             write_array(temporary, counted())
         else:
-            write_parquet(temporary, counted())
+            write_parquet(temporary, counted(), first)
     console.close()
     console.say(
         f"{out}: {texts:,} texts, {rows:,} vectors of {width:,} numbers, {windowed:,} texts in "
@@ -270,13 +275,13 @@ def write_array(path: Path, features: Iterable[TextFeatures]) -> None:
         assert file.tell() == HEADER_BYTES
 
 
-def write_parquet(path: Path, features: Iterable[TextFeatures]) -> None:
+def write_parquet(path: Path, features: Iterable[TextFeatures], first: int) -> None:
     """Write a row per vector."""
     arrow = optional_library("pyarrow", "Parquet files")
     parquet = optional_library("pyarrow.parquet", "Parquet files")
     writer: Any = None
     try:
-        for number, text in enumerate(features):
+        for number, text in enumerate(features, first):
             vectors = arrow.FixedSizeListArray.from_arrays(
                 text.vectors.astype(np.float32).reshape(-1), text.vectors.shape[1]
             )

@@ -287,7 +287,7 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     Args:
         model: a model directory of bertkit, Hugging Face or sentence-transformers, a run, or a name
             on the Hugging Face hub.
-        pooling: "cls", "mean", "pooler", "mean-last-four", or "auto": the pooling that the
+        pooling: such as "cls", "mean" or "pooler", or "auto": the pooling that the
             directory configures, or else the mean.
         normalize: whether to scale vectors to length 1; None uses the setting of a directory that
             configures its pooling, and normalises for other models.

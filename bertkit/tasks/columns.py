@@ -148,16 +148,19 @@ class Columns(ABC):
         counts += read
 
     def read_lines(self, path: str | Path, counts: TextCounts) -> Iterator[Any]:
-        """Yield an example for each line of plain text that is not blank; its ID is its number."""
-        source, used, document = one_source(path), 0, 0
+        """Yield an example for each line of plain text that is not blank; its ID is its number.
+
+        Lines are numbered from 1, as in editors, and rows of tables from 0, as in pandas.
+        """
+        source, used, document = one_source(path), False, 0
         for number, line in plain_lines(source, counts):
             location = f"{source.path}:{number}"
             if not line.strip():
                 counts.note("blank line", location)
                 document += 1  # as in a corpus, a blank line ends a document
                 continue
-            yield self.from_line(line, location, str(used), document)
-            used += 1
+            used = True
+            yield self.from_line(line, location, str(number), document)
         if not used:
             raise BertkitError(f"{path} holds no text; give one input per line")
 

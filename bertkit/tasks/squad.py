@@ -184,7 +184,7 @@ def read_questions(
 
 
 def parse_json(path: str) -> Any:
-    """Parse the JSON of a local file or URL, compressed or not."""
+    """Parse the JSON of a file, compressed or not."""
     try:
         with open_binary(path) as stream:
             return json.load(stream)

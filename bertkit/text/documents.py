@@ -26,11 +26,14 @@ from bertkit.text.sources import DAMAGE, HEAD_BYTES, Source, one_line, open_bina
 
 PARQUET_ROWS = 1024
 READ_BYTES = 1 << 20
-DOC_TAG = re.compile(r"""<doc (?:[^>"']|"[^"]*"|'[^']*')*>""")
+DOC_TAG = re.compile(r"""\s*<doc (?:(?:[^>"']|"[^"]*"|'[^']*')*|.*?["'])>""")
+"""The second alternative is for titles with a single quote or inch mark."""
+BETWEEN_DOCS = re.compile(r"(?<=</doc>)\s*(?=<doc )")
 ONE_VALUE = re.compile(r'\s*(\[.*|\{(\s*"data"\s*:\s*\[?)?)\s*')
 """The first line of a JSON file that may be one value over several lines, not a value a line."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 REPLACED = "U+FFFD, which invalid UTF-8 becomes, kept"
+LONE_CR = "line that ends in CR, unlike others of its file, kept"
 MAX_INVALID = 1e-3
 """The share of invalid characters above which a file has another encoding and is not damaged."""
 BlockItem = TypeVar("BlockItem")
@@ -53,9 +56,9 @@ class TextCounts:
     examples: dict[str, str] = field(default_factory=dict)
     """Reason -> the location of the first occurrence, `file:line`."""
 
-    def note(self, reason: str, location: str) -> None:
+    def note(self, reason: str, location: str, times: int = 1) -> None:
         """Count something that was left out or changed."""
-        self.skipped[reason] += 1
+        self.skipped[reason] += times
         self.examples.setdefault(reason, location)
 
     def __iadd__(self, other: TextCounts) -> Self:
@@ -203,10 +206,22 @@ def check_encoding(stream: io.BufferedReader[Any], path: str) -> str:
 
 
 def plain_lines(source: Source, counts: TextCounts) -> Iterator[NumberedText]:
-    r"""Yield the number and text of every line; "\r\n" and "\r" end a line as "\n" does."""
-    with open_text(source, counts) as lines:
+    r"""Yield the number and text of every line; "\r\n" and "\r" end a line as "\n" does.
+
+    A "\r" in a file of other line ends is counted, as it may be meant as a part of a line.
+    """
+    first = broken = others = 0
+    with open_text(source, counts, newline="") as lines:
         for number, line in enumerate(lines, 1):
-            yield number, line.removesuffix("\n")
+            if line.endswith("\n"):
+                others += 1
+                yield number, line[:-2] if line.endswith("\r\n") else line[:-1]
+                continue
+            if line.endswith("\r"):
+                first, broken = first or number, broken + 1
+            yield number, line.removesuffix("\r")
+    if broken and others:
+        counts.note(LONE_CR, f"{source.path}:{first}", broken)
 
 
 def text_documents(source: Source, counts: TextCounts) -> Iterator[NumberedText]:
@@ -228,7 +243,12 @@ def wikiextractor_documents(source: Source, counts: TextCounts) -> Iterator[Numb
     """Yield the bodies of `<doc id=... url=... title=...>` ... `</doc>`, each title line first."""
     lines: list[str] | None = None  # None outside a document
     start = 0
-    for number, text in plain_lines(source, counts):
+    pieces = (
+        (number, piece)
+        for number, line in plain_lines(source, counts)
+        for piece in (BETWEEN_DOCS.split(line) if "</doc>" in line else [line])
+    )
+    for number, text in pieces:
         line = text
         if tag := DOC_TAG.match(line):
             if lines is not None:

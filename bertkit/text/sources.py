@@ -1,4 +1,4 @@
-"""Where raw text is: files, folders, globs, remote objects and Hugging Face data sets.
+"""Where raw text is: files, folders, globs and Hugging Face data sets.
 
 `find_sources` expands the user's paths into a fixed list of files; `open_binary` opens a file as a
 stream of decompressed bytes. `documents.py` reads what the files contain.
@@ -6,20 +6,20 @@ stream of decompressed bytes. `documents.py` reads what the files contain.
 
 from __future__ import annotations
 
+import bz2
 import glob
+import gzip
 import lzma
 import os
-import re
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from bertkit.errors import BertkitError, InputTypeError, check_known, short_repr
-from bertkit.files import from_home
+from bertkit.files import from_home, is_remote
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -37,7 +37,8 @@ EXTENSIONS = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": zstd.open}
+COMPRESSIONS = tuple(OPENERS)
 DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 """The exceptions that reading a missing, truncated or corrupt file raises."""
 HEAD_BYTES = 1 << 16
@@ -48,7 +49,7 @@ class TextSource:
     """Text that a command reads: where it is and how it is read."""
 
     paths: tuple[str, ...]
-    """Files, folders, globs, URLs, and Hugging Face data sets as `hf:NAME`; see `find_sources`."""
+    """Files, folders, globs, and Hugging Face data sets as `hf:NAME`; see `find_sources`."""
     format: str = "auto"
     """One of `FORMATS`, or "auto" to use extensions and first lines."""
     column: str = "text"
@@ -75,7 +76,7 @@ class Source:
     """A file or data set to read documents from."""
 
     path: str
-    """A local path, an fsspec URL, or `hf:NAME:CONFIG:SPLIT`."""
+    """A path, or `hf:NAME:CONFIG:SPLIT`."""
     format: str
     """One of `FORMATS`, or "unknown" for a file in a folder that is only counted as skipped."""
     bytes: int
@@ -91,8 +92,8 @@ def find_sources(
 
     Args:
         paths: files, folders (read recursively; hidden files are left out), globs (`**` too),
-            fsspec URLs of any of these (`s3://...`), and Hugging Face data sets as `hf:NAME`,
-            `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (by default the split "train").
+            and Hugging Face data sets as `hf:NAME`, `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (by
+            default the split "train").
         format: one of `FORMATS` for every file, or "auto" to use the extension before .gz, .bz2,
             .xz or .zst; a text file that starts with `<doc ` then has WikiExtractor's format. A
             file with an unknown extension becomes a source of format "unknown" if a folder or a
@@ -100,7 +101,7 @@ def find_sources(
 
     Raises:
         BertkitError: a path is missing, a folder or glob holds nothing to read, the format is
-            unknown, or a remote address cannot be reached.
+            unknown, or it is a URL.
     """
     check_known("format", format, (*FORMATS, "auto"))
     if not paths:
@@ -113,7 +114,7 @@ def find_sources(
                 raise BertkitError(f"'{path}' is not a data set; write hf:NAME:CONFIG:SPLIT")
             sources.append(Source(f"hf:{name}:{config}:{split or 'train'}", "huggingface", 0))
             continue
-        files = remote_files(path) if is_remote(path) else local_files(from_home(path))
+        files = local_files(from_home(path))
         of_path = [Source(name, source_format(name, format), size) for name, size in files]
         if all(source.format == "unknown" for source in of_path):
             known = ", ".join(extension for extension in EXTENSIONS if extension)
@@ -126,7 +127,7 @@ def find_sources(
 
 
 def one_source(path: str | Path) -> Source:
-    """Return the only file at a path, folder, glob or URL, whatever its extension."""
+    """Return the only file at a path, folder or glob, whatever its extension."""
     [source, *more] = find_sources([str(path)], format="text")
     if more:
         raise BertkitError(f"{path} is {1 + len(more)} files; name one of them")
@@ -135,6 +136,8 @@ def one_source(path: str | Path) -> Source:
 
 def local_files(path: str) -> list[tuple[str, int]]:
     """Return (name, size) of every file that a local path names."""
+    if is_remote(path):
+        raise BertkitError(f"{path} is remote; download it, or mount it, and give the local path")
     exists = bool(path) and Path(path).exists()
     if exists and not Path(path).is_file() and not Path(path).is_dir():
         raise BertkitError(f"{path} is a pipe or a device, and text is read twice; save a file")
@@ -169,69 +172,16 @@ def folder_files(folder: str) -> list[str]:
     return sorted(names)
 
 
-def is_remote(path: Path | str) -> bool:
-    """Return whether a path is a URL, such as `s3://bucket/folder`."""
-    return re.match(r"[a-z][a-z0-9+.-]+:/", str(path), re.IGNORECASE) is not None
-
-
-def remote_files(url: str) -> list[tuple[str, int]]:
-    """Return (URL, size) of every file that an fsspec URL, which may be a glob, names."""
-    import fsspec  # here, as workers that tokenize text need not import it
-
-    try:
-        system, root = fsspec.url_to_fs(url)
-        if not glob.has_magic(root):
-            return [(url, system.size(root) or 0)]
-        files = system.glob(root, detail=True).items()
-        sizes = [(system.unstrip_protocol(name), about.get("size") or 0) for name, about in files]
-    except ImportError as error:
-        raise BertkitError(f"{url} needs a package: {one_line(error)}") from error
-    except Exception as error:  # every file system has its own exceptions
-        raise BertkitError(f"cannot reach {url}: {one_line(error)}", code="unreachable") from error
-    if not sizes:
-        raise BertkitError(f"{url} matches no file; check the address (a folder needs /*)")
-    return sorted(sizes)
-
-
-def local_copy(path: str) -> str:
-    """Return a local path, for a URL that of its copy in the user's cache folder."""
-    if not is_remote(path):
-        return path
-    import fsspec
-
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bertkit", "text")
-    options: dict[str, Any] = {"filecache": {"cache_storage": str(cache), "check_files": True}}
-    if path.startswith(("http://", "https://")):  # aiohttp would stop after five minutes
-        from aiohttp import ClientTimeout
-
-        silence = ClientTimeout(total=None, sock_connect=60, sock_read=60)
-        options[path.partition(":")[0]] = {"client_kwargs": {"timeout": silence}}
-    try:
-        return str(fsspec.open_local(f"filecache::{path}", **options))
-    except DAMAGE:
-        raise
-    except Exception as error:  # every file system has its own exceptions
-        raise OSError(one_line(error)) from error
-
-
-def file_name(path: str) -> PurePosixPath:
-    """Return the path of a file, and that of a web address without a query behind the name."""
-    path = next((link for link in path.split("::") if "://" in link), path)  # zip://NAME::a.zip
-    if path.startswith(("http://", "https://")):
-        path = path.partition("?")[0]
-    return PurePosixPath(path.replace(os.sep, "/"))
-
-
 def extension(path: str) -> str:
     """Return the extension of a file in lower case, without that of its compression."""
-    name = file_name(path)
+    name = Path(path)
     uncompressed = name.with_suffix("") if name.suffix.lower() in COMPRESSIONS else name
     return uncompressed.suffix.lower()
 
 
 def source_format(path: str, wanted: str) -> str:
     """Return the format of a file: `wanted`, or else by its extension and first characters."""
-    if not is_remote(path) and not Path(path).is_file():
+    if not Path(path).is_file():
         return "unknown"  # a pipe in a folder: opening it might block for ever
     known = EXTENSIONS.get(extension(path), "unknown") if wanted == "auto" else wanted
     if wanted != "auto" or known != "text":
@@ -244,19 +194,10 @@ def source_format(path: str, wanted: str) -> str:
     return "wikiextractor" if head.startswith(b"<doc ") else "text"
 
 
-@contextmanager
-def open_binary(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
-    """Open a local file or an fsspec URL for reading; decompress it according to its extension."""
-    name = file_name(path)
-    with Path(local_copy(path)).open("rb") as file:
-        if not decompress or name.suffix.lower() not in COMPRESSIONS:
-            yield file
-            return
-        import fsspec.compression
-
-        kind = fsspec.utils.infer_compression(name.name.lower())
-        with fsspec.compression.compr[kind](file, mode="rb") as stream:
-            yield cast("BinaryIO", stream)
+def open_binary(path: str, *, decompress: bool = True) -> BinaryIO:
+    """Open a file for reading; decompress it according to its extension."""
+    opener = OPENERS.get(Path(path).suffix.lower()) if decompress else None
+    return opener(path) if opener else Path(path).open("rb")
 
 
 def one_line(error: BaseException) -> str:

@@ -8,12 +8,13 @@ which asks the library once for each, splits whole texts quickly; a text with a 
 matters is left to the library.
 
 The files are vocab.txt, tokenizer.json and tokenizer_config.json, which are read and checked here.
+Added tokens are those that the library matches in the text before it is split into words.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,13 @@ from unicodedata import combining
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 
 from bertkit.errors import BertkitError
-from bertkit.files import check_file_size, read_object
+from bertkit.files import check_file_size, read_object, read_optional
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SPECIAL_ADDED = [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+TASK_TOKENS = "additional_special_tokens"  # extra_special_tokens since transformers 5
+TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+"""How an added token is matched: as a whole word, with the spaces around it, in normalized text."""
 CONTINUATION = "##"
 MAX_WORD_CHARACTERS = 100
 """The length in characters of the longest word that is split; longer ones become [UNK]."""
@@ -72,19 +77,29 @@ def character_rule(character: str, lowercase: bool, strip_accents: bool) -> str 
 class CharacterTable(dict[int, str]):
     """A `str.translate` table of the rules of characters, which are computed when they occur."""
 
-    def __init__(self, lowercase: bool, strip_accents: bool) -> None:
+    def __init__(self, rule: Callable[[str], str | None]) -> None:
         super().__init__()
-        self.settings = lowercase, strip_accents
+        self.rule = rule
 
     def __missing__(self, code_point: int) -> str:
         if len(self) >= MAX_TABLE_CHARACTERS:
             self.clear()
-        rule = character_rule(chr(code_point), *self.settings)
+        rule = self.rule(chr(code_point))
         self[code_point] = rule = IN_CONTEXT if rule is None else rule
         return rule
 
 
-character_table = cache(CharacterTable)
+@cache
+def character_table(lowercase: bool, strip_accents: bool) -> CharacterTable:
+    """Return the table of `character_rule`."""
+    return CharacterTable(lambda c: character_rule(c, lowercase, strip_accents))
+
+
+@cache
+def normal_table(lowercase: bool, strip_accents: bool) -> CharacterTable:
+    """Return the table of what the library's normalizer makes of a character."""
+    normalizer = bert_normalizer(lowercase, strip_accents)
+    return CharacterTable(lambda c: normalizer.normalize_str(without_surrogates(c)))
 
 
 def split_words(text: str, *, lowercase: bool, strip_accents: bool) -> list[str]:
@@ -119,19 +134,13 @@ def check_tokens(vocabulary: Sequence[str], source: str) -> None:
     """
     lines: dict[str, int] = {}
     for line, token in enumerate(vocabulary, start=1):
-        if not token:
+        spaces = token != token.strip(" \t\r\n") or "\n" in token or "\r" in token
+        wrong = "is empty" if not token else "has spaces around it" if spaces else ""
+        wrong = f"is that of line {lines[token]}, too" if token in lines else wrong
+        if wrong:
             raise BertkitError(
-                f"{source}, line {line}: the entry is empty; remove the line if it is the last one,"
-                " else put a token there, since the line number is the id"
-            )
-        if token != token.strip(" \t\r\n") or "\n" in token or "\r" in token:
-            raise BertkitError(
-                f"{source}, line {line}: {token!r} has spaces around it; remove them"
-            )
-        if token in lines:
-            raise BertkitError(
-                f"{source}: lines {lines[token]} and {line} are both {token!r}; rename one of them,"
-                " for example to an [unused] entry"
+                f"{source}, line {line}: the token {token!r} {wrong}; change it, for example to an "
+                "[unused] entry, as line numbers are the ids"
             )
         lines[token] = line
     missing = [token for token in SPECIAL_TOKENS if token not in lines]
@@ -189,16 +198,11 @@ def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
     config_path = directory / "tokenizer_config.json"
     vocabulary: list[str] | None = None
     settings: dict[str, Any] = {}
-    if json_path.exists():
-        vocabulary, settings = read_pipeline(json_path)
+    content = read_optional(json_path, maximum=MAX_FILE_BYTES)
+    if content:
+        vocabulary, settings = read_pipeline(json_path, content)
     if config_path.exists():
         settings |= read_tokenizer_config(config_path)
-        if json_path.exists() and is_literal(tokenizer_class(read_object(config_path))):
-            check_post_processor(json_path)
-    if (special_path := directory / "special_tokens_map.json").exists():
-        refuse_renamed(read_object(special_path), special_path)
-    if (added_path := directory / "added_tokens.json").exists():
-        refuse_added(read_object(added_path), added_path)
     if text_path.exists():
         listed = read_vocabulary(text_path)
         if vocabulary is not None and listed != vocabulary:
@@ -211,67 +215,73 @@ def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
         raise BertkitError(
             f"{directory} holds neither vocab.txt nor tokenizer.json; is it a model directory?"
         )
+    if added := read_added(directory, content, vocabulary):
+        settings["added"] = added
     return vocabulary, settings
 
 
-def refuse_added(tokens: Iterable[str], path: Path) -> None:
-    """Refuse added tokens, which transformers matches whole in the raw text."""
-    for token in tokens:
-        if token not in SPECIAL_TOKENS:
-            raise BertkitError(
-                f"{path}: added token {token!r}; bertkit knows only"
-                f" {', '.join(SPECIAL_TOKENS)} (make it an ordinary entry of vocab.txt, and remove"
-                " it here)"
-            )
+def read_added(
+    directory: Path, content: Mapping[str, Any], vocabulary: Sequence[str]
+) -> list[AddedToken]:
+    """Return the added tokens of a directory in the order of their ids, read as transformers does.
 
-
-def refuse_renamed(config: Mapping[str, Any], path: Path) -> None:
-    """Refuse other tokens in the place of [CLS] and the like, which transformers would use."""
-    for token in SPECIAL_TOKENS:
-        field = f"{token.strip('[]').lower()}_token"
-        entry = config.get(field)
-        content = entry.get("content") if isinstance(entry, dict) else entry
-        if content not in (None, token):
-            raise BertkitError(f"{path}: {field} is {content!r}; bertkit reads only {token!r}")
-
-
-def tokenizer_class(config: Mapping[str, Any]) -> str:
-    """Return the name of the class of transformers that a tokenizer_config.json names."""
-    return str(config.get("tokenizer_class") or "BertTokenizer")
-
-
-def is_literal(kind: str) -> bool:
-    """Return whether a class takes all of tokenizer.json, of which others take the vocabulary."""
-    return kind.startswith(("PreTrained", "Tokenizers"))
-
-
-def check_post_processor(path: Path) -> None:
-    """Refuse a tokenizer.json which does not join texts as BERT does: [CLS] A [SEP] B [SEP].
-
-    Raises:
-        BertkitError: the special tokens or the segments are others, or the file is damaged.
+    `content` is that of tokenizer.json. If tokenizer_config.json lists the tokens, the other files
+    do not count. The special tokens are not returned, unless their flags are unusual.
     """
+    config = read_optional(directory / "tokenizer_config.json")
     try:
-        pipeline = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library has no type of its own
-        raise BertkitError(f"{path} cannot be read ({error}); restore or remake it") from error
-    pipeline.no_truncation()
-    pipeline.no_padding()
-    single, pair = pipeline.encode("a"), pipeline.encode("a", "a")
-    [word] = pipeline.encode("a", add_special_tokens=False).tokens
-    if (single.tokens, single.type_ids) != (["[CLS]", word, "[SEP]"], [0, 0, 0]) or (
-        (pair.tokens, pair.type_ids) != (["[CLS]", word, "[SEP]", word, "[SEP]"], [0, 0, 0, 1, 1])
-    ):
+        special, numbered = config, config.get("added_tokens_decoder")
+        if numbered is None:
+            special = config | read_optional(directory / "special_tokens_map.json")
+            named = listed_tokens({**special, TASK_TOKENS: config.get(TASK_TOKENS)}, directory)
+            names = {token.content for token in named}
+            numbers = read_optional(directory / "added_tokens.json").items()
+            numbered = {n: {"content": text, "special": text in names} for text, n in numbers}
+            numbered |= {token["id"]: token for token in content.get("added_tokens", ())}
+        tokens = {int(number): token_of(token) for number, token in numbered.items()}
+        ids = {token: number for number, token in enumerate(vocabulary)}
+        known = ids | {token.content: number for number, token in tokens.items()}
+        tokens = {known.get(t.content, -1): t for t in listed_tokens(special, directory)} | tokens
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BertkitError(
-            f"{path}: its post_processor encodes a pair as '{' '.join(pair.tokens)}' with the "
-            f"segments {pair.type_ids}; bertkit reads only [CLS] A [SEP] B [SEP] with 0 0 0 1 1"
-        )
+            f"{directory}: an added token is damaged ({type(error).__name__}: {error}); copy the "
+            "files of the tokenizer again"
+        ) from None
+    for number in sorted(tokens):
+        text = tokens[number].content
+        if ids.setdefault(text, len(ids)) != number:
+            raise BertkitError(
+                f"{directory}: the added token {text!r} must have the id {ids[text]}, as ids have "
+                "no gaps; save the tokenizer and the model again with transformers"
+            )
+    usual = [token.__getstate__() for token in SPECIAL_ADDED]
+    return [tokens[n] for n in sorted(tokens) if tokens[n].__getstate__() not in usual]
+
+
+def listed_tokens(special: Mapping[str, Any], path: Path) -> list[AddedToken]:
+    """Return the special tokens that a special_tokens_map.json or tokenizer_config.json names."""
+    names = [f"{token.strip('[]').lower()}_token" for token in SPECIAL_TOKENS]
+    more = special.get("extra_special_tokens") or special.get(TASK_TOKENS) or []
+    more = list(more.values() if isinstance(more, dict) else more)
+    values = [special.get(name) or token for name, token in zip(names, SPECIAL_TOKENS, strict=True)]
+    entries = [{"content": v} if isinstance(v, str) else v for v in values + more]
+    tokens = [token_of({**entry, "special": True}) for entry in entries]
+    for name, token, wanted in zip(names, tokens, SPECIAL_TOKENS, strict=False):
+        if token.content != wanted:  # transformers would use it
+            raise BertkitError(f"{path}: {name} is {token.content!r}, and only {wanted!r} is read")
+    return tokens
+
+
+def token_of(value: Mapping[str, Any]) -> AddedToken:
+    """Make an added token of its JSON object."""
+    flags = {flag: value[flag] for flag in TOKEN_FLAGS if flag in value}
+    return AddedToken(value["content"], **{"normalized": not flags.get("special")} | flags)
 
 
 def read_tokenizer_config(path: Path) -> dict[str, Any]:
     """Return a tokenizer_config.json's normalisation settings under bertkit's names."""
     config = read_object(path)
-    kind = tokenizer_class(config)
+    kind = str(config.get("tokenizer_class") or "BertTokenizer")
     if kind not in WORDPIECE_CLASSES:
         raise BertkitError(f"{path}: tokenizer_class {kind!r} is not a BERT WordPiece tokenizer")
     if config.get("tokenize_chinese_chars") is False:
@@ -286,17 +296,14 @@ def read_tokenizer_config(path: Path) -> dict[str, Any]:
             if not isinstance(config[field], kinds):
                 raise BertkitError(f"{path}: {field} is {config[field]!r}; it must be {wanted}")
             settings[name] = config[field]
-    if "lowercase" in settings and not is_literal(kind):
+    if "lowercase" in settings and not kind.startswith(("PreTrained", "Tokenizers")):
         settings.setdefault("strip_accents", None)  # transformers forgets that of tokenizer.json
-    refuse_renamed(config, path)
-    added = config.get("added_tokens_decoder") or {}
-    if not isinstance(added, dict) or not all(isinstance(entry, dict) for entry in added.values()):
-        raise BertkitError(f"{path}: added_tokens_decoder is not an object of tokens; restore it")
-    refuse_added((str(entry.get("content")) for entry in added.values()), path)
     return settings
 
 
-def make_pipeline(model: Any, *, lowercase: bool, strip_accents: bool) -> Any:
+def make_pipeline(
+    model: Any, *, lowercase: bool, strip_accents: bool, added: Sequence[AddedToken] = ()
+) -> Any:
     """Build the BERT pipeline of the `tokenizers` library around a model."""
     pipeline = Tokenizer(model)
     pipeline.normalizer = normalizers.BertNormalizer(
@@ -309,13 +316,14 @@ def make_pipeline(model: Any, *, lowercase: bool, strip_accents: bool) -> Any:
         special_tokens=[(token, pipeline.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
     )
     pipeline.decoder = decoders.WordPiece(prefix=CONTINUATION)
-    pipeline.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    named = {token.content for token in added}
+    pipeline.add_tokens([token for token in SPECIAL_ADDED if token.content not in named])
+    pipeline.add_tokens(list(added))
     return pipeline
 
 
-def read_pipeline(path: Path) -> tuple[list[str], dict[str, Any]]:
+def read_pipeline(path: Path, content: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """Read vocabulary and settings of a tokenizer.json; its truncation and padding are ignored."""
-    content = read_object(path, MAX_FILE_BYTES)
     try:
         model, normalizer = content["model"], content["normalizer"] or {}
         prefix = model.get("continuing_subword_prefix")
@@ -336,7 +344,6 @@ def read_pipeline(path: Path) -> tuple[list[str], dict[str, Any]]:
         for field, (value, wanted) in expected.items():
             if value != wanted:
                 raise BertkitError(f"{path}: {field} is {value!r}; bertkit reads only {wanted!r}")
-        refuse_added((token["content"] for token in content.get("added_tokens", ())), path)
         vocabulary = sorted(model["vocab"], key=model["vocab"].get)
         if [model["vocab"][token] for token in vocabulary] != list(range(len(vocabulary))):
             raise BertkitError(f"{path}: the ids of model.vocab are not 0, 1, 2, ...")

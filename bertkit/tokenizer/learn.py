@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 from typing import Any
+from unicodedata import category, name, normalize
 
 from tokenizers import Tokenizer as Pipeline
 from tokenizers.models import WordPiece
@@ -25,7 +26,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import WordPieceTrainer
 
 from bertkit.errors import BertkitError, checked_texts
-from bertkit.files import check_output, write_json
+from bertkit.files import check_output, sign_of_work, write_json
 from bertkit.processes import interruptible, map_in_order, open_executor
 from bertkit.progress import Console, console_or_new
 from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
@@ -55,6 +56,9 @@ class LearnOptions:
 
     cased: bool = False
     """Keep upper case and accents."""
+    keep_accents: bool | None = None
+    """Keep accents, vowel signs and tone marks, also without --cased; by default if at least 1 % of
+    the characters are marks of other scripts than Latin, Greek and Cyrillic."""
     min_frequency: int = 2
     """The minimum frequency of a pair to be merged."""
     max_alphabet: int = 1000
@@ -92,10 +96,9 @@ def learn_tokenizer(
     """
     text = TextSource.of(text)
     out = check_output(out, text.paths, folder=True)
-    foreign = ("config.json", "model", "manifest.json", "journal.jsonl")
-    if signs := [name for name in foreign if (out / name).exists()]:
+    if sign := sign_of_work(out, ignored=("vocab.txt",)):
         raise BertkitError(
-            f"--out {out} contains {signs[0]}, so it holds more than a vocabulary; choose another "
+            f"--out {out} contains {sign}, so it holds more than a vocabulary; choose another "
             "folder",
             code="foreign-folder",
         )
@@ -106,6 +109,8 @@ def learn_tokenizer(
         report = measure_vocabulary(tokenizer, measured)
         tokenizer.save(out)
         write_json(out / "vocabulary.json", report | made)
+        if tokenizer.strip_accents:
+            shown.say(*describe_marks(made["mark_share"], "dropped; --keep-accents keeps them"))
         shown.say(
             f"{out}: {tokenizer.size:,} tokens in the vocabulary; on the first "
             f"{counts.documents:,} documents {report['fertility']:.3f} tokens per word, "
@@ -123,7 +128,12 @@ def learn_from_files(
 ) -> tuple[Tokenizer, dict[str, Any]]:
     """Return a learned tokenizer and how it was learned; see `learn_tokenizer`."""
     check_settings(size, options)
-    counts, read = count_source(text, options, console, executor)
+    share, keep = 0.0 if options.cased else mark_share(text), options.keep_accents
+    if keep is None and share >= KEPT_MARKS:
+        console.say(*describe_marks(share, "kept, and with them accents (--no-keep-accents)"))
+    keep = options.cased or share >= KEPT_MARKS if keep is None else keep
+    rules = {"lowercase": not options.cased, "strip_accents": not keep}
+    counts, read = count_source(text, rules, console, executor)
     vocabulary = learn_from_counts(
         counts, size, min_frequency=options.min_frequency, max_alphabet=options.max_alphabet
     )
@@ -133,14 +143,15 @@ def learn_from_files(
             "add more text or lower --min-frequency to get more"
         )
     settings = {"size": size, **asdict(options), "format": text.format, "column": text.column}
+    settings["keep_accents"] = keep
     source = {"paths": list(text.paths), "words": counts.total()}
     made = {"settings": settings, "sources": [source], "distinct_words": len(counts)}
-    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=not options.cased)
-    return tokenizer, made | {"skipped": dict(read.skipped)}
+    tokenizer = Tokenizer.from_vocabulary(vocabulary, **rules)
+    return tokenizer, made | {"mark_share": share, "skipped": dict(read.skipped)}
 
 
 def count_source(
-    text: TextSource, options: LearnOptions, console: Console, executor: Executor | None
+    text: TextSource, rules: Mapping[str, bool], console: Console, executor: Executor | None
 ) -> tuple[Counter[str], TextCounts]:
     """Count the words of a text, and what was read and skipped; show progress."""
     counts = TextCounts()
@@ -153,9 +164,7 @@ def count_source(
         console.update({"done": counts.documents, "bytes": counts.bytes})
 
     console.start(None, title="counting words", unit="documents")
-    words = count_words(
-        shown(), lowercase=not options.cased, skipped=counts.skipped, executor=executor
-    )
+    words = count_words(shown(), **rules, skipped=counts.skipped, executor=executor)
     console.close()
     console.say(*describe_skipped(counts.skipped, counts.examples))
     return words, counts
@@ -283,6 +292,7 @@ def count_words(
     texts: Iterable[str],
     *,
     lowercase: bool,
+    strip_accents: bool | None = None,
     skipped: Counter[str] | None = None,
     executor: Executor | None = None,
 ) -> Counter[str]:
@@ -294,7 +304,8 @@ def count_words(
     counts: Counter[str] = Counter()
     parts = (cut_text(text, BLOCK_CHARACTERS) for text in checked_texts(texts))
     blocks = cut_blocks(chain.from_iterable(parts), BLOCK_CHARACTERS)
-    work = partial(count_block, lowercase=lowercase)
+    strip = lowercase if strip_accents is None else strip_accents
+    work = partial(count_block, lowercase=lowercase, strip_accents=strip)
     for counted, long_words in map_in_order(work, blocks, executor):
         counts.update(counted)
         if long_words and skipped is not None:
@@ -311,10 +322,45 @@ def cut_text(text: str, characters: int) -> Iterator[str]:
     yield text[start:]
 
 
-def count_block(texts: Sequence[str], lowercase: bool) -> tuple[Counter[str], int]:
+def count_block(
+    texts: Sequence[str], lowercase: bool, strip_accents: bool
+) -> tuple[Counter[str], int]:
     """Return the counts of the words of some texts, and the number of words that were too long."""
     counts: Counter[str] = Counter()
     for text in texts:
-        counts.update(split_words(text, lowercase=lowercase, strip_accents=lowercase))
+        counts.update(split_words(text, lowercase=lowercase, strip_accents=strip_accents))
     too_long = [word for word in counts if len(word) > MAX_WORD_CHARACTERS]
     return counts, sum(counts.pop(word) for word in too_long)
+
+
+# Marks -------------------------------------------------------------------------------------------
+
+KEPT_MARKS, SAID_MARKS = 0.01, 0.001
+"""The shares of marks from which accents are kept by default, and from which the share is said."""
+
+
+@cache
+def loses_mark(character: str) -> bool:
+    """Return whether stripping accents drops a mark of a script other than those with accents.
+
+    The marks of Latin, Greek and Cyrillic are named COMBINING, as are those of Japanese.
+    """
+    marks = [name(c, "") for c in normalize("NFD", character) if category(c) == "Mn"]
+    return any("KATAKANA" in m or not m.startswith(("COMBINING", "VARIATION")) for m in marks)
+
+
+def mark_share(text: TextSource) -> float:
+    """Return the share of characters that lose such a mark, in the first documents of each file."""
+    sources, characters = text.files()[:MEASURED_DOCUMENTS], Counter[str]()
+    for source in sources:
+        read = read_documents(source, TextCounts(), column=text.column)
+        for document in islice(read, -(-MEASURED_DOCUMENTS // len(sources))):
+            characters.update(document[:BLOCK_CHARACTERS])
+    marks = sum(count for character, count in characters.items() if loses_mark(character))
+    return marks / max(1, characters.total())
+
+
+def describe_marks(share: float, fate: str) -> list[str]:
+    """Return a line that says what becomes of the marks, or [] if there are hardly any."""
+    marks = "vowel signs or tone marks of scripts other than Latin, Greek and Cyrillic"
+    return [f"{share:.1%} of characters are {marks}: {fate}"] if share >= SAID_MARKS else []

@@ -12,16 +12,18 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tokenizers import AddedToken
 from tokenizers.models import WordPiece
 
 from bertkit.errors import BertkitError, InputTypeError, checked_texts
@@ -34,12 +36,17 @@ from bertkit.tokenizer.files import (
     check_tokens,
     has_capitals,
     make_pipeline,
+    normal_table,
     read_directory,
     read_vocabulary,
     without_surrogates,
 )
 
 __all__ = ["SPECIAL_TOKENS", "Encoding", "PairEncoding", "Tokenizer"]
+
+
+MATCHED = 50
+"""The characters of an added token that are compared to see whether a text may have it."""
 
 
 class Encoding(NamedTuple):
@@ -69,15 +76,26 @@ class Tokenizer:
     Use `load` or `from_vocabulary`, which check their arguments, to create one.
 
     Attributes:
-        vocabulary: the tokens in the order of their ids.
+        vocabulary: the tokens in the order of their ids, with the added ones at the end.
         lowercase, strip_accents: whether words are lower-cased, and stripped of accents.
+        added: the added tokens, which are matched before a text is split into words.
         pad_id, unk_id, cls_id, sep_id, mask_id: the ids of the special tokens.
     """
 
-    def __init__(self, vocabulary: Sequence[str], lowercase: bool, strip_accents: bool) -> None:
-        self.vocabulary = list(vocabulary)
+    def __init__(
+        self,
+        vocabulary: Sequence[str],
+        lowercase: bool,
+        strip_accents: bool,
+        added: Sequence[AddedToken] = (),
+    ) -> None:
+        self._pieces = list(vocabulary)
         self.lowercase = lowercase
         self.strip_accents = strip_accents
+        self.added = tuple(added)
+        known = set(vocabulary)
+        new = [token.content for token in added if token.content not in known]
+        self.vocabulary = [*vocabulary, *new]
         ids = {token: index for index, token in enumerate(self.vocabulary)}
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
             ids[token] for token in SPECIAL_TOKENS
@@ -89,17 +107,29 @@ class Tokenizer:
             return None
         special = [self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id]
         pages = character_pages(self.lowercase, self.strip_accents)
-        return CompiledTokenizer(self.vocabulary, special, MAX_WORD_CHARACTERS, pages)
+        return CompiledTokenizer(self._pieces, special, MAX_WORD_CHARACTERS, pages)
 
     @cached_property
     def _pipeline(self) -> Any:
         """The library's BERT pipeline, which tokenizer.json describes."""
         model = WordPiece(
-            {token: index for index, token in enumerate(self.vocabulary)},
+            {token: index for index, token in enumerate(self._pieces)},
             unk_token=SPECIAL_TOKENS[1],
             max_input_chars_per_word=MAX_WORD_CHARACTERS,
         )
-        return make_pipeline(model, lowercase=self.lowercase, strip_accents=self.strip_accents)
+        rules: Any = {"lowercase": self.lowercase, "strip_accents": self.strip_accents}
+        return make_pipeline(model, **rules, added=self.added)
+
+    @cached_property
+    def _may_have_added(self) -> Callable[[str], bool]:
+        """Whether the library must encode a text, as it may have an added token."""
+        table = normal_table(self.lowercase, self.strip_accents)
+        normal = [token.content.translate(table) for token in self.added if token.normalized]
+        raw = pattern_of([token.content for token in self.added if not token.normalized])
+        lower = pattern_of(normal)
+        return lambda text: bool(
+            raw.search(text) or (normal and lower.search(text.translate(table)))
+        )
 
     @classmethod
     def from_vocabulary(
@@ -108,6 +138,7 @@ class Tokenizer:
         *,
         lowercase: bool,
         strip_accents: bool | None = None,
+        added: Sequence[AddedToken] = (),
     ) -> Tokenizer:
         """Make a tokenizer from the tokens in the order of their ids.
 
@@ -116,6 +147,8 @@ class Tokenizer:
                 word start with "##".
             lowercase: whether text is lower-cased.
             strip_accents: whether accents are stripped; by default as `lowercase`, as in BERT.
+            added: tokens that are matched before words are split, as by transformers'
+                `add_tokens`; those not in the vocabulary get the ids after it.
 
         Raises:
             BertkitError: a special token is missing, or an entry is empty, repeated or padded
@@ -123,7 +156,7 @@ class Tokenizer:
         """
         check_tokens(vocabulary, "the vocabulary")
         accents = lowercase if strip_accents is None else strip_accents
-        return cls(vocabulary, lowercase, accents)
+        return cls(vocabulary, lowercase, accents, added)
 
     @classmethod
     def load(cls, path: Path | str, *, lowercase: bool | None = None) -> Tokenizer:
@@ -151,6 +184,7 @@ class Tokenizer:
     def save(self, directory: Path | str, max_length: int | None = None) -> None:
         """Write vocab.txt, tokenizer.json and tokenizer_config.json, as transformers reads them.
 
+        Added tokens are in the last two, as vocab.txt only has those of which words are made.
         transformers cuts a text at `max_length` tokens, the most that a model reads.
 
         Raises:
@@ -158,7 +192,7 @@ class Tokenizer:
         """
         strip_accents = None if self.strip_accents == self.lowercase else self.strip_accents
         names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-        config = {
+        config: dict[str, Any] = {
             "tokenizer_class": "BertTokenizer",
             "do_lower_case": self.lowercase,
             "strip_accents": strip_accents,
@@ -166,8 +200,11 @@ class Tokenizer:
             **dict(zip(names, SPECIAL_TOKENS, strict=True)),
             **({"model_max_length": max_length} if max_length else {}),
         }
+        if self.added:
+            tokens = self._pipeline.get_added_tokens_decoder().items()
+            config["added_tokens_decoder"] = {str(n): token.__getstate__() for n, token in tokens}
         directory = Path(from_home(directory))
-        write_text(directory / "vocab.txt", "".join(f"{token}\n" for token in self.vocabulary))
+        write_text(directory / "vocab.txt", "".join(f"{token}\n" for token in self._pieces))
         write_text(directory / "tokenizer.json", self._pipeline.to_str(pretty=True) + "\n")
         write_json(directory / "tokenizer_config.json", config)
 
@@ -189,21 +226,21 @@ class Tokenizer:
     @cached_property
     def content_hash(self) -> str:
         """The SHA-256, as hex, of everything that determines the ids of a text."""
-        rules = [self.lowercase, self.strip_accents]
+        rules = [self.lowercase, self.strip_accents, *(t.__getstate__() for t in self.added)]
         return hashlib.sha256(json.dumps([rules, self.vocabulary]).encode()).hexdigest()
 
     def encode(self, text: str) -> Encoding:
         """Return the tokens of a text with their ids and offsets, without [CLS] and [SEP]."""
         if not isinstance(text, str):
             raise InputTypeError(f"encode takes one text, not {type(text).__name__}")
-        if self._compiled is not None:
+        if self._compiled is not None and not (self.added and self._may_have_added(text)):
             quick = self._compiled.encode([text], with_spans=True)
             if quick.lengths[0] >= 0:
                 ids = quick.ids.tolist()
                 spans = list(zip(*quick.spans.T.tolist(), strict=True))
                 return Encoding(ids, [self.vocabulary[index] for index in ids], spans)
         whole = self._pipeline.encode(without_surrogates(text), add_special_tokens=False)
-        return Encoding(whole.ids, whole.tokens, whole.offsets)
+        return Encoding(whole.ids, [self.vocabulary[i] for i in whole.ids], whole.offsets)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, without [CLS] and [SEP].
@@ -225,8 +262,13 @@ class Tokenizer:
             texts = list(checked_texts(texts))
         if self._compiled is None:
             return joined_lists(self._encode_lists(texts))
-        encoded = self._compiled.encode(texts)
+        held = [i for i, t in enumerate(texts) if self._may_have_added(t)] if self.added else []
+        plain = list(texts) if held else texts
+        for i in held:
+            plain[i] = ""
+        encoded = self._compiled.encode(plain)
         ids, lengths = encoded.ids, encoded.lengths
+        lengths[held] = -1
         if (left := np.flatnonzero(lengths < 0)).size:
             lists = self._encode_lists([texts[i] for i in left])
             positions = np.repeat(np.maximum(lengths, 0).cumsum()[left], list(map(len, lists)))
@@ -263,11 +305,12 @@ class Tokenizer:
             BertkitError: an id is outside of the vocabulary.
         """
         tokens = []
+        special = {*SPECIAL_TOKENS, *(token.content for token in self.added if token.special)}
         for index in ids:
             if not 0 <= index < self.size:
                 raise BertkitError(f"id {index} is outside of the vocabulary of {self.size} tokens")
             token = self.vocabulary[index]
-            if not (skip_special_tokens and token in SPECIAL_TOKENS):
+            if not (skip_special_tokens and token in special):
                 tokens.append(token)
         return " ".join(tokens).replace(f" {CONTINUATION}", "").removeprefix(CONTINUATION)
 
@@ -277,7 +320,23 @@ class Tokenizer:
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[Any, ...]]:
         """Pickle the vocabulary and the rules, not the library's objects or remembered words."""
-        return Tokenizer, (self.vocabulary, self.lowercase, self.strip_accents)
+        return Tokenizer, (self._pieces, self.lowercase, self.strip_accents, self.added)
+
+
+def pattern_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern of the beginnings of some texts, which is quick also for thousands."""
+    tree: dict[str, Any] = {}
+    for text in texts:
+        branch = tree
+        for letter in text[:MATCHED]:
+            branch = branch.setdefault(letter, {})
+        branch[""] = {}  # longer texts need not be looked at
+
+    def expression(branch: dict[str, Any]) -> str:
+        parts = [re.escape(letter) + expression(more) for letter, more in branch.items()]
+        return "" if "" in branch else f"(?:{'|'.join(parts)})"
+
+    return re.compile(expression(tree) if tree else "(?!)")
 
 
 def joined_lists(lists: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,7 @@ from bertkit.checkpoints.pretrained import (
     load_config,
     load_model,
     load_pretraining_model,
+    model_folder,
 )
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
@@ -263,7 +264,7 @@ def test_damaged_files_are_named(saved: Path, tmp_path: Path) -> None:
         with pytest.raises(BertkitError, match=str(weights)):
             load_encoder(saved)
     weights.unlink()
-    with pytest.raises(BertkitError, match="holds neither"):
+    with pytest.raises(BertkitError, match="neither"):
         load_encoder(saved)
     for text in ("{", "[]", "{}"):
         (saved / "config.json").write_text(text)
@@ -291,7 +292,7 @@ def test_saving_replaces_models_only_and_leaves_nothing_after_an_error(
     other = tmp_path / "thesis"
     other.mkdir()
     (other / "chapter.txt").write_text("years of work")
-    with pytest.raises(BertkitError, match="thesis exists and is not a model directory"):
+    with pytest.raises(BertkitError, match="thesis exists and holds no model"):
         save_model(other, model, FakeTokenizer(), {})
     assert (other / "chapter.txt").read_text() == "years of work"
 
@@ -300,6 +301,43 @@ def test_saving_replaces_models_only_and_leaves_nothing_after_an_error(
     with pytest.raises(BertkitError, match="tokenizer has 51 tokens but the model only 50"):
         save_model(tmp_path / "new", model, FakeTokenizer(51), {})
     assert {path.name for path in tmp_path.iterdir()} == {"model", "thesis"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("", "module."), ("", "_orig_mod."), ("bert.", "model."), ("bert.", ""), ("", "bert.")],
+)
+def test_prefixes_of_wrapped_models_are_left_out(
+    before: str, after: str, saved: Path, model: PretrainingModel
+) -> None:
+    def rename(tensors: dict[str, Any]) -> None:
+        for name in list(tensors):
+            if name.startswith(before):
+                tensors[after + name.removeprefix(before)] = tensors.pop(name)
+
+    rewrite(saved, rename)
+    assert equal(model, load_pretraining_model(saved))
+
+
+def test_two_encoders_in_a_file_are_refused(saved: Path) -> None:
+    def copy(tensors: dict[str, Any]) -> None:
+        tensors |= {f"student.{name}": tensor.clone() for name, tensor in tensors.items()}
+
+    rewrite(saved, copy)
+    with pytest.raises(BertkitError, match=r"holds 2 encoders \(bert\., student\.bert\.\)"):
+        load_pretraining_model(saved)
+
+
+def test_an_adapter_is_named(saved: Path, tmp_path: Path) -> None:
+    lora = "bert.encoder.layer.0.attention.self.query.lora_A.default.weight"
+    rewrite(saved, lambda tensors: tensors.update({lora: torch.ones(2, 24)}))
+    adapter = tmp_path / "adapter"
+    write_json(adapter / "adapter_config.json", {"base_model_name_or_path": "org/base"})
+    for folder, said in ((saved, "adapter"), (adapter, "adapter .* of org/base")):
+        with pytest.raises(BertkitError, match=said) as caught:
+            load_pretraining_model(model_folder(folder))
+        assert caught.value.code == "adapter"
+        assert "merge_and_unload" in str(caught.value)
 
 
 def test_vocabulary_may_be_smaller_than_the_embeddings(config: ModelConfig) -> None:

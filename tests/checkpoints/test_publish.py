@@ -51,7 +51,6 @@ def run(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text("private")
     for name in ("train.csv", "optimizer.safetensors", "pytorch_model.bin", ".env"):
         (folder / "model" / name).write_text("private")
-    (folder / "model" / "special_tokens_map.json").symlink_to(folder / "recipe.json")
     return folder
 
 
@@ -84,7 +83,7 @@ def pushed(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Push]
 
 @pytest.mark.slow
 def test_a_pushed_model_comes_back(hub: Hub, pushed: Push, run: Path) -> None:
-    found = pushed(run, "org/topics", read=True, license="mit", message="First")
+    found = pushed(run, "org/topics", read=True, message="First")
     repository = hub.repositories["org/topics"]
     assert found["url"] == f"{hub.url}/org/topics"
     assert found["commit"] == repository.revisions["main"]
@@ -98,11 +97,7 @@ def test_a_pushed_model_comes_back(hub: Hub, pushed: Push, run: Path) -> None:
             assert content == (run / "model" / name).read_bytes()
     assert len(repository.files["model.safetensors"]) > LARGE, "an LFS file"
     assert not [name for name, content in repository.files.items() if content == b"private"]
-    assert set(found["left_out"]) == {
-        *("train.csv", "optimizer.safetensors", "pytorch_model.bin", "special_tokens_map.json")
-    }
     card = ModelCard(repository.files[CARD].decode())
-    assert card.data.license == "mit"
     assert 'load("org/topics")' in card.text
     assert not (run / "model" / CARD).exists(), "the folder is not changed"
 
@@ -123,20 +118,17 @@ def test_a_commit_of_somebody_else_is_not_mixed_with_ours(
 ) -> None:
     assert pushed(run, "org/shared")["commit"]
     hub.meanwhile = b"theirs"
-    assert pushed(run, "org/shared", license="mit")["code"] == "hub"
-    repository = hub.repositories["org/shared"]
-    assert b"license: mit" not in repository.files[CARD]
-    assert pushed(run, "org/shared", license="mit")["commit"]
+    assert pushed(run, "org/shared", message="ours")["code"] == "hub"
+    assert "ours" not in hub.repositories["org/shared"].messages
+    assert pushed(run, "org/shared", message="ours")["commit"]
 
 
 @pytest.mark.slow
-def test_a_private_model_and_a_branch(hub: Hub, pushed: Push, run: Path) -> None:
+def test_a_private_model(hub: Hub, pushed: Push, run: Path) -> None:
     first = pushed(run / "model", "org/secret", private=True)
     repository = hub.repositories["org/secret"]
     assert repository.private
-    second = pushed(run, "org/secret", revision="v2", license="mit")
-    assert repository.revisions == {"main": first["commit"], "v2": second["commit"]}
-    assert b"license: mit" in repository.trees[second["commit"]][CARD]
+    assert repository.revisions == {"main": first["commit"]}
     hub.repositories["org/public"] = Repository({}, {"main": "0" * 40})
     assert pushed(run, "org/public", private=True)["code"] == "hub-public"
     assert hub.repositories["org/public"].files == {}, "nothing was shown to everybody"
@@ -159,8 +151,6 @@ def test_what_is_refused_before_the_hub_is_asked(run: Path, tmp_path: Path) -> N
     for model, name, options, said in (
         (run, "topics", {}, "ORG/NAME"),
         (run, "org/na me", {}, "ORG/NAME"),
-        (run, "org/topics", {"revision": "a/../b"}, "branch"),
-        (run, "org/topics", {"license": "My own"}, "license"),
         (run / "absent", "org/topics", {}, "no model"),
         (tmp_path, "org/topics", {}, "no model"),
     ):
@@ -175,17 +165,15 @@ def test_the_files_of_a_model(run: Path, tmp_path: Path) -> None:
     for name in (*known, "x/config.json", "a/b/c.png", part):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    names, others = published_files(tmp_path)
-    assert names == ["1_Pooling/config.json", "2_Dense/model.safetensors"]
-    assert others == ["a/b/c.png", part, "x/config.json"]
+    assert published_files(tmp_path) == ["1_Pooling/config.json", "2_Dense/model.safetensors"]
 
 
 @pytest.mark.slow
 def test_the_command_prints_the_page_and_the_commit(hub: Hub, run: Path, tmp_path: Path) -> None:
     settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_TOKEN": hub.token}
-    command = [sys.executable, "-m", "bertkit", "push", str(run), "org/command", "--license", "mit"]
+    command = [sys.executable, "-m", "bertkit", "push", str(run), "org/command"]
     environment = {**without_hub(), **settings}
     done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
     commit = hub.repositories["org/command"].revisions["main"]
     assert done.stdout.split() == [f"{hub.url}/org/command", commit]
-    assert "train.csv" in done.stderr
+    assert "model.safetensors" in done.stderr

@@ -69,20 +69,12 @@ def theirs(folder: Path, texts: list[str]) -> np.ndarray:
         return library.SentenceTransformer(str(folder), device="cpu").encode(texts)
 
 
-WRONG = [("left_to_right", "cls", "lasttoken"), ("bidirectional", "lasttoken", "cls")]
-
-
-@pytest.mark.parametrize(("direction", "mode", "right"), WRONG)
-def test_the_token_at_the_other_end_is_refused(
-    direction: str, mode: str, right: str, cased: Tokenizer, tmp_path: Path
-) -> None:
-    folder = write(tmp_path / "m", cased, TextPooling("cls"), direction=direction)
-    assert json.loads((folder / "1_Pooling/config.json").read_text())[
-        "pooling_mode_lasttoken" if right == "lasttoken" else "pooling_mode_cls_token"
-    ]
+def test_a_token_that_sees_no_other_is_refused(cased: Tokenizer, tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", cased, TextPooling("cls"), direction="left_to_right")
+    assert json.loads((folder / "1_Pooling/config.json").read_text())["pooling_mode_lasttoken"]
     assert own(folder).settings.pooling == "cls"
-    pool_by(folder, mode)
-    with pytest.raises(BertkitError, match=rf"pooling by {mode} is not"):
+    pool_by(folder, "cls")
+    with pytest.raises(BertkitError, match="pooling by cls is not"):
         own(folder)
     assert own(folder, "mean").settings.pooling == "mean"
 
@@ -95,16 +87,61 @@ def test_every_mode_equals_sentence_transformers_or_is_refused(
     direction: str, cased: Tokenizer, tmp_path: Path
 ) -> None:
     folder = write(tmp_path / "m", cased, TextPooling("mean"), direction=direction)
-    read = []
-    for mode in ("cls", "lasttoken", "mean"):
+    modes = ["mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+    modes += [] if direction == "left_to_right" else ["cls"]
+    for mode in (*modes, modes[::-1], modes[-2:]):
         pool_by(folder, mode)
-        try:
-            found = own(folder).encode(TEXTS)
-        except BertkitError:
-            continue
-        np.testing.assert_allclose(found, theirs(folder, TEXTS), atol=1e-5, err_msg=mode)
-        read.append(mode)
-    assert read == (["lasttoken", "mean"] if direction == "left_to_right" else ["cls", "mean"])
+        found = own(folder).encode(TEXTS)
+        np.testing.assert_allclose(found, theirs(folder, TEXTS), atol=1e-5, err_msg=str(mode))
+    flags = {f"pooling_mode_{name}": True for name in ("mean_tokens", "max_tokens", "lasttoken")}
+    settings = json.dumps({"word_embedding_dimension": 32, **flags})
+    (folder / "1_Pooling" / "config.json").write_text(settings)
+    assert own(folder).width == 96
+    np.testing.assert_allclose(own(folder).encode(TEXTS), theirs(folder, TEXTS), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_modules_after_the_pooling_are_computed(cased: Tokenizer, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    kinds = library.sentence_transformer.modules
+    folder = write(tmp_path / "m", cased, TextPooling("mean", normalize=False))
+    pool_by(folder, ["cls", "mean"])
+    model = library.SentenceTransformer(str(folder), device="cpu")
+    first, last = kinds.Dense(64, 24), kinds.Dense(24, 8, False, torch.nn.GELU())
+    norm = kinds.LayerNorm(24)
+    torch.nn.init.normal_(norm.norm.weight)
+    several = [kinds.Dropout(0.5), first, norm, kinds.Normalize(), last]
+    for number, after in enumerate(([first], [*several, kinds.Normalize()], several)):
+        made = library.SentenceTransformer(modules=[*model, *after], device="cpu")
+        made.save(str(tmp_path / str(number)))
+        found = own(tmp_path / str(number))
+        expected = made.eval().encode(TEXTS)
+        assert found.width == expected.shape[1] == (24, 8, 8)[number]
+        np.testing.assert_allclose(found.encode(TEXTS), expected, atol=1e-5)
+        long = found.encode(["River Stone " * 30])
+        assert long.shape == (1, found.width)
+        if number == 1:
+            np.testing.assert_allclose(np.linalg.norm(long), 1.0, atol=1e-6)
+    assert own(tmp_path / "1", "cls").width == 32, "the encoder alone"
+    dense = tmp_path / "0" / "2_Dense" / "config.json"
+    for change in (
+        {"activation_function": "os.system"},
+        {"in_features": 8},
+        {"use_residual": True},
+    ):
+        dense.write_text(json.dumps(json.loads(dense.read_text()) | change))
+        with pytest.raises(BertkitError, match="2_Dense"):
+            own(tmp_path / "0")
+
+
+def test_settings_of_an_earlier_version_are_read(cased: Tokenizer, tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", cased, TextPooling())
+    (folder / "modules.json").unlink()
+    details = {"task": "embedding", "embedding": {"pooling": "pooler", "lowercase": False}}
+    (folder / "bertkit.json").write_text(json.dumps(details))
+    assert own(folder).settings == TextPooling("pooler", max_length=48)
 
 
 def test_lower_case_for_a_cased_tokenizer_is_refused(cased: Tokenizer, tmp_path: Path) -> None:

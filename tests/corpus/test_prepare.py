@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.corpus import prepare as preparation
-from bertkit.corpus.prepare import cut_strings, is_held_out, prepare
+from bertkit.corpus.prepare import cut_strings, describe_store, is_held_out, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.progress import Console
@@ -217,6 +218,20 @@ def test_what_was_skipped_is_counted_in_the_manifest(tokenizer: Tokenizer, tmp_p
     assert counted["document without any token"] == 2
     assert counted["sentence cut in pieces (nothing lost)"] == 2
     assert store.documents == 2 * 4
+
+
+def test_a_manifest_of_another_version_is_read(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "store")
+    path = tmp_path / "store" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for shard in manifest["shards"]:
+        shard["compression"] = "none"
+    for name in ("text", "tokenization", "sources", "settings"):
+        del manifest[name]
+    path.write_text(json.dumps(manifest))
+    store = TokenStore(tmp_path / "store")
+    assert store.content_hash == TokenStore(whole).content_hash
+    assert describe_store(store)[0].endswith("of tokens")
 
 
 @pytest.mark.parametrize("options", [{"held_out": 1.0}, {"shard_megabytes": 0}])

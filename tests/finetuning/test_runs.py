@@ -97,7 +97,17 @@ def test_a_finished_run_is_not_repeated(pretrained: Path, tmp_path: Path) -> Non
     stamp = (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns
     again = finetune("classification", pretrained, tmp_path, train=data, settings=FAST)
     assert again.values == first.values
+    for name, path in (("finetune.json", "training"), ("results.json", "runs")):
+        record = json.loads((tmp_path / name).read_text())
+        for part in record[path] if path == "runs" else [record[path]]:
+            part.pop("early_stopping" if path == "training" else "degenerate")
+        (tmp_path / name).write_text(json.dumps(record))  # as of a version without these fields
+    again = finetune("classification", pretrained, tmp_path, train=data, settings=FAST)
+    assert again.best == first.best
     assert (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns == stamp
+    patient = replace(FAST, training=replace(FAST.training, early_stopping=2))
+    with pytest.raises(BertkitError, match=r"training\.early_stopping 0 -> 2"):
+        finetune("classification", pretrained, tmp_path, train=data, settings=patient)
     with pytest.raises(BertkitError, match="other settings"):
         finetune("classification", pretrained, tmp_path, train=data[1:], settings=FAST)
 

@@ -65,7 +65,7 @@ def test_poolings_are_what_they_say(directory: Path) -> None:
             "cls": states[-1][0],
             "mean": states[-1].mean(0),
             "pooler": encoder.pool(states[-1][:1])[0],
-            "mean-last-four": torch.stack(states[1:]).mean(0).mean(0),
+            "lasttoken+max": torch.cat([states[-1][-1], states[-1].max(0).values]),
         }
     for pooling, vector in expected.items():
         [found] = load(directory, pooling).encode(["River stone, meadow."])
@@ -82,6 +82,18 @@ def test_the_summary_of_a_long_text_is_the_weighted_mean_of_its_windows(director
     rows = [embedder.vectors([embedding.EncodedText([part])])[0] for part in alone]
     expected = sum(share * row for share, row in zip(shares, rows, strict=True))
     np.testing.assert_allclose(embedder.encode([LONG])[0], expected, atol=2e-6)
+
+
+def test_concatenated_poolings_are_those_alone_also_over_windows(directory: Path) -> None:
+    pooling = "cls+lasttoken+mean+max+mean_sqrt_len+weightedmean"
+    alone = {mode: load(directory, mode).encode(TEXTS) for mode in pooling.split("+")}
+    found = load(directory, pooling).encode(TEXTS)
+    np.testing.assert_allclose(found, np.concatenate([*alone.values()], axis=1), atol=2e-6)
+    tokens = [len(load(directory).tokenizer.encode(text).ids) + 2 for text in TEXTS]
+    scaled = alone["mean"] * np.sqrt(tokens)[:, None]
+    np.testing.assert_allclose(alone["mean_sqrt_len"], scaled, atol=2e-5)
+    with pytest.raises(BertkitError, match="pooler"):
+        load(directory, "mean+pooler")
 
 
 @given(order=st.permutations(range(len(TEXTS))), threads=st.sampled_from([1, 2]))
@@ -150,8 +162,8 @@ def test_directories_of_sentence_transformers_say_how_they_pool(
     assert read_pooling(tmp_path / "m") == (tmp_path / "m", said)
     prompted = load(tmp_path / "m", normalize=None).encode(["stone"])
     np.testing.assert_allclose(prompted, load(directory, "cls").encode(["river stone"]), atol=1e-6)
-    edit(tmp_path / "m", "1_Pooling/config.json", lambda c: c.update(pooling_mode="max"))
-    with pytest.raises(BertkitError, match=r"config\.json: pooling by max is not supported"):
+    edit(tmp_path / "m", "1_Pooling/config.json", lambda c: c.update(pooling_mode="sum"))
+    with pytest.raises(BertkitError, match=r"config\.json: pooling by sum is not supported"):
         load(tmp_path / "m")
     for wrong in (5, [{}], {"a": 1}):
         edit(tmp_path / "m", "1_Pooling/config.json", lambda c, w=wrong: c.update(pooling_mode=w))
@@ -161,9 +173,9 @@ def test_directories_of_sentence_transformers_say_how_they_pool(
     with pytest.raises(BertkitError, match=r"config.json"):
         load(tmp_path / "m")
     assert load(tmp_path / "m", "mean").settings == replace(said, pooling="mean")
-    dense = [{"type": f"a.{name}", "path": ""} for name in ("Transformer", "Pooling", "Dense")]
-    (tmp_path / "m" / "modules.json").write_text(json.dumps(dense))
-    with pytest.raises(BertkitError, match=r"modules\.json: Dense is missing or not supported"):
+    cnn = [{"type": f"a.{name}", "path": ""} for name in ("Transformer", "Pooling", "CNN")]
+    (tmp_path / "m" / "modules.json").write_text(json.dumps(cnn))
+    with pytest.raises(BertkitError, match=r"modules\.json: CNN is missing or not supported"):
         load(tmp_path / "m")
     assert load(tmp_path / "m", "cls").settings == said
     (tmp_path / "m" / "modules.json").write_text("{}")

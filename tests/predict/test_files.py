@@ -59,6 +59,8 @@ def test_each_format_gives_what_python_gives(
     rows = lines(out)
     assert [row["text"] for row in rows] == TEXTS
     assert ("n" in rows[0]) == (ending != "txt")
+    first = int(ending == "txt")  # lines have the numbers of an editor
+    assert [row["id"] for row in rows] == [str(first + n) for n in range(len(TEXTS))]
     for row, result in zip(rows, classify(TEXTS), strict=True):
         assert row["label"] == result.label
         assert row["probabilities"] == pytest.approx(result.probabilities)
@@ -270,7 +272,18 @@ def test_files_of_vectors(models: Path, tmp_path: Path, write: Write) -> None:
     assert vectors == pytest.approx(expected, abs=1e-6)
     extract_file(models / "classify", file, tmp_path / "t.parquet", Extraction(layers="sum"))
     rows = pyarrow.parquet.read_table(tmp_path / "t.parquet").to_pylist()
-    assert [row["token"] for row in rows if row["text"] == 2] == ["[CLS]", "[SEP]"]
+    assert [row["token"] for row in rows if row["text"] == 3] == ["[CLS]", "[SEP]"]
     assert len(rows[0]["vector"]) == 32
     with pytest.raises(BertkitError, match="parquet"):
         extract_file(models / "classify", file, tmp_path / "t.npy")
+
+
+def test_the_id_of_a_line_is_its_number(
+    models: Path, tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = write("s.txt", "good\n\nbad\n\nx\ry\n"), tmp_path / "out.jsonl"
+    run("predict", models / "classify", file, "--out", out)
+    assert [(row["id"], row["text"]) for row in lines(out)] == (
+        [("1", "good"), ("3", "bad"), ("5", "x"), ("6", "y")]
+    )
+    assert f"CR, unlike others of its file, kept: 1 (first: {file}:5)" in capsys.readouterr().err

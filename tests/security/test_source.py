@@ -18,7 +18,6 @@ ALLOWED = {
     "bertkit/cli/serve.py": {"socket", "http"},
     "bertkit/checkpoints/hub.py": {"huggingface_hub"},  # of files that are no code
     "bertkit/checkpoints/publish.py": {"huggingface_hub"},  # the command push
-    "bertkit/text/sources.py": {"aiohttp"},  # its time limits, which fsspec hands on
     "bertkit/checkpoints/save.py": {"pickle"},  # the error that the restricted loader raises
     "bertkit/predict/files.py": {"pickle"},  # of rows, in a temporary file of the process
     "bertkit/processes.py": {"pickle"},  # of functions, for its own worker processes

@@ -18,7 +18,7 @@ import pytest
 
 from bertkit.errors import BertkitError
 from bertkit.text import Source, TextCounts, find_sources, read_documents
-from bertkit.text.documents import REPLACED
+from bertkit.text.documents import LONE_CR, REPLACED
 
 File = Callable[[str, "str | bytes"], Path]
 
@@ -56,6 +56,15 @@ def test_line_ends_and_byte_order_marks(file: File, end: str, encoding: str) -> 
     )
     rows = end.join(["text,id", '"a,\xe4",1', ""]).encode(encoding)
     assert read(file("a.csv", rows))[0] == ["a,ä"]
+
+
+def test_a_lone_carriage_return_is_counted_where_others_end_in_line_feeds(file: File) -> None:
+    path = file("a.txt", "One\rtwo\r\nthree\rfour\nfive")
+    documents, counts = read(path)
+    assert documents == ["One\ntwo\nthree\nfour\nfive"]
+    assert counts.skipped == {LONE_CR: 2}
+    assert counts.examples == {LONE_CR: f"{path}:1"}
+    assert read(file("a.txt", "One\rtwo\rthree"))[1].skipped == {}
 
 
 def test_invalid_bytes_are_replaced_and_the_first_is_located(file: File) -> None:
@@ -102,6 +111,18 @@ def test_wikiextractor_keeps_title_and_body(file: File) -> None:
     ]
     assert counts.skipped == {"empty document": 1}
     assert counts.examples == {"empty document": f"{path}:12"}
+
+
+def test_wikiextractor_reads_several_documents_of_a_line(file: File) -> None:
+    path = file(
+        "wiki_00",
+        '<doc id="1" title="A">One.</doc><doc id="2">Two.</doc>  <doc id="3">\nThree.\n'
+        "quotes </doc> here</doc> <doc id='4' title='B'>Four.</doc>\n"
+        ' <doc id="5" title="12" records">Five.</doc>\n',
+    )
+    documents, counts = read(path)
+    assert documents == ["One.", "Two.", "Three.\nquotes </doc> here", "Four.", "Five."]
+    assert counts.skipped == {}
 
 
 def test_wikiextractor_keeps_unclosed_documents(file: File) -> None:
@@ -224,7 +245,7 @@ def test_hugging_face_data_sets_are_streamed(
 @pytest.mark.slow
 def test_damage_is_named_with_what_was_read(tmp_path: Path, file: File) -> None:
     draw = random.Random(0)
-    content = "\n\n".join(str(draw.getrandbits(130)) for _ in range(20_000)).encode()
+    content = "\n\n".join(str(draw.getrandbits(130)) for _ in range(60_000)).encode()
     path = file("a.txt.xz", lzma.compress(content, preset=0)[:-150_000])
     counts = TextCounts()
     with pytest.raises(BertkitError, match=r"a\.txt\.xz cannot be read after line"):

@@ -104,23 +104,10 @@ def test_names_of_data_sets_are_completed() -> None:
     assert find_sources(["set"], format="huggingface") == find_sources(["hf:set"])
 
 
-def test_remote_files_are_copied_to_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    content = compressed(tmp_path / "a.txt.gz", b"Hello.\n")
-    system = fsspec.filesystem("memory")
-    system.pipe({"/remote/a.txt.gz": content, "/remote/b.md": b"x", "/remote/c.txt": b"Two.\n"})
-    sources = find_sources(["memory://remote/*"])
-    assert [(source.format, source.bytes) for source in sources] == (
-        [("text", len(content)), ("unknown", 1), ("text", 5)]
-    )
-    for source in (sources[0], *find_sources(["memory://remote/a.txt.gz"])):
-        with open_binary(source.path) as stream:
-            assert stream.read() == b"Hello.\n"
-    assert [*(tmp_path / "cache").rglob("*")]
-    with pytest.raises(BertkitError, match="memory://elsewhere"):
-        find_sources(["memory://elsewhere/*.txt"])
+def test_addresses_are_refused() -> None:
+    for url in ("https://example.org/a.txt", "s3://bucket/*.txt"):
+        with pytest.raises(BertkitError, match="is remote; download it"):
+            find_sources([url])
 
 
 @pytest.mark.parametrize("extension", COMPRESSIONS)

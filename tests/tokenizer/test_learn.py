@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from bertkit.errors import BertkitError
-from bertkit.tokenizer.learn import count_words, learn_from_counts, measure_vocabulary
+from bertkit.tokenizer.learn import (
+    count_words,
+    learn_from_counts,
+    measure_vocabulary,
+)
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+from tests.conftest import run
 from tests.tokenizer.test_tokenizer import wikipedia
 
 TEXTS = ["low lower lowest", "newer new lower low", "wide wider widest", "low, new, wide!"] * 5
@@ -72,3 +77,52 @@ def test_learning_twice_gives_the_same(data: Path, lowercase: bool) -> None:
     report = measure_vocabulary(tokenizer, lines)
     assert report["unknown_share"] < 0.001
     assert 1.0 < report["fertility"] < 1.4
+
+
+HINDI = ["अपने पोस्ट ऑफिस में पदों पर भर्ती", "वह यहाँ है और यह वहाँ है"] * 9
+ENGLISH = ["The café is naïve, Ἑλλάς ёлка й."] * 9
+
+
+@pytest.mark.parametrize(
+    ("texts", "flags", "keeps", "said"),
+    [
+        (HINDI, [], True, "kept, and with them accents"),
+        (HINDI, ["--no-keep-accents"], False, "dropped; --keep-accents keeps them"),
+        (["が ぱ", "ที่นี่มีน้ำ"] * 9, [], True, "kept"),
+        (ENGLISH, [], False, ""),
+        (ENGLISH, ["--keep-accents"], True, ""),
+        (HINDI, ["--cased"], True, ""),
+        ([*ENGLISH * 9, *HINDI[:2]], [], False, "dropped"),
+    ],
+)
+def test_marks_are_kept_where_scripts_need_them(
+    texts: list[str],
+    flags: list[str],
+    keeps: bool,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    run("learn", tmp_path / "a.txt", "--out", tmp_path / "t", "--size", 300, *flags)
+    tokenizer = Tokenizer.load(tmp_path / "t")
+    assert tokenizer.lowercase == ("--cased" not in flags)
+    assert tokenizer.strip_accents != keeps
+    assert any("é" in piece or "ँ" in piece for piece in tokenizer.vocabulary) == (
+        keeps and texts[0] != "が ぱ"
+    )
+    marks = [line for line in capsys.readouterr().err.splitlines() if "tone marks" in line]
+    assert len(marks) == bool(said)
+    assert all(said in line for line in marks)
+
+
+def test_preparing_says_which_marks_a_tokenizer_drops(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(HINDI))
+    uncased = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "अ", "##अ"], lowercase=True)
+    uncased.save(tmp_path / "uncased")
+    prepare = ("prepare", tmp_path / "a.txt", "--out", tmp_path / "store")
+    run(*prepare, "--tokenizer", tmp_path / "uncased", "--held-out", 0)
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "tone marks" in line]
+    assert "dropped by the tokenizer" in line

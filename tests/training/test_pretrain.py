@@ -310,6 +310,21 @@ def test_other_recipe_in_the_same_folder_is_refused(finished: Path, store: Token
         pretrain(other, store, finished)
 
 
+def test_the_record_of_an_earlier_version_may_lack_fields(
+    finished: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    path = tmp_path / "run" / "recipe.json"
+    record = json.loads(path.read_text())
+    del record["recipe"]["masking"]["whole_words"], record["recipe"]["logging"]["log_every"]
+    path.write_text(json.dumps(record))
+    whole = replace(TOY, masking=replace(TOY.masking, whole_words=True))
+    with pytest.raises(BertkitError, match=r"recipe\.masking\.whole_words False -> True"):
+        pretrain(whole, store, tmp_path / "run")
+    assert pretrain(TOY, store, tmp_path / "run") is None
+    assert weights(tmp_path / "run") == weights(finished)
+
+
 @pytest.fixture
 def stopped(finished: Path, tmp_path: Path) -> Path:
     """The finished run as if it had been killed after its last checkpoint but one."""
