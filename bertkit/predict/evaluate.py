@@ -19,7 +19,6 @@ from bertkit.tasks.official import OFFICIAL
 from bertkit.tasks.task import Items, Task
 from bertkit.tasks.types import DataFiles, read_split, task_class
 from bertkit.text.documents import TextCounts, describe_skipped
-from bertkit.text.sources import file_name
 from bertkit.training.device import environment
 
 
@@ -141,7 +140,7 @@ def evaluate(
 
 def data_name(data: Any) -> str:
     """Return a name for data, which a file may have: that of its file, without ending."""
-    path = file_name(str(data)).name if isinstance(data, str | Path) else ""
+    path = Path(data).name if isinstance(data, str | Path) else ""
     return re.sub(r"[^\w-]+", "-", path.partition(".")[0]).strip("-") or "data"
 
 

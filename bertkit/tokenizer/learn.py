@@ -132,7 +132,7 @@ def learn_from_files(
     if keep is None and share >= KEPT_MARKS:
         console.say(*describe_marks(share, "kept, and with them accents (--no-keep-accents)"))
     keep = options.cased or share >= KEPT_MARKS if keep is None else keep
-    rules = {"lowercase": not options.cased, "strip_accents": not keep}
+    rules: dict[str, Any] = {"lowercase": not options.cased, "strip_accents": not keep}
     counts, read = count_source(text, rules, console, executor)
     vocabulary = learn_from_counts(
         counts, size, min_frequency=options.min_frequency, max_alphabet=options.max_alphabet
