@@ -170,14 +170,6 @@ def one_at_a_time(folders: Folders) -> Result:
     return {"seconds": statistics.median(times[50:])}
 
 
-def embeddings(folders: Folders, precision: str) -> Result:
-    """Embed 240 texts of mixed length."""
-    from bertkit import load_embedder
-
-    embedder, texts = load_embedder(start_model(), precision=precision), folders.mixed(240)
-    return fastest(lambda _: embedder.encode(texts))
-
-
 def serving(folders: Folders, clients: int) -> Result:
     """Send requests to `bertkit serve`; the time is that of a thousand answers."""
     with socket.socket() as free:
@@ -241,7 +233,6 @@ def workloads() -> dict[str, Callable[[Folders], Result]]:
         "pre-training": pretraining,
         "fine-tuning": finetuning,
         **{f"inference {name}": partial(inference, precision=name) for name in precisions},
-        **{f"embeddings {name}": partial(embeddings, precision=name) for name in precisions[:2]},
         "one at a time": one_at_a_time,
         "serving, 1 client": partial(serving, clients=1),
         "serving, 8 clients": partial(serving, clients=8),

@@ -142,11 +142,11 @@ class Console:
                 print(line, file=self.stream, flush=True)
 
     def close(self) -> None:
-        """Remove the bar, or print the last state of what took a while."""
+        """Remove the bar, or print the last state; calling this again does nothing."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
-        if self.pending and monotonic() - self.began >= min(FIRST_SECONDS, self.interval):
+        if self.pending:
             self.say(self.pending)
         self.pending = ""
 

@@ -78,6 +78,7 @@ from bertkit.training.device import (
 from bertkit.training.step import MetricWindow
 
 LOG_EVERY = 20  # the number of updates between two lines of the journal
+SHOWN_WINDOWS = 256  # fewer take a moment
 MODEL_FILES = {".json", ".txt", ".safetensors", ".bin"}
 """The endings of the files that a model directory may consist of."""
 NOT_BETTER = "is no better than an answer that ignores the input"
@@ -218,10 +219,10 @@ class Setup:
         return replace(self, data=data, items=items, baselines={"dev": self.task.baseline(dev)})
 
     def predict(self, model: Any, split: str, inputs: Sequence[Any], *, show: bool) -> list[Any]:
-        """Return the results for a split; `show` is whether to show a progress bar."""
+        """Return the results for a split; `show` is whether to show the progress of much work."""
         items = self.items[split]
-        if show:
-            total = sum(len(item.parts) for item in items.items)
+        total = sum(len(item.parts) for item in items.items)
+        if show := show and total > SHOWN_WINDOWS:
             self.console.start(total, title=split, unit="windows")
         outputs = run_task(
             model,

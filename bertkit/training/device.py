@@ -52,36 +52,21 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
         if has_cuda():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    reason = ""
-    if kind == "cuda" and not has_cuda():
-        reason = why_no_cuda()
-    elif kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        reason = f"this machine has {torch.cuda.device_count()} CUDA devices, counted from 0"
-    elif kind == "mps" and not torch.backends.mps.is_available():
-        reason = "this machine has no Apple GPU"
-    if reason:
-        raise BertkitError(f"device '{name}': {reason}; or choose cpu", code="no-device")
+    try:
+        if kind == "mps" and not torch.backends.mps.is_available():
+            raise RuntimeError("this machine has no Apple GPU")
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # the latter if torch is built without CUDA
+        reason = f"{(str(error).splitlines() or [''])[0].rstrip('.')} (torch {torch.__version__})"
+        raise BertkitError(f"device '{name}': {reason}; or choose cpu", code="no-device") from error
     return torch.device(name)
 
 
 def has_cuda() -> bool:
     """Return whether torch can use a CUDA device, without torch's warning if it cannot."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `why_no_cuda` gives the reason
+        warnings.simplefilter("ignore")  # `choose_device` gives the reason
         return torch.cuda.is_available()
-
-
-def why_no_cuda() -> str:
-    """Return why torch can use no CUDA device, and what to do about it."""
-    if torch.version.cuda is None and torch.version.hip is None:
-        return f"torch {torch.__version__} is built without CUDA; install a CUDA build of torch"
-    reason = "torch finds no CUDA device"
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
-    return f"{reason} (torch {torch.__version__}, CUDA_VISIBLE_DEVICES {visible})"
 
 
 def choose_precision(name: str, device: torch.device) -> str:
