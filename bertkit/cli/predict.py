@@ -26,7 +26,13 @@ from bertkit.cli.options import (
 )
 from bertkit.errors import BertkitError
 from bertkit.predict.features import WHOLE, Extraction, embed_file, extract_file
-from bertkit.predict.files import check_ending, new_rows, predict_file
+from bertkit.predict.files import (
+    check_ending,
+    entity_columns,
+    entity_rows,
+    new_rows,
+    predict_file,
+)
 from bertkit.predict.load import load_predictor
 from bertkit.predict.pretrained import load_pretrained
 from bertkit.progress import Console
@@ -44,6 +50,7 @@ def predict_texts(
     *,
     text: tuple[str, ...] = (),
     out: Path | None = None,
+    rows: str = "inputs",
     null_threshold: NullThreshold = None,
     top: Top = None,
     compute: Annotated[Compute, FLATTEN] = AUTO,
@@ -64,6 +71,7 @@ def predict_texts(
         out: The file for the predictions, by its ending JSON lines, CSV, TSV or Parquet, with all
             columns of the input, called input_NAME where a result has the same name; it is created
             once all are made. By default they are printed.
+        rows: inputs, or entities for one row an entity, with the ID of its input.
     """
     if not file and not text:
         raise BertkitError("there is no input; give a file, or the texts of one input with --text")
@@ -74,11 +82,13 @@ def predict_texts(
     predictor = load_predictor(model, null_threshold=null_threshold, top=top, **vars(compute))
     if file:
         named = {"text": text[0]} if text else {}
-        predict_file(predictor, file, columns=named | set_flags(columns), out=out)
+        predict_file(predictor, file, columns=named | set_flags(columns), out=out, rows=rows)
         return
+    names = entity_columns(predictor, rows)
     result = predictor(*text) if len(text) < 3 else predictor(text[0], list(text[1:]))
-    with Console() as console, new_rows(out, console) as write:
-        write([result.to_dict()])
+    row = result.to_dict()
+    with Console() as console, new_rows(out, console, names) as write:
+        write(entity_rows([{"id": "0", **row}]) if names else [row])
 
 
 def fill_mask_command(

@@ -14,7 +14,7 @@ import json
 import pickle
 import re
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from os import SEEK_END
@@ -32,6 +32,7 @@ from bertkit.tasks.columns import Fields, column_names, is_plain
 from bertkit.tasks.official import SWAG_COLUMNS, read_swag
 from bertkit.tasks.sequences import no_progress
 from bertkit.tasks.task import Items
+from bertkit.tasks.token_classification import Entity
 from bertkit.text.documents import TextCounts, describe_skipped, optional_library
 
 ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet")
@@ -48,6 +49,7 @@ def predict_file(
     *,
     columns: Mapping[str, Any] | None = None,
     out: Path | str | None = None,
+    rows: str = "inputs",
     console: Console | None = None,
 ) -> None:
     """Predict for each input of a file and write one row for each, in order.
@@ -66,6 +68,7 @@ def predict_file(
         columns: the column options of the task type, by name; the others are those that the model
             was fine-tuned with.
         out: the file for the predictions (.jsonl, .csv, .tsv or .parquet); None prints JSON lines.
+        rows: "inputs", or "entities" for a row an entity, whose column "input" is the input's ID.
         console: the console for progress and what was skipped; None for a new one.
 
     Raises:
@@ -79,12 +82,12 @@ def predict_file(
     if out is not None:
         out = check_output(out, [file])
         check_ending(out)
-    counts, rows = TextCounts(), dict[str, Fields]()
-    total = Items([], 0, 0, {})
-    with console_or_new(console) as shown, new_rows(out, shown) as write:
+    counts, fields = TextCounts(), dict[str, Fields]()
+    names, total = entity_columns(predictor, rows), Items([], 0, 0, {})
+    with console_or_new(console) as shown, new_rows(out, shown, names) as write:
         visible = out is not None or not sys.stdout.isatty()  # lines would break the bar
         flat = out is not None and out.suffix.lower() != ".jsonl"
-        examples = file_examples(predictor, file, dict(columns or {}), counts, rows)
+        examples = file_examples(predictor, file, dict(columns or {}), counts, fields)
         if visible:
             shown.start(None, title="predicting", unit="inputs")
         for chunk in predictor.chunks(examples):
@@ -92,11 +95,26 @@ def predict_file(
             results, items = predictor.run(chunk, progress)
             pairs = zip(chunk, results, strict=True)
             labels = len(predictor.task.labels) if flat else 0
-            write([result_row(example, rows, result, labels) for example, result in pairs])
+            made = [result_row(example, fields, result, labels) for example, result in pairs]
+            write(entity_rows(made) if names else made)
             total = total.plus(items)
         shown.close()
         shown.say(*describe_skipped(counts.skipped, counts.examples))
         shown.say(f"{total.inputs:,} inputs, {total.described()}")
+
+
+def entity_columns(predictor: TaskPredictor, rows: str) -> tuple[str, ...]:
+    """Return the columns of rows that are entities; () for rows that are inputs."""
+    if rows != "inputs" and (rows != "entities" or not getattr(predictor.task, "pattern", None)):
+        raise BertkitError(
+            "rows are inputs, or entities if the model's tags form them", code="rows"
+        )
+    return ("input", *Entity.__annotations__) if rows == "entities" else ()
+
+
+def entity_rows(rows: Rows) -> Rows:
+    """Return a row for each entity of rows of inputs."""
+    return [{"input": row["id"], **entity} for row in rows for entity in row["entities"]]
 
 
 def file_examples(
@@ -158,7 +176,9 @@ def check_ending(out: Path) -> None:
 
 
 @contextmanager
-def new_rows(out: Path | None, console: Console) -> Iterator[Callable[[Rows], None]]:
+def new_rows(
+    out: Path | None, console: Console, columns: Iterable[str] = ()
+) -> Iterator[Callable[[Rows], None]]:
     """Yield a function that writes a chunk of rows to a file, created if the block succeeds.
 
     Without a file, rows are written to the standard output as JSON lines and flushed at once.
@@ -179,7 +199,7 @@ def new_rows(out: Path | None, console: Console) -> Iterator[Callable[[Rows], No
                 yield lambda rows: file.writelines(json_text(row) + "\n" for row in rows)
             return
         with TemporaryFile(dir=temporary.parent) as waiting:
-            names: dict[str, None] = {}
+            names = dict.fromkeys(columns)
 
             def wait(rows: Rows) -> None:
                 names.update(dict.fromkeys(name for row in rows for name in row))

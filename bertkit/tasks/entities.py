@@ -206,7 +206,8 @@ class WordColumns(Columns):
         if self.format != "auto":
             return self.format != "text"
         paths = Path(path).rglob("*") if Path(path).is_dir() else [path]
-        return str(path).startswith("hf:") or any(extension(str(p)) in ROW_ENDINGS for p in paths)
+        endings = ROW_ENDINGS | ({".tsv"} if self.sentence or self.text else set())
+        return str(path).startswith("hf:") or any(extension(str(p)) in endings for p in paths)
 
     def read_own_format(
         self, path: str | Path, counts: TextCounts, purpose: Purpose
@@ -288,16 +289,13 @@ def sentence_rows(
 ) -> list[dict[str, Any]]:
     """Join consecutive rows of a sentence, with one value or none after the first, to lists."""
     sentences: list[dict[str, Any]] = []
-    name, names = "", set[str]()
+    name = ""
     for _, location, row in rows:
         name = value_name(row[sentence]) or name
         if row[words] in (None, ""):
             counts.note(f"empty '{words}'", location)
             continue
         if not sentences or name != sentences[-1][sentence]:
-            if name in names:
-                counts.note(f"'{sentence}' that came before, taken as a new one, kept", location)
-            names.add(name)
             sentences.append({column: [] for column in row} | {sentence: name})
         for column in row.keys() - {sentence}:
             sentences[-1].setdefault(column, []).append(row[column])
@@ -372,16 +370,15 @@ def conll_sentences(
         if fields[0] == DOCUMENT or not line.strip(" \t"):
             if rows:
                 words, tags = zip(*rows, strict=True)
-                name = f"{source.path}#{document}" if document else f"{source.path}:{start}"
-                known = tags if tagged else None
-                yield WordsExample(str(used), words, known, name, f"{source.path}:{start}")
-                used += 1
-                rows = []
+                first = f"{source.path}:{start}"
+                name = f"{source.path}#{document}" if document else first
+                yield WordsExample(str(used), words, tags if tagged else None, name, first)
+                used, rows = used + 1, []
             document += fields[0] == DOCUMENT
-        elif not rows and line.startswith("# ") and "\t" not in line and count != (columns or 2):
-            read.note("comment", location)
-        elif count == 10 and NO_WORD.fullmatch(fields[0]):
-            read.note("range of words or empty node (CoNLL-U)", location)
+        elif (
+            not rows and line.startswith("# ") and "\t" not in line and count != (columns or 2)
+        ) or (count == 10 and NO_WORD.fullmatch(fields[0])):
+            read.note("comment, range of words or empty node", location)
         else:
             columns, start = columns or count, start if rows else number
             tagged = tagged and (purpose == "train" or columns > 1)

@@ -313,10 +313,7 @@ def one_ahead(launched: Iterable[Any], device: torch.device) -> Iterator[Any]:
 
 
 def choose_mode(name: str, device: torch.device) -> str:
-    """Check a precision, and resolve "auto" to bf16 if the device supports it natively, else fp32.
-
-    The others are "fp32", "bf16" and "int8" (CPUs only); "bf16-residual" differs in training only.
-    """
+    """Check a precision, and resolve "auto" to bf16 if the device has it, else to fp32."""
     name = name.removesuffix("-residual")
     if device.type == "cpu" and name != "auto":
         check_mode(name)
@@ -327,11 +324,7 @@ def choose_mode(name: str, device: torch.device) -> str:
 
 
 def prepare_network(device: torch.device, encoder: Encoder, mode: str) -> None:
-    """Prepare an encoder for inference on its device.
-
-    On a CPU its layers are compiled; on a GPU its weights are converted to bf16 once in that mode.
-    It can then no longer be trained. A prepared encoder is left as it is.
-    """
+    """Prepare an encoder for inference on its device, after which it can no longer be trained."""
     if device.type != "cpu":
         encoder.to(torch.bfloat16 if mode == "bf16" else torch.float32)
         return
@@ -348,10 +341,7 @@ def survive_forks() -> None:
 
 
 def shares(tokens: int, threads: int) -> tuple[int, int]:
-    """Return the threads that compute separate batches, and the tokens of a batch.
-
-    They are (1, 0) if it is faster that all threads work on the same batch.
-    """
+    """Return the threads that compute separate batches, if that is faster, and a batch's tokens."""
     if threads == 1 or tokens < threads * LEAST_TOKENS:
         return 1, 0
     share = tokens // (threads * BATCHES_PER_THREAD)
@@ -360,11 +350,8 @@ def shares(tokens: int, threads: int) -> tuple[int, int]:
 
 @contextmanager
 def batch_map(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """Provide a version of `map` over batches: with several workers, each has one torch thread.
-
-    One batch per thread is faster than all threads on one batch, because the threads do not have to
-    wait for each other after every operation.
-    """
+    """Provide a version of `map` over batches: with several workers, each has one torch thread."""
+    # threads that work on the same batch would wait for each other after every operation
     if workers == 1:
         yield map
         return

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -154,10 +154,6 @@ class TokenClassification(Task):
             data.counts.note(what, data.examples[0].location)
         return cls(labels, data.max_length, data.windows.stride, data.windows.context, entities)
 
-    @classmethod
-    def from_transformers(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
-        return {"max_length": max_length, "entities": tag_pattern(labels) is not None}
-
     @cached_property
     def pattern(self) -> re.Pattern[str] | None:
         """The pattern of the model's entity tags; None without entities."""
@@ -165,7 +161,7 @@ class TokenClassification(Task):
 
     @property
     def metric(self) -> str:
-        return "f1" if self.entities else "accuracy"
+        return "f1" if self.pattern else "accuracy"
 
     def build(self, config: ModelConfig) -> TokenClassificationModel:
         return TokenClassificationModel(config, len(self.labels))
@@ -227,8 +223,8 @@ class TokenClassification(Task):
 
     def label_indices(self, inputs: Inputs) -> list[np.ndarray]:
         """Return for each sentence (words,) the label index of each tag, or `NO_TAG` without."""
-        number = dict(zip(self.standard(self.labels), range(len(self.labels)), strict=True))
-        if self.entities:  # B-X maps to I-X in models without B-X, as for IO and IOB1
+        number = {standard_tag(name, self.pattern): i for i, name in enumerate(self.labels)}
+        if self.pattern:  # B-X maps to I-X in models without B-X, as for IO and IOB1
             number = {f"B{n[1:]}": i for n, i in number.items() if n[:1] == "I"} | number
         indices = []
         for example in inputs:
@@ -243,11 +239,8 @@ class TokenClassification(Task):
 
     def in_scheme(self, tags: Sequence[str]) -> Sequence[str]:
         """Convert entity tags to IOB2; return others unchanged."""
-        return to_iob2(self.standard(tags)) if self.entities else tags
-
-    def standard(self, tags: Sequence[str]) -> list[str]:
-        """Return entity tags as B-PER; others unchanged."""
-        return [standard_tag(tag, self.pattern) for tag in tags]
+        standard = [standard_tag(tag, self.pattern) for tag in tags]
+        return to_iob2(standard) if self.pattern else standard
 
     def targets(self, parts: Parts, packed_index: np.ndarray, starts: np.ndarray) -> Targets:
         """The tensors are "rows", the token indices of tagged words in the batch, and "labels"."""
@@ -282,7 +275,6 @@ class TokenClassification(Task):
                 chances = softmax(logits[target.rows])
                 at = begins[target.inputs] + target.words
                 best[at], chance[at] = chances.argmax(axis=1), chances.max(axis=1)
-        assert (best != NO_TAG).all(), "each word is predicted in one window"
         names = [self.labels[i] for i in best]
         return [
             self.tagged(example, names[begin:end], chance[begin:end].tolist())
@@ -296,8 +288,8 @@ class TokenClassification(Task):
         text, spans = (example.text, example.spans) if example.spans else joined(example.words)
         rows = zip(example.words, tags, chances, spans, strict=True)
         words = tuple(Word(word, tag, p, start, end) for word, tag, p, (start, end) in rows)
-        entities = []
-        for kind, first, last in find_entities(self.standard(tags)) if self.entities else ():
+        standard, entities = [standard_tag(tag, self.pattern) for tag in tags], []
+        for kind, first, last in find_entities(standard) if self.pattern else ():
             start, end = spans[first][0], spans[last - 1][1]
             entities.append(Entity(kind, start, end, text[start:end], first, last))
         return TagsResult(words, tuple(entities))
@@ -315,7 +307,7 @@ class TokenClassification(Task):
         gold = [self.gold_value(example) for example in inputs]
         pairs = list(zip(chain.from_iterable(gold), chain.from_iterable(tags), strict=True))
         accuracy = {"accuracy": sum(a == b for a, b in pairs) / max(1, len(pairs))}
-        if not self.entities:
+        if not self.pattern:
             return accuracy
         return entity_scores(gold, tags) | accuracy
 

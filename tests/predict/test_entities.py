@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas
+import pyarrow.parquet
 import pytest
 import torch
 from starlette.testclient import TestClient
 
 from bertkit import load, serving_app
 from bertkit.checkpoints.save import save_model
+from bertkit.errors import BertkitError
 from bertkit.predict.files import predict_file
 from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import tiny_config
+from tests.conftest import run, tiny_config
 
 Write = Callable[[str, str], Path]
 TEXTS = ["River 🚤  stone's \tgarden, Bergen-Nord.", "", "winter\u00a0letter"]
@@ -47,7 +50,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-def test_positions_are_those_of_the_raw_text(taggers: Path, tmp_path: Path, write: Write) -> None:
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_positions_are_those_of_the_raw_text(
+    ending: str, taggers: Path, tmp_path: Path, write: Write
+) -> None:
     model: Any = load(taggers / "spans", precision="fp32")
     file = write("in.jsonl", "".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
     predict_file(model, file, out=tmp_path / "out.jsonl")
@@ -60,6 +66,47 @@ def test_positions_are_those_of_the_raw_text(taggers: Path, tmp_path: Path, writ
             assert row["body"][part["start"] : part["end"]] == part.get("text", part.get("word"))
         entities += [{"input": row["id"], **entity} for entity in row["entities"]]
     assert entities
+    out = tmp_path / f"entities.{ending}"
+    run(
+        "predict",
+        taggers / "spans",
+        file,
+        "--rows",
+        "entities",
+        "--out",
+        out,
+        "--precision",
+        "fp32",
+    )
+    if ending == "csv":
+        with out.open(newline="", encoding="utf-8") as stream:
+            found: list[Any] = list(csv.DictReader(stream))
+        found = [{k: int(v) if v.isdigit() and k != "input" else v for k, v in row.items()}
+                 for row in found]  # fmt: skip
+    else:
+        found = lines(out) if ending == "jsonl" else pyarrow.parquet.read_table(out).to_pylist()
+    assert found == entities
+
+
+def test_a_table_without_entities_has_its_columns(
+    taggers: Path, tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model: Any = load(taggers / "spans", precision="fp32")
+    model.model.classifier.bias.data[0] = 1e3  # O
+    file = write("in.jsonl", json.dumps({"body": TEXTS[0]}))
+    for ending in ("csv", "parquet", "jsonl"):
+        predict_file(model, file, out=tmp_path / f"out.{ending}", rows="entities")
+    names = ["input", "type", "start", "end", "text", "word_start", "word_end"]
+    assert (tmp_path / "out.csv").read_text() == ",".join(names) + "\n"
+    assert pyarrow.parquet.read_table(tmp_path / "out.parquet").column_names == names
+    assert (tmp_path / "out.jsonl").read_text() == ""
+    run("predict", taggers / "spans", "--text", "river stone", "--rows", "entities")
+    for line in capsys.readouterr().out.splitlines():
+        assert list(json.loads(line)) == names
+    plain: Any = load(taggers / "plain", precision="fp32")
+    for rows, predictor in (("entities", plain), ("words", model)):
+        with pytest.raises(BertkitError):
+            predict_file(predictor, file, rows=rows, out=tmp_path / "out.csv")
 
 
 def test_a_table_of_words_gives_sentences(taggers: Path, tmp_path: Path, write: Write) -> None:

@@ -133,7 +133,7 @@ def test_comments_and_lines_of_conllu_that_are_no_words(write: Write) -> None:
     counts = TextCounts()
     inputs = sentences(path, counts, word_column=1, tag_column=3)
     assert [(i.words, i.tags) for i in inputs] == [(("a", "#"), ("ADP", "SYM")), (("x",), ("X",))]
-    assert counts.skipped == {"comment": 3, "range of words or empty node (CoNLL-U)": 1}
+    assert counts.skipped == {"comment, range of words or empty node": 4}
     [first, second] = sentences(write("# O\nx O\n\n# B-Y\n"), TextCounts())
     assert (first.words, second.words) == (("#", "x"), ("#",))
 
