@@ -410,10 +410,7 @@ def scores_text(scores: dict[str, float], main: str = "") -> str:
 
 
 def main_interval(task: Task, scores: dict[str, float], inputs: int) -> list[float] | None:
-    """Return the 95 % interval of a task's main score on few inputs; None on many.
-
-    It is Wilson's for shares, of which F1 is treated as one, and Fisher's for correlations.
-    """
+    """Return the 95 % interval (Wilson's, or Fisher's of correlations) of the main score of few."""
     if not 0 < inputs < FEW_INPUTS:
         return None
     value = scores[task.metric]

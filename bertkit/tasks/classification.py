@@ -132,10 +132,7 @@ class TextTask(Task):
 
     @abstractmethod
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
-        """Return the loss of each sequence, for logits (sequences, classes).
-
-        `class_weights` (classes,) are the factors of the classes' losses, None for 1.
-        """
+        """Return each loss, of logits (sequences, classes) and weights (classes,), None for 1."""
 
     @abstractmethod
     def results(self, logits: np.ndarray) -> list[Any]:
@@ -306,11 +303,7 @@ class Classification(TextTask):
 def label_score(
     name: str, gold: Sequence[str], predicted: Sequence[str], positive: str = ""
 ) -> float:
-    """Return a metric of labels, as a fraction; 0 if it is undefined.
-
-    It is "accuracy", "f1" of the positive class (GLUE's for MRPC and QQP), "macro_f1" over the
-    classes that occur, or "matthews", the Matthews correlation (GLUE's for CoLA).
-    """
+    """Return a metric as a fraction, 0 if it is undefined; macro F1 is over classes that occur."""
     hits = Counter(g for g, p in zip(gold, predicted, strict=True) if g == p)
     golds, guesses, total, right = Counter(gold), Counter(predicted), len(gold), hits.total()
     if name == "accuracy":

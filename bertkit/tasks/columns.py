@@ -336,10 +336,7 @@ def complete_rows(
 def require_columns(
     path: str, columns: Collection[str], names: Sequence[str], *, header: object = False
 ) -> None:
-    """Raise unless each of `columns` occurs exactly once among the column names of a file.
-
-    `header` is True if the names are the first line of CSV or TSV, which may be a row.
-    """
+    """Raise unless each column occurs once in a file, of which `header` may be the first line."""
     for column in columns:
         if column not in names:
             hint = nearest(column, names)

@@ -85,10 +85,7 @@ COLA_COLUMNS = ("source", "label", "author's label", "sentence")
 
 
 def read_glue(name: str, path: str, counts: TextCounts, purpose: Purpose) -> list[TextExample]:
-    """Read the file of a split; as in the official scores, empty texts are kept.
-
-    Ragged rows (QQP has some) and MNLI's without agreement are left out.
-    """
+    """Read a split with its empty texts, without ragged rows (QQP) and MNLI's without agreement."""
     task, labelled = GLUE[name], purpose != "test"
     columns = [task.text, task.pair, task.label if labelled else ""]
     header = COLA_COLUMNS if name == "cola" and labelled else True
@@ -174,11 +171,7 @@ SWAG_COLUMNS = ("sent1", "sent2", *ENDINGS)
 
 
 def read_swag(path: str, counts: TextCounts, purpose: Purpose) -> list[ChoiceExample]:
-    """Read the rows of train.csv, val.csv or test.csv; in test.csv every label is None.
-
-    Sentence A is `sent1`; sentence B of a choice is `sent2` followed by an ending. The ID is the
-    number of the row, from 0: `video-id` and `fold-ind` are not unique.
-    """
+    """Read a split; sentence B of a choice is `sent2` and an ending, the ID is the row's number."""
     read, inputs = TextCounts(), []
     columns = (*SWAG_COLUMNS, "label")
     for number, location, row in read_rows(path, read, columns=columns, optional=("label",)):

@@ -104,10 +104,7 @@ def usual_stride(room: int) -> int:
 
 
 def align(answer: GoldAnswer, window: SpanWindow) -> tuple[int, int] | None:
-    """Return the first and last token that cover an answer, counted from [CLS].
-
-    It is None if a token of the answer is outside the window, or if the answer has no token.
-    """
+    """Return the first and last token of an answer, from [CLS]; None if it is not in the window."""
     start, end = answer.start, answer.start + len(answer.text)
     if start < window.reach[0] or end > window.reach[1]:
         return None
@@ -219,11 +216,7 @@ class QuestionAnswering(Task):
         return SpanModel(config)
 
     def items(self, inputs: Inputs, tokenizer: Tokenizer) -> Items:
-        """Each window is a separate item, as in the published code.
-
-        Windows are made before the shuffle; a window without the answer has [CLS] as its target. A
-        target is (first token, last token, window).
-        """
+        """Each window is an item, as in the published code; its target may be [CLS], no answer."""
         items, windowed, cut, unaligned, empty = [], 0, 0, 0, 0
         questions = tokenizer.encode_batch([example.question for example in inputs])
         context, encoding = "", None
@@ -348,10 +341,7 @@ class QuestionAnswering(Task):
         return named_scores(inputs, ["" if self.null else e.context for e in inputs])
 
     def calibrated(self, inputs: Inputs, results: Results) -> Self:
-        """Return the task with the threshold of the best F1 on these questions (section 4.3).
-
-        If all questions have an answer, every high threshold is best, so it is not changed.
-        """
+        """Return the task with the threshold of the best F1, if some have none (section 4.3)."""
         if not (self.null and any(example.answers == () for example in inputs)):
             return self
         pairs = list(zip(inputs, results, strict=True))

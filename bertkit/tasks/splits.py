@@ -41,14 +41,11 @@ def note_equal_inputs(
 def group_inputs(
     kind: type[Task], inputs: Sequence[Any]
 ) -> tuple[list[list[int]], list[set[str]], list[int]]:
-    """Return groups of inputs that stay together, their labels, and a random order of the groups.
-
-    A group has equal inputs, and sentences of a document or questions on a context; sentences that
-    several documents have are with the first one.
-    """
+    """Return groups of inputs that stay together, their labels, and a random order of groups."""
     key, owner = attrgetter(*kind.input_fields), dict[Any, Any]()
     groups: dict[Any, list[int]] = {}
     for number, example in enumerate(inputs):
+        # a sentence that several documents have is with the first of them
         named = getattr(example, kind.group_by) if kind.group_by else key(example)
         groups.setdefault(owner.setdefault(key(example), named), []).append(number)
     labels = [

@@ -237,11 +237,7 @@ def make_question(
     counts: TextCounts,
     purpose: Purpose = "train",
 ) -> QuestionExample | None:
-    """Make a checked question, or return None (and count it) if it must be left out.
-
-    The answers are (text, index of the first character) of each; an index of None means the first
-    occurrence. They are () for an unanswerable question, and None if the file has no answers.
-    """
+    """Make a question, or return None and count it; an answer without a start is searched for."""
     training = purpose == "train"
     for name, text in (("question", question), ("context", context)):
         if not text or text.isspace():
@@ -270,10 +266,7 @@ def make_question(
 def locate(
     text: str, start: int | None, context: str, location: str, counts: TextCounts
 ) -> GoldAnswer | None:
-    """Find the occurrence of an answer nearest to its start; white space may differ.
-
-    Without a start it is the first one that begins and ends at the borders of words, if any does.
-    """
+    """Find the occurrence nearest to a start, else the first of whole words, in any white space."""
     words = text.split()
     if not words:
         return None
@@ -308,11 +301,7 @@ def inside_word(match: re.Match[str], context: str) -> bool:
 def triviaqa_questions(
     content: Any, path: str, counts: TextCounts, purpose: Purpose
 ) -> Iterator[QuestionExample]:
-    """Yield an example for each question and document; one without an answer is left out.
-
-    Without labels, as in the test files, documents are whole. For scoring, all names of an answer
-    are right; otherwise the one that occurs first in the context is the answer.
-    """
+    """Yield an example for each question and document; to train, with the first answer alone."""
     evidence = Path(path).absolute().parent.parent / "evidence"
     if not evidence.is_dir():
         raise BertkitError(
@@ -353,10 +342,7 @@ def triviaqa_questions(
 def golds_in_context(
     context: str, names: Sequence[str], purpose: Purpose
 ) -> tuple[GoldAnswer, ...]:
-    """Return the answer that occurs first in a context, in any case; () if there is none.
-
-    For scoring, the other names follow it without a position.
-    """
+    """Return the answer that occurs first in a context, for scoring with all names; () for none."""
     if not names:
         return ()
     longest_first = sorted(names, key=len, reverse=True)
@@ -387,10 +373,7 @@ def exact_match(prediction: str, gold: str) -> float:
 
 
 def answer_f1(prediction: str, gold: str, *, version2: bool = False) -> float:
-    """Return the F1 over normalised words, counted with repetition.
-
-    Two texts that are both empty when normalised score 1.0 with `version2` and 0.0 otherwise.
-    """
+    """Return the F1 over normalised words; of two empty texts it is 1.0 in version 2."""
     predicted, wanted = normalize_answer(prediction).split(), normalize_answer(gold).split()
     if version2 and not (predicted and wanted):
         return float(predicted == wanted)
@@ -425,12 +408,7 @@ def raw_scores(
 def squad_scores(
     inputs: Sequence[QuestionExample], predictions: Mapping[str, str]
 ) -> dict[str, float]:
-    """Compute exact match and F1 in percent, as the official programs do.
-
-    The predictions are the text for the id of each question, "" if there is no answer. The scores
-    are `exact`, `f1` and `total`; for 2.0 also `HasAns_exact`, `HasAns_f1`, `HasAns_total`, and the
-    same with `NoAns_` for the unanswerable questions.
-    """
+    """Compute the official programs' scores in percent, of the text for the id of each question."""
     scores, result = raw_scores(inputs, predictions), dict[str, float]()
     groups = {"": inputs}
     if is_version2(inputs):

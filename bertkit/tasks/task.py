@@ -269,11 +269,7 @@ def make_batch(
     targets: Callable[..., Targets] | None = None,
     compact: np.ndarray | None = None,
 ) -> TaskBatch:
-    """Pack the sequences of at least one part, longest first.
-
-    `targets` is the task's, or None if only outputs are needed; `compact` maps ids to rows of a
-    smaller embedding matrix (`finetuning.CompactEmbeddings`).
-    """
+    """Pack sequences, longest first; `compact` maps ids to rows of a smaller embedding matrix."""
     sequences = [sequence for part in parts for sequence in part.sequences]
     lengths = np.array([len(sequence.ids) for sequence in sequences])
     order = np.argsort(-lengths, kind="stable")

@@ -311,10 +311,7 @@ class LoadedTask:
 def load_task_model(
     path: Path, device: torch.device, null_threshold: float | None = None, top: int | None = None
 ) -> LoadedTask:
-    """Load a fine-tuned model from a model directory, or a run directory that holds `model/`.
-
-    `null_threshold` and `top` replace settings of the model; see `bertkit.predict.load.load`.
-    """
+    """Load a fine-tuned model from a model or run directory; see `bertkit.load` for the options."""
     folder = model_folder(path)
     details = task_details(folder)
     task = saved_task(details, folder)

@@ -299,10 +299,7 @@ def parse_line(text: str) -> Any:
 
 
 def json_lines(source: Source, counts: TextCounts) -> Iterator[Row]:
-    """Yield the JSON object on each line that is not blank; None for a line without an object.
-
-    Of a file that is one array, or one object with an array "data", the items are the rows.
-    """
+    """Yield the object, or None, of each line of JSON, or of each item of an array (as `data`)."""
     lines = (line for line in plain_lines(source, counts) if line[1] and not line[1].isspace())
     head = list(islice(lines, 2))
     values = ((number, parse_line(text)) for number, text in chain(head, lines))
@@ -327,10 +324,7 @@ def json_lines(source: Source, counts: TextCounts) -> Iterator[Row]:
 
 
 def split_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line number and the fields of every row of CSV or TSV that is not blank.
-
-    CSV fields may be quoted as spreadsheets do; TSV has no quotes.
-    """
+    """Yield the first line number and the fields of each row of CSV, or of TSV, without quotes."""
     csv.field_size_limit((1 << 31) - 1)
     start = 1
     with open_text(source, counts, newline="") as lines:
@@ -356,11 +350,7 @@ def separated_rows(
     check: Callable[[list[str]], object],
     header: bool | Sequence[str] = True,
 ) -> Iterator[Row]:
-    """Yield the rows of CSV or TSV; None for one with too many fields, which is counted.
-
-    `check` is called with the names of the columns: those in the first line, or, depending on
-    `header`, 0, 1, ... (False) or names for a file without any.
-    """
+    """Yield the rows of CSV or TSV; `header` is whether the first has the names, or the names."""
     rows = split_rows(source, counts)
     first = next(rows, None)
     if first is None:
