@@ -133,6 +133,9 @@ def describe_run(out: Path, console: Console) -> None:
     from bertkit.report.findings import run_findings
     from bertkit.report.pretraining import write_report
 
+    if not (out / JOURNAL).is_file():  # the model is whole without it
+        console.say(f"{out / JOURNAL} is gone, so there is no report")
+        return
     console.say(*run_findings(out, read_journal(out / JOURNAL)), f"report: {write_report(out)}")
 
 
