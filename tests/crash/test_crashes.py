@@ -23,7 +23,7 @@ from tests.tools.crashes.subjects import LAST, Subject
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     *("pretrain", "finetune", "prepare", "learn", "clean"),
-    *("predict", "embed", "features", "export"),
+    *("predict", "embed", "features"),
 )
 
 

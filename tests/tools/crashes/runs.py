@@ -59,9 +59,12 @@ class Ended:
     """The number of events that it had; 0 if it was killed."""
 
 
-def warm() -> None:
-    """Import what the commands import, once; leave out their reports, which would take longer."""
-    heavy = ("torch._dynamo", "transformers")
+def warm(*, few: bool = False) -> None:
+    """Import what the commands import, once; leave out their reports, which would take longer.
+
+    `few` leaves out what only exports import.
+    """
+    heavy = () if few else ("torch._dynamo", "transformers")
     modules = [module.name for module in walk_packages(bertkit.__path__, "bertkit.")]
     skipped = ("bertkit.serve", "bertkit.cli.serve", "__main__", "triton_kernels", "libbertkit")
     for name in (*heavy, *(name for name in modules if not any(part in name for part in skipped))):
