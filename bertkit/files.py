@@ -368,7 +368,7 @@ def matches_type(value: Any, kind: Any) -> bool:
         element, *_ = get_args(kind)
         return isinstance(value, list | tuple) and all(matches_type(v, element) for v in value)
     if isinstance(kind, UnionType):
-        return any(matches_type(value, one) for one in get_args(kind))
+        return any(matches_type(value, part) for part in get_args(kind))
     if kind is float:
         return type(value) is int or (isinstance(value, float) and not math.isnan(value))
     return type(value) is kind

@@ -176,17 +176,17 @@ def load_dataset(
     columns.check(train)
     task = kind.from_data(TrainingData(train, columns, windows, length, counts))
     recorded = {s: str(files.source(s)) for s in ("train", "dev", "test") if files.source(s)}
-    given: dict[Purpose, Sequence[Any]] = {
+    held_out: dict[Purpose, Sequence[Any]] = {
         split: list(columns.read(files.source(split), counts, split))
         for split in ("dev", "test")
         if files.source(split)
     }
-    note_equal_inputs(task, train, given, counts)
-    if "dev" not in given and not whole:
+    note_equal_inputs(task, train, held_out, counts)
+    if "dev" not in held_out and not whole:
         share = USUAL_SHARE if files.dev_share is None else files.dev_share
-        train, given["dev"] = hold_out(kind, train, share, counts)
+        train, held_out["dev"] = hold_out(kind, train, share, counts)
         recorded["dev"] = f"{share:g} of train"
-    dev, test = ([(s, given[s])] if s in given else [] for s in ("dev", "test"))
+    dev, test = ([(s, held_out[s])] if s in held_out else [] for s in ("dev", "test"))
     return TaskData(key, task, train, dev, test, counts, recorded, as_json(columns))
 
 
