@@ -180,9 +180,8 @@ def surround(
 
 # Inference ---------------------------------------------------------------------------------------
 
-CPU_TOKENS, GPU_TOKENS = 8192, 65_536
+CPU_TOKENS, GPU_TOKENS = 2048, 65_536
 """The maximum tokens of a batch without gradients; only large batches keep a GPU busy."""
-THREAD_TOKENS = 2048  # the maximum tokens of a batch if every thread computes separate batches
 BATCHES_PER_THREAD = 4
 """The desired number of batches per thread, so that all threads finish at about the same time."""
 LEAST_TOKENS = 400  # the minimum tokens of a batch for which a separate thread pays off
@@ -345,7 +344,7 @@ def shares(tokens: int, threads: int) -> tuple[int, int]:
     if threads == 1 or tokens < threads * LEAST_TOKENS:
         return 1, 0
     share = tokens // (threads * BATCHES_PER_THREAD)
-    return threads, min(THREAD_TOKENS, max(LEAST_TOKENS, share))
+    return threads, min(CPU_TOKENS, max(LEAST_TOKENS, share))
 
 
 @contextmanager
