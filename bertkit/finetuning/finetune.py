@@ -401,11 +401,7 @@ def keep_best_model(out: Path, results: Sequence[RunResult]) -> None:
 def train_run(
     setup: Setup, run: RunSettings, folder: Path, title: str
 ) -> tuple[RunResult, dict[str, list[Any]]]:
-    """Train a run, or the rest of it, and keep the model after the last update in `folder`/model.
-
-    With early stopping it is the model of the best evaluation, the first of equals. Also returned
-    is split -> the results of the kept model, as far as this process made them.
-    """
+    """Train the rest of a run, and return its result and the predictions of the kept model."""
     training = setup.settings.training
     began, diverged = time.perf_counter(), ""
     with TaskTraining(
@@ -476,11 +472,7 @@ def train_run(
 def evaluate_run(
     setup: Setup, run: RunSettings, model: Any, state: dict[str, Any], folder: Path, *, last: bool
 ) -> dict[str, list[Any]]:
-    """Score a model on dev, and save it if it is the one to keep.
-
-    `state` gets the main score, and the scores of the kept model; a checkpoint keeps it. Returns
-    split -> the results of a model that is kept; {} if it is not.
-    """
+    """Score a model on dev; save it if it is kept, and then return its results, else {}."""
     task, scores, predictions = setup.task, Scores(), dict[str, list[Any]]()
     for name, inputs in setup.data.dev:
         results = setup.predict(model, name, inputs, show=last)

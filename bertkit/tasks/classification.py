@@ -325,11 +325,7 @@ BINARY = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "tru
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSetColumns(TextColumns):
-    """Columns of texts or text pairs with any number of labels each.
-
-    The labels are a JSON list of names, or names between separators; an empty field holds no label.
-    Or each label has a column of its name, with 0 or 1.
-    """
+    """Columns of texts or pairs with sets of labels: lists, separated names, or 0/1 columns."""
 
     label: str | tuple[str, ...] = "label"  # type: ignore[assignment]
     """The column of the labels, or several columns with 0 or 1, which are named as the labels."""

@@ -285,11 +285,7 @@ def read_rows(
     *,
     whole: bool = False,
 ) -> Iterator[tuple[int, str, Fields]]:
-    """Yield (number from 0, "file:line", fields) of usable rows; rows left out are numbered too.
-
-    Each row must have `columns` (tuples are in their order) but for the `optional` ones; `whole` is
-    whether the others of Parquet files are read, too. For `header`, see `separated_rows`.
-    """
+    """Yield (number from 0, "file:line", fields) of rows with all but the `optional` columns."""
     needed, numbers = [name for name in columns if name not in optional], count()
     if isinstance(data, MemoryRows):
         rows: Any = memory_fields(data, columns)

@@ -59,12 +59,7 @@ class ChoiceExample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceColumns(Columns):
-    """Columns of texts with several continuations or answers, of which one is right.
-
-    A label is the name of a choice's column (if the file has a header), a letter from A or a, an
-    index, or the text of a choice. A row may have fewer choices than others: empty choices at its
-    end are dropped.
-    """
+    """Columns of texts with several choices; empty choices at the end of a row are dropped."""
 
     text: str = "text"
     """The column of the context."""

@@ -104,10 +104,7 @@ def model_columns(
 
 @dataclass(frozen=True, kw_only=True)
 class DataFiles:
-    """The files of a data set: an official folder, or one file for each split.
-
-    In Python, a split may also be a DataFrame, a `datasets.Dataset` or a list of dicts or tuples.
-    """
+    """The data of each split (as for `finetune`), or the folder of an official set."""
 
     data: Path | None = None
     """The folder of an official data set."""
@@ -156,12 +153,7 @@ def load_dataset(
     *,
     whole: bool = False,
 ) -> TaskData:
-    """Read a data set: an official set (`OFFICIAL`), or the user's data for a task type (`TASKS`).
-
-    `columns` and `windows` are options by name, such as {"text": "body"}; the others have the
-    defaults of the task type. `positions` is the model's maximum sequence length in tokens. If all
-    of the training data is wanted `whole`, none is held out, and without dev data there is no dev.
-    """
+    """Read an official set, or the user's data for a task type; `whole` holds nothing out."""
     key, kind = name.lower(), task_class(name)
     check_files(key, files, has_columns=bool(columns), whole=whole)
     if isinstance(columns, Mapping | None):
