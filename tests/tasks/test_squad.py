@@ -216,7 +216,9 @@ def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> 
         read_squad(path, TextCounts())
 
 
-def test_compressed_files_and_others_are_read_or_refused(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_compressed_files_and_others_are_read_or_refused(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
     path = write(qa(answers=[gold("1895", 19)]))
     plain = [found[:4] for found in read_squad(path, TextCounts())]
     packed = tmp_path / "questions.json.gz"
