@@ -104,6 +104,8 @@ class Console:
 
     def update(self, record: dict[str, Any]) -> None:
         """Show a record: its `step` or `done` moves the bar; an evaluation is printed on a line."""
+        if self.silent:
+            return
         if record.get("kind") == "evaluation":
             self.say(f"step {record['step']:,}, held out: {', '.join(shown_record(record))}")
             return

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,22 @@ def test_a_part_of_the_work_is_shown_by_its_share(monkeypatch: pytest.MonkeyPatc
                 clock.now += 1
                 part(done, 2)
     assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["5", "10", "12", "14"]
+
+
+def test_other_ranks_show_and_keep_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with Console(interval=0) as console:
+        console.start(20_000)
+        tracemalloc.start()
+        for number in range(1, 5001):
+            console.update(step(number))
+            console.say(f"line {number}")
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert kept < 50_000
+    assert capfd.readouterr() == ("", "")
 
 
 def test_counts_of_work_whose_total_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
