@@ -54,8 +54,6 @@ def explain_command(
     pair: str | None = None,
     *,
     seed: int = 0,
-    layer: int | None = None,
-    head: int | None = None,
 ) -> None:
     """Trace one example through a model: tokens, masks, attention, vectors, losses.
 
@@ -63,15 +61,13 @@ def explain_command(
         text: The text.
         pair: A second text, which may or may not follow the first.
         seed: The seed of the masks.
-        layer: The layer whose attention is printed, from 1; by default the last.
-        head: The head whose attention is printed, from 1; by default the mean of all heads.
     """
     import rich.console
 
     from bertkit.report.explain import print_explanation, trace_example
 
     trace = trace_example(model, text, pair, seed=seed)
-    print_explanation(trace, rich.console.Console(highlight=False), layer=layer, head=head)
+    print_explanation(trace, rich.console.Console(highlight=False))
 
 
 def export_command(

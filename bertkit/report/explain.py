@@ -195,23 +195,8 @@ def look_inside(encoder: Encoder, packed: Packed) -> tuple[np.ndarray, np.ndarra
     return torch.stack(weights).numpy(), norms.numpy(), difference
 
 
-def print_explanation(
-    trace: Trace,
-    console: rich.console.Console,
-    *,
-    layer: int | None = None,
-    head: int | None = None,
-) -> None:
-    """Print a trace with the attention of one layer, by default the last.
-
-    That of a head is printed, by default the mean of all heads. Both count from 1.
-    """
-    for name, chosen, size in (
-        ("layer", layer, trace.config.num_hidden_layers),
-        ("head", head, trace.config.num_attention_heads),
-    ):
-        if chosen is not None and not 1 <= chosen <= size:
-            raise BertkitError(f"--{name} must be from 1 to {size} for this model, not {chosen}")
+def print_explanation(trace: Trace, console: rich.console.Console) -> None:
+    """Print a trace, with the mean attention of the last layer's heads."""
 
     def show(title: str, meaning: str, columns: Sequence[str] = (), rows: Rows = ()) -> None:
         console.print(Text(f"\n{title}", style="bold"))
@@ -227,7 +212,7 @@ def print_explanation(
     inputs = zip(range(len(trace.tokens)), trace.tokens, trace.ids, trace.segments, strict=True)
     columns = (">position", "token", ">id", ">segment")
     show("Input sequence (paper, section 3 and figure 2)", INPUT, columns, list(inputs))
-    show_attention(trace, layer or trace.config.num_hidden_layers, head, show)
+    show_attention(trace, show)
     entropy = [(math.nan, math.nan), *((row.min(), row.max()) for row in trace.entropy)]
     layers = [
         (number, f"{norms.mean():.2f}", f"{norms[0]:.2f}", *(f"{end:.2f}" for end in ends))
@@ -264,19 +249,17 @@ LAYERS = (
 MLM = "The loss is the negative logarithm of the probability of the true token, averaged."
 
 
-def show_attention(trace: Trace, layer: int, head: int | None, show: Callable[..., None]) -> None:
-    """Show what each token attends to most in one layer and one head, or in the heads' mean."""
-    heads = trace.attention[layer - 1]
-    weights = heads.mean(0) if head is None else heads[head - 1]
-    which = "the mean of the heads" if head is None else f"head {head} of {len(heads)}"
+def show_attention(trace: Trace, show: Callable[..., None]) -> None:
+    """Show what each token attends to most in the mean of the last layer's heads."""
     rows = []
-    for position, row in enumerate(weights):
+    for position, row in enumerate(trace.attention[-1].mean(0)):
         best = np.argsort(-row, kind="stable")[:SHOWN_TOKENS].tolist()
         named = ", ".join(f"{trace.tokens[i]} ({i}) {row[i]:.0%}" for i in best)
         rows.append((position, trace.tokens[position], named))
     meaning = (
-        f"Layer {layer} of {trace.config.num_hidden_layers}, {which}. Recomputing the layers from "
-        f"these weights gives the encoder's hidden states to within {trace.difference:.1e}."
+        "The mean of the last layer's heads; the page of `bertkit serve` shows every head. "
+        "Recomputing the layers from such weights gives the encoder's hidden states to within "
+        f"{trace.difference:.1e}."
     )
     title = "Attention (paper, section 3; Vaswani et al. 2017, section 3.2)"
     show(title, meaning, (">", "token", "attends most to"), rows)
