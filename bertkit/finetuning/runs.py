@@ -83,27 +83,11 @@ class TrainingSettings:
             raise BertkitError("max_gradient_norm and max_tokens must be above 0 and finite")
         if self.eval_every < 0 or self.early_stopping < 0:
             raise BertkitError("eval_every and early_stopping must be 0 or more")
-        object.__setattr__(self, "class_weights", weight_settings(self.class_weights))
-
-
-def weight_settings(weights: ClassWeights) -> tuple[str, ...]:
-    """Return class weights as they are recorded: "balanced", or LABEL=WEIGHT for each label."""
-    if isinstance(weights, Mapping):
-        weights = tuple(f"{label}={weight}" for label, weight in weights.items())
-    listed = (weights,) if isinstance(weights, str) else tuple(map(str, weights or ()))
-    for text in () if listed == (BALANCED,) else listed:
-        _, equals, weight = text.rpartition("=")
-        try:
-            usable = bool(equals) and 0 < float(weight) < math.inf
-        except ValueError:
-            usable = False
-        if not usable:
-            raise BertkitError(
-                f"class_weights takes {BALANCED}, or LABEL=WEIGHT with a weight above 0, not "
-                f"{text!r:.60}",
-                code="class-weights",
-            )
-    return listed
+        weights = self.class_weights
+        if isinstance(weights, Mapping):
+            weights = tuple(f"{label}={weight}" for label, weight in weights.items())
+        listed = (weights,) if isinstance(weights, str) else tuple(map(str, weights or ()))
+        object.__setattr__(self, "class_weights", listed)
 
 
 RATES = ((1024, 2e-5), (768, 5e-5), (384, 1e-4), (256, 4e-4), (0, 5e-4))

@@ -243,24 +243,25 @@ def smaller_batch_advice(lengths: Sequence[int]) -> str:
 
 
 def class_weights(task: Task, items: Items, weights: Any) -> Tensor | None:
-    """Return the weights of a task's classes in the loss, (classes,), or None without weights.
-
-    `items` are the labelled training items, and `weights` is `TrainingSettings.class_weights`.
-    """
+    """Return the weights of a task's classes in the loss of labelled items, (classes,), or None."""
     if not weights:
         return None
     balanced = task.balanced_weights(items)
     if tuple(weights) == (BALANCED,):
         return torch.from_numpy(balanced).float()
     by_label = dict.fromkeys(task.labels, 1.0)
-    for label, _, weight in (str(text).rpartition("=") for text in weights):
-        if label not in by_label:
+    for text in map(str, weights):
+        label, _, weight = text.rpartition("=")
+        try:
+            by_label[label] = float(weight) if label in by_label else math.nan
+        except ValueError:
+            by_label[label] = math.nan
+        if not 0 < by_label[label] < math.inf:
             raise BertkitError(
-                f"class_weights names the label '{label}', which the task does not have"
-                f"{nearest(label, by_label)}",
+                f"class_weights takes {BALANCED}, or LABEL=WEIGHT with a label of the task and a "
+                f"weight above 0, not '{text:.60}'{nearest(label, task.labels)}",
                 code="class-weights",
             )
-        by_label[label] = float(weight)
     return torch.tensor(list(by_label.values()))
 
 
