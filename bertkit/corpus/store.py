@@ -197,7 +197,7 @@ class TokenStore:
         """The tokenizer that made the store, checked against the manifest's hash."""
         tokenizer = Tokenizer.load(self.folder / "tokenizer")
         same_size = tokenizer.size == self.vocabulary_size
-        if tokenizer.content_hash != self.tokenizer_hash or not same_size:
+        if not tokenizer.made(self.tokenizer_hash) or not same_size:
             raise BertkitError(
                 f"{self.folder / 'tokenizer'} is not the tokenizer that made this store (its hash "
                 "differs); restore it, or prepare the store again"
@@ -217,7 +217,7 @@ class TokenStore:
 
     def check_tokenizer(self, tokenizer: Tokenizer, whose: str) -> None:
         """Refuse a tokenizer other than the one that made the store's ids."""
-        if tokenizer.content_hash == self.tokenizer_hash:
+        if tokenizer.made(self.tokenizer_hash):
             return
         raise BertkitError(
             f"store {self.folder} was made with another tokenizer than {whose} (its tokens, casing "

@@ -265,10 +265,15 @@ def read_run(path: Path) -> RunResult:
         raise BertkitError(f"{path} is damaged; delete it to repeat the run") from None
 
 
+LATER_RESULTS: dict[str, Any] = {"task_type": "", "labels": [], "baseline": {}, "settings": []}
+LATER_RESULTS |= {"training": {}, "environment": {"command": ""}}
+"""What `results.json` of earlier versions lacks."""
+
+
 def read_results(folder: Path) -> FinetuneResult:
     """Read the `results.json` of a finished folder."""
     path = folder / "results.json"
-    values = read_object(path)
+    values = LATER_RESULTS | read_object(path)
     try:
         runs = tuple(known_fields(RunResult, run) for run in values["runs"])
         best = next(run for run in runs if run.name == values["best"])

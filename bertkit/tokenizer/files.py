@@ -34,6 +34,8 @@ CONTINUATION = "##"
 MAX_WORD_CHARACTERS = 100
 """The length in characters of the longest word that is split; longer ones become [UNK]."""
 
+GOOGLE_WORD_CHARACTERS = 200
+"""This length in Google's code, which earlier versions wrote; transformers ignores it."""
 MAX_FILE_BYTES = 1 << 26
 """The maximum size of vocab.txt or tokenizer.json: many times the largest published ones."""
 
@@ -326,8 +328,10 @@ def read_pipeline(path: Path, content: Mapping[str, Any]) -> tuple[list[str], di
     """Read vocabulary and settings of a tokenizer.json; its truncation and padding are ignored."""
     try:
         model, normalizer = content["model"], content["normalizer"] or {}
+        splitter = content["pre_tokenizer"] or {}
         prefix = model.get("continuing_subword_prefix")
         longest = model.get("max_input_chars_per_word", MAX_WORD_CHARACTERS)
+        longest = MAX_WORD_CHARACTERS if longest == GOOGLE_WORD_CHARACTERS else longest
         expected = {
             "model.max_input_chars_per_word": (longest, MAX_WORD_CHARACTERS),
             "model.type": (model.get("type", "WordPiece"), "WordPiece"),
@@ -336,10 +340,7 @@ def read_pipeline(path: Path, content: Mapping[str, Any]) -> tuple[list[str], di
             "normalizer.type": (normalizer.get("type"), "BertNormalizer"),
             "normalizer.clean_text": (normalizer.get("clean_text"), True),
             "normalizer.handle_chinese_chars": (normalizer.get("handle_chinese_chars"), True),
-            "pre_tokenizer.type": (
-                (content["pre_tokenizer"] or {}).get("type"),
-                "BertPreTokenizer",
-            ),
+            "pre_tokenizer.type": (splitter.get("type"), "BertPreTokenizer"),
         }
         for field, (value, wanted) in expected.items():
             if value != wanted:

@@ -229,15 +229,24 @@ class Tokenizer:
         rules = [self.lowercase, self.strip_accents, *(t.__getstate__() for t in self.added)]
         return hashlib.sha256(json.dumps([rules, self.vocabulary]).encode()).hexdigest()
 
+    def made(self, content_hash: str) -> bool:
+        """Return whether this is the `content_hash`, now or in an earlier version."""
+        rules = [self.lowercase, self.strip_accents]
+        earlier = (
+            [[*rules, "google", 200], self.vocabulary],
+            [[*rules, "hf", 100], self.vocabulary],
+        )
+        hashes = (hashlib.sha256(json.dumps(facts).encode()).hexdigest() for facts in earlier)
+        return content_hash == self.content_hash or content_hash in hashes
+
     def encode(self, text: str) -> Encoding:
         """Return the tokens of a text with their ids and offsets, without [CLS] and [SEP]."""
         if not isinstance(text, str):
             raise InputTypeError(f"encode takes one text, not {type(text).__name__}")
         if self._compiled is not None and not (self.added and self._may_have_added(text)):
-            quick = self._compiled.encode([text], with_spans=True)
-            if quick.lengths[0] >= 0:
-                ids = quick.ids.tolist()
-                spans = list(zip(*quick.spans.T.tolist(), strict=True))
+            quick, [length], array = self._compiled.encode([text], with_spans=True)
+            if length >= 0:
+                ids, spans = quick.tolist(), list(zip(*array.T.tolist(), strict=True))
                 return Encoding(ids, [self.vocabulary[index] for index in ids], spans)
         whole = self._pipeline.encode(without_surrogates(text), add_special_tokens=False)
         return Encoding(whole.ids, [self.vocabulary[i] for i in whole.ids], whole.offsets)
@@ -266,8 +275,7 @@ class Tokenizer:
         plain = list(texts) if held else texts
         for i in held:
             plain[i] = ""
-        encoded = self._compiled.encode(plain)
-        ids, lengths = encoded.ids, encoded.lengths
+        ids, lengths, _ = self._compiled.encode(plain)
         lengths[held] = -1
         if (left := np.flatnonzero(lengths < 0)).size:
             lists = self._encode_lists([texts[i] for i in left])
@@ -353,17 +361,6 @@ PAGE, PAGES = 256, 0x110000 // 256
 MOST_BYTES, IN_CONTEXT = 15, 255
 LONG_TEXT = 10_000
 """The characters of a text from which its rules are computed while other threads need not wait."""
-
-
-class EncodedTexts(NamedTuple):
-    """The ids of several texts."""
-
-    ids: np.ndarray
-    """(tokens,) int32, of one text after the other."""
-    lengths: np.ndarray
-    """(texts,) int64, the number of tokens of each; -1 if a text is left to the library."""
-    spans: np.ndarray
-    """(tokens, 2) int32, half-open character spans in each text; (0, 2) if they were not wanted."""
 
 
 def compiled_library(source: Path, name: str) -> ctypes.CDLL | None:
@@ -453,8 +450,13 @@ class CompiledTokenizer:
         # When Python exits, other threads may still encode, so the memory is left to the system.
         weakref.finalize(self, code.bertkit_free, self._tokenizer).atexit = False
 
-    def encode(self, texts: Sequence[str], *, with_spans: bool = False) -> EncodedTexts:
-        """Return the ids of texts, and the spans of tokens if they are wanted."""
+    def encode(
+        self, texts: Sequence[str], *, with_spans: bool = False
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the ids of texts, (tokens,), the number of tokens of each, and their spans.
+
+        The number is -1 if a text is left to the library; spans are (tokens, 2), of characters.
+        """
         text, ends = utf8_of(texts)
         lengths = np.empty(len(texts), dtype=np.int64)
         code, tokenizer = self._code, self._tokenizer
@@ -475,7 +477,7 @@ class CompiledTokenizer:
                     count = code.bertkit_count(tokenizer) if texts else 0
                     ids = copied(code.bertkit_ids(tokenizer), count)
                     spans = copied(code.bertkit_spans(tokenizer), 2 * count * with_spans)
-                    return EncodedTexts(ids, lengths, spans.reshape(-1, 2))
+                    return ids, lengths, spans.reshape(-1, 2)
             for text_left in texts[done:]:  # all at once, as encoding starts again
                 if len(text_left) > LONG_TEXT:
                     self._pages.learn(text_left)

@@ -228,8 +228,15 @@ def test_a_manifest_of_another_version_is_read(whole: Path, tmp_path: Path) -> N
         shard["compression"] = "none"
     for name in ("text", "tokenization", "sources", "settings"):
         del manifest[name]
+    whole_tokenizer = TokenStore(whole).tokenizer
+    facts = [[True, True, "google", 200], whole_tokenizer.vocabulary]  # that of version 0.1
+    manifest["tokenizer_hash"] = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     path.write_text(json.dumps(manifest))
+    described = tmp_path / "store" / "tokenizer" / "tokenizer.json"
+    described.write_text(described.read_text().replace('_per_word": 100', '_per_word": 200'))
     store = TokenStore(tmp_path / "store")
+    assert store.tokenizer.content_hash == whole_tokenizer.content_hash
+    store.check_tokenizer(whole_tokenizer, "the model")
     assert store.content_hash == TokenStore(whole).content_hash
     assert describe_store(store)[0].endswith("of tokens")
 

@@ -23,6 +23,7 @@ from bertkit.finetuning.runs import FinetuneSettings, Grid, TrainingSettings
 from bertkit.finetuning.train import TaskTraining
 from bertkit.predict.evaluate import evaluate
 from bertkit.progress import Console
+from bertkit.report.pretraining import write_report
 from bertkit.tasks.types import TASKS
 from tests.conftest import run
 
@@ -101,12 +102,15 @@ def test_a_finished_run_is_not_repeated(pretrained: Path, tmp_path: Path) -> Non
         record = json.loads((tmp_path / name).read_text())
         for part in record[path] if path == "runs" else [record[path]]:
             part.pop("early_stopping" if path == "training" else "degenerate")
+        for later in ("task_type", "environment", "labels"):
+            record.pop(later if path == "runs" else "", None)
         (tmp_path / name).write_text(json.dumps(record))  # as of a version without these fields
     again = finetune("classification", pretrained, tmp_path, train=data, settings=FAST)
     assert again.best == first.best
+    assert write_report(tmp_path).is_file()
     assert (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns == stamp
     patient = replace(FAST, training=replace(FAST.training, early_stopping=2))
-    with pytest.raises(BertkitError, match=r"training\.early_stopping 0 -> 2"):
+    with pytest.raises(BertkitError, match=r"training\.early_stopping None -> 2"):
         finetune("classification", pretrained, tmp_path, train=data, settings=patient)
     with pytest.raises(BertkitError, match="other settings"):
         finetune("classification", pretrained, tmp_path, train=data[1:], settings=FAST)
