@@ -55,7 +55,7 @@ def explain_command(
     *,
     seed: int = 0,
 ) -> None:
-    """Trace one example through a model: tokens, masks, attention, vectors, losses.
+    """Trace one example through a model: tokens, masks, attention, losses.
 
     Args:
         text: The text.

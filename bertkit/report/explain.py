@@ -66,8 +66,6 @@ class Trace:
     segments: list[int]
     attention: np.ndarray
     """(layers, heads, tokens, tokens) the weight of each token (last) for each token."""
-    norms: np.ndarray
-    """(layers + 1, tokens) norms of the hidden states, those after the embeddings first."""
     difference: float
     """The largest difference of hidden states by these weights from the encoder's own."""
     guesses: list[Guess]
@@ -82,12 +80,6 @@ class Trace:
         """The mean loss over the targets, in nats."""
         losses = [-math.log(max(guess.probability, MIN_PROBABILITY)) for guess in self.guesses]
         return sum(losses) / len(losses) if losses else None
-
-    @property
-    def entropy(self) -> np.ndarray:
-        """(layers, heads) mean entropy of the tokens' weights, in nats."""
-        weights = self.attention
-        return -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1).mean(-1)
 
 
 @torch.inference_mode()
@@ -124,14 +116,13 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
     packed = pack([ids.tolist()], [encoded.segment_ids])
     output = network(packed, torch.from_numpy(targets).long())
     following = None if pair is None or lacks & {"nsp.", "pooler."} else output.nsp_logits
-    attention, norms, difference = look_inside(network.encoder, packed)
+    attention, difference = look_inside(network.encoder, packed)
     return Trace(
         config=config,
         tokens=[tokenizer.vocabulary[index] for index in ids.tolist()],
         ids=ids.tolist(),
         segments=list(encoded.segment_ids),
         attention=attention,
-        norms=norms,
         difference=difference,
         guesses=[
             judge_target(position, encoded.ids[position], int(ids[position]), row, tokenizer)
@@ -178,8 +169,8 @@ TEXT_TASKS = ("classification", "multi-label-classification", "regression")
 
 
 @torch.inference_mode()
-def look_inside(encoder: Encoder, packed: Packed) -> tuple[np.ndarray, np.ndarray, float]:
-    """Run one sequence without dropout; return the weights, norms and difference of a `Trace`."""
+def look_inside(encoder: Encoder, packed: Packed) -> tuple[np.ndarray, float]:
+    """Run one sequence without dropout; return the weights and the difference of a `Trace`."""
     states = encoder.layers_of(packed)
     weights, difference = [], 0.0
     for layer, (before, after) in zip(encoder.stack, pairwise(states), strict=True):
@@ -191,8 +182,7 @@ def look_inside(encoder: Encoder, packed: Packed) -> tuple[np.ndarray, np.ndarra
         again = layer.output_norm(layer.output(expanded) + hidden)
         difference = max(difference, float((again - after).abs().max()))
         weights.append(shares)
-    norms = torch.stack(states).norm(dim=-1)
-    return torch.stack(weights).numpy(), norms.numpy(), difference
+    return torch.stack(weights).numpy(), difference
 
 
 def print_explanation(trace: Trace, console: rich.console.Console) -> None:
@@ -213,13 +203,6 @@ def print_explanation(trace: Trace, console: rich.console.Console) -> None:
     columns = (">position", "token", ">id", ">segment")
     show("Input sequence (paper, section 3 and figure 2)", INPUT, columns, list(inputs))
     show_attention(trace, show)
-    entropy = [(math.nan, math.nan), *((row.min(), row.max()) for row in trace.entropy)]
-    layers = [
-        (number, f"{norms.mean():.2f}", f"{norms[0]:.2f}", *(f"{end:.2f}" for end in ends))
-        for number, (norms, ends) in enumerate(zip(trace.norms, entropy, strict=True))
-    ]
-    heads = (">layer", ">mean norm", ">of [CLS]", ">lowest entropy", ">highest")
-    show("Layers (paper, section 3)", LAYERS, heads, layers)
     if trace.guesses:
         targets = [
             (g.position, g.token, g.shown, g.rank, f"{g.probability:.3f}", top_text(g.top))
@@ -241,10 +224,6 @@ INPUT = (
     "longest prefix of the rest, written with ## (WordPiece, Wu et al. 2016). [CLS] comes first "
     "and [SEP] ends each text. A model with a language head reads [MASK] or a random token at most "
     "targets, drawn as in pre-training (15 % of the tokens; paper, A.1)."
-)
-LAYERS = (
-    "Norms of the hidden states after each layer, 0 being the embeddings, and the entropy of the "
-    "heads' attention in nats: 0 if a head attends to one token only."
 )
 MLM = "The loss is the negative logarithm of the probability of the true token, averaged."
 
