@@ -60,18 +60,6 @@ def test_spellings_are_read_scored_and_trained(tags: str, tokenizer: Tokenizer) 
                        if "LOC" in labels else wanted)  # fmt: skip
 
 
-def test_unmarked_tags_score_like_marked_ones() -> None:
-    def scores(gold: str, predicted: str) -> dict[str, float]:
-        example = WordsExample("0", ("x",) * 5, tuple(gold.split()), "a", "a:1")
-        task = TokenClassification(("O", "LOC", "PER") if "-" not in gold else ("O", "B-LOC",
-                                    "B-PER", "I-LOC", "I-PER"))  # fmt: skip
-        return task.score([example], [task.tagged(example, predicted.split(), [1.0] * 5)])
-
-    plain = scores("PER PER O LOC LOC", "PER PER O LOC O")
-    assert plain == scores("B-PER I-PER O B-LOC I-LOC", "B-PER I-PER O B-LOC O")
-    assert (plain["f1"], plain["f1/PER"], plain["f1/LOC"]) == (0.5, 1.0, 0.0)
-
-
 @given(st.lists(st.sampled_from(["O", "PER", "LOC", "B-PER", "I-PER", "I-LOC"]), max_size=8))
 @settings(max_examples=100, deadline=None)
 def test_unmarked_tags_are_grouped_as_by_transformers(tags: list[str]) -> None:
