@@ -518,9 +518,9 @@ def predict_splits(
         scores = setup.score(task, known, scored) if known else {}
         if known:
             remarks = score_remarks(task, name, known, scored, scores)
-            setup.console.say(
-                f"{name}: {scores_text(scores, setup.metric)}", *([note] if note else []), *remarks
-            )
+            if name not in setup.baselines:  # those of dev are shown with the best run
+                setup.console.say(f"{name}: {scores_text(scores, setup.metric)}")
+            setup.console.say(*([note] if note else []), *remarks)
         predicted[name] = {
             "scores": scores,
             "inputs": len(inputs),

@@ -247,9 +247,13 @@ def build_optimizer(
 def clip_gradients(model: nn.Module, maximum: float) -> Tensor:
     """Scale all gradients so that their joint 2-norm is at most `maximum`; return the norm before.
 
-    It is a tensor, because reading it would make the host wait for the device.
+    It is a tensor, because reading it would make the host wait for a GPU.
     """
-    return nn.utils.clip_grad_norm_(model.parameters(), maximum)
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if norm.is_cuda or not norm + 1e-6 <= maximum:  # on a CPU it is free to see that nothing is due
+        nn.utils.clip_grads_with_norm_(parameters, maximum, norm)
+    return norm
 
 
 # Checkpoints --------------------------------------------------------------------------------------
