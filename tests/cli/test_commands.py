@@ -284,7 +284,7 @@ def test_only_the_program_settles_the_environment() -> None:
 import logging, os
 before = dict(os.environ)
 import bertkit.report.page, bertkit.export.export, bertkit.finetuning.finetune
-import bertkit.predict.load, bertkit.serve.app, bertkit.sklearn
+import bertkit.predict.load, bertkit.serve.app
 assert before == dict(os.environ)
 assert not [name for name in ("", "matplotlib") if logging.getLogger(name).level not in (0, 30)]
 """

@@ -11,7 +11,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from bertkit.checkpoints.publish import card_text
+from bertkit.checkpoints.publish import new_card
 from bertkit.errors import BertkitError
 from bertkit.export import export
 from bertkit.export.export import compare_outputs, export_model, padded_arrays
@@ -93,7 +93,7 @@ def test_onnx_files_equal_bertkit(name: str, models: Path, tmp_path: Path) -> No
         assert str(folder).encode() not in content, "a path of this machine"
     files = {path.name for path in out.iterdir()}
     assert files >= {"model.onnx", "vocab.txt", "tokenizer.json", "config.json"}
-    assert ModelCard(card_text(out, "org/mine")).data.library_name == "onnx"
+    assert ModelCard(new_card(out, "org/mine")).data.library_name == "onnx"
 
 
 @pytest.mark.slow
