@@ -286,7 +286,7 @@ def test_a_user_of_transformers(person: Person) -> None:
     with running_hub() as hub:
         person.environment |= {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token}
         person.environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-        person.bertkit("push runs/topics org/topics --license apache-2.0")
+        person.bertkit("push runs/topics org/topics")
         card = hub.repositories["org/topics"].files["README.md"].decode()
-        assert ModelCard(card).data.license == "apache-2.0"
+        assert ModelCard(card).data.library_name == "transformers"
         assert person.python(FROM_HUB) == pytest.approx(ours[0], abs=1e-6)
