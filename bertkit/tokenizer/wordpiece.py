@@ -159,7 +159,7 @@ class Tokenizer:
         return cls(vocabulary, lowercase, accents, added)
 
     @classmethod
-    def load(cls, path: Path | str, *, lowercase: bool | None = None) -> Tokenizer:
+    def load(cls, path: Path | str) -> Tokenizer:
         """Load a model directory (bertkit's, Hugging Face's or Google's) or a bare vocab.txt.
 
         If the files do not set it, casing is inferred from the vocabulary (an uncased one has no
@@ -168,7 +168,6 @@ class Tokenizer:
         Args:
             path: a vocab.txt, or a folder with vocab.txt or tokenizer.json (both must agree), or a
                 run or a token store, which contain one.
-            lowercase: whether text is lower-cased; overrides the files.
 
         Raises:
             BertkitError: files are missing, damaged, contradictory, or not those of a BERT model.
@@ -176,8 +175,6 @@ class Tokenizer:
         path = Path(from_home(path))
         read = read_directory(path) if path.is_dir() else (read_vocabulary(path), {})
         vocabulary, settings = read
-        if lowercase is not None and lowercase != settings.get("lowercase"):
-            settings |= {"lowercase": lowercase, "strip_accents": None}
         settings.setdefault("lowercase", not has_capitals(vocabulary))
         return cls.from_vocabulary(vocabulary, **settings)
 
