@@ -127,10 +127,7 @@ def upload(name: str, files: dict[str, str | bytes], *, private: bool, message: 
 
 
 def new_card(folder: Path, name: str) -> str:
-    """Return the card of a model directory or an export: how to use it, its scores and its origin.
-
-    The hub takes the task from the model's `config.json`.
-    """
+    """Return the card of a model directory or an export: how to use it, its scores and its origin."""
     from huggingface_hub.repocard_data import ModelCardData
 
     config, details = read_object(folder / "config.json"), read_details(folder)

@@ -1,17 +1,11 @@
 """Text embeddings: `load_embedder(folder).encode(texts)`.
 
-The paper's model gives no such vectors by itself; models fine-tuned by sentence-transformers do
-(Reimers and Gurevych 2019), and their directories can be used as they are: pooling, normalisation
-and maximum length are read from them. For texts up to this length the vectors equal that library's,
-which truncates longer ones. bertkit reads these through overlapping windows, unless truncation is
-requested, and the vector of a text is
-
-- for mean pooling, the mean over all of its tokens, each taken from the window where it has the
-  most context, and [CLS] and [SEP] averaged over the windows;
-- for cls and pooler, the mean of the windows' vectors, weighted by the number of tokens that each
-  window contributes.
-
-Vectors are normalised after that.
+Models fine-tuned by sentence-transformers (Reimers and Gurevych 2019) are used as their directories
+say. For texts up to the maximum length the vectors equal that library's, which truncates longer
+ones. bertkit reads these through overlapping windows, unless truncation is requested. Poolings over
+tokens take each token from the window where it has the most context, and average [CLS] and [SEP]
+over the windows; cls, lasttoken and pooler are the mean of the windows' vectors, weighted by the
+number of tokens that each window contributes.
 """
 
 from __future__ import annotations
