@@ -127,7 +127,7 @@ def upload(name: str, files: dict[str, str | bytes], *, private: bool, message: 
 
 
 def new_card(folder: Path, name: str) -> str:
-    """Return the card of a model directory or an export: how to use it, its scores and its origin."""
+    """Return the card of a model directory or an export: its use, its scores and its origin."""
     from huggingface_hub.repocard_data import ModelCardData
 
     config, details = read_object(folder / "config.json"), read_details(folder)
