@@ -82,6 +82,8 @@ SHOWN_WINDOWS = 256  # fewer take a moment
 MODEL_FILES = {".json", ".txt", ".safetensors", ".bin"}
 """The endings of the files that a model directory may consist of."""
 NOT_BETTER = "is no better than an answer that ignores the input"
+JUDGED_INPUTS = 10
+"""The number of dev inputs from which a run may be said to have learned nothing."""
 
 Metric = Callable[[list[Any], list[Any]], float]
 """(gold labels, predictions) of a whole split -> a score; higher is better. Both are plain values:
@@ -486,7 +488,8 @@ def evaluate_run(
             if not (better if setup.settings.training.early_stopping else last):
                 return {}
             baseline = setup.baselines[name].get(setup.metric, -math.inf)
-            state["degenerate"] = NOT_BETTER if value <= baseline < 1 else ""
+            judged = len(inputs) >= JUDGED_INPUTS and value <= baseline < 1
+            state["degenerate"] = NOT_BETTER if judged else ""
     state["scores"], state["threshold"] = scores, getattr(task, "threshold", None)
     details = tuned_details(setup.data, task) | {
         "run": asdict(run),
