@@ -31,7 +31,7 @@ COMMANDS = {
         "demo": ("training", "Pre-train and fine-tune a small BERT on text that comes with Python.")
     },
     "Text": {
-        "clean": ("corpus", "Remove duplicates and low-quality documents from text."),
+        "clean": ("corpus", "Remove duplicates, and short or long documents, from text."),
         "learn": ("corpus", "Learn a WordPiece vocabulary from text."),
         "prepare": ("corpus", "Turn text into a token store."),
     },

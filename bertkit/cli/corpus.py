@@ -24,7 +24,7 @@ def clean_command(
     reading: Annotated[Reading, FLATTEN] = USUAL_READING,
     json: Path | None = None,
 ) -> None:
-    """Drop duplicates and, optionally, low-quality documents from text, and count what is dropped.
+    """Drop duplicates and documents of unwanted lengths from text, and count what is dropped.
 
     Args:
         paths: Files, folders, globs, or Hugging Face data sets, as for `bertkit prepare`.

@@ -1,10 +1,8 @@
-"""Clean text: drop documents that are too short, of poor quality or duplicates, and count them.
+"""Clean text: drop documents that are too short, too long or duplicates, and count them.
 
 Duplicated text costs training steps, is memorized (Lee et al., 2022, Deduplicating Training Data
-Makes Language Models Better), and leaks into held-out text. The quality rules are those of
-MassiveText (Rae et al., 2021, appendix A.1) that apply to any language with letters. One pass reads
-the input in order: of several copies the first is kept. The result does not depend on the number of
-workers.
+Makes Language Models Better), and leaks into held-out text. One pass reads the input in order: of
+several copies the first is kept. The result does not depend on the number of workers.
 
 Two documents are equal if their texts are, ignoring case and white space. They are nearly equal if
 they share most runs of SHINGLE words. MinHash (Broder, 1997) estimates that share: each of BANDS x
@@ -45,12 +43,6 @@ BLOCK_CHARACTERS = 250_000
 EXAMPLE_CHARACTERS = 50
 """The maximum number of characters of a dropped document that are shown next to its location."""
 EXACT, NEAR = "equal to an earlier document", "nearly equal to an earlier document"
-MIN_ALPHABETIC = 0.8
-"""The minimum share of words that contain a letter."""
-MAX_REPEATED = 0.2
-"""The maximum share of a document's characters in lines that repeat an earlier line."""
-WORD_LENGTH = 3.0, 10.0
-"""The bounds of the mean length of words; scripts without spaces are not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +57,6 @@ class CleanOptions:
     """Minimum number of words in a document."""
     max_words: int = 0
     """Maximum number of words in a document; 0 for no limit."""
-    quality: bool = False
-    """Drop documents of which few words have letters, many lines are repeated, or words are very
-    short or long on average."""
 
 
 CLEAN_DEFAULTS = CleanOptions()
@@ -196,44 +185,13 @@ def judge_block(documents: Sequence[str], options: CleanOptions) -> list[Verdict
 def judge_document(document: str, options: CleanOptions) -> Verdict:
     """Judge a document by itself."""
     limits = options.min_words or options.max_words
-    words = len(word_patterns()[0].findall(document)) if limits else 0
+    words = len(word_pattern().findall(document)) if limits else 0
     if words < options.min_words:
-        reason = f"fewer than {options.min_words:,} words"
-    elif words > options.max_words > 0:
-        reason = f"more than {options.max_words:,} words"
-    else:
-        reason = poor_quality(document) if options.quality else ""
-    if reason:
-        return Verdict(reason, 0, [])
+        return Verdict(f"fewer than {options.min_words:,} words", 0, [])
+    if words > options.max_words > 0:
+        return Verdict(f"more than {options.max_words:,} words", 0, [])
     bands = band_keys(document).tolist() if options.near else []
     return Verdict("", exact_key(document) if options.exact else 0, bands)
-
-
-def poor_quality(document: str) -> str:
-    """Return the first quality rule that a document violates; empty if there is none."""
-    tokens = document.split()
-    if sum(any(map(str.isalpha, token)) for token in tokens) < MIN_ALPHABETIC * len(tokens):
-        return f"fewer than {MIN_ALPHABETIC:.0%} of words have a letter"
-    if repeated_share(document) > MAX_REPEATED:
-        return f"more than {MAX_REPEATED:.0%} of the text is in repeated lines"
-    if spelled := word_patterns()[1].findall(document):
-        mean = sum(map(len, spelled)) / len(spelled)
-        if not WORD_LENGTH[0] <= mean <= WORD_LENGTH[1]:
-            bound = f"below {WORD_LENGTH[0]:g}" if mean < WORD_LENGTH[0] else "above 10"
-            return f"mean word length {bound}"
-    return ""
-
-
-def repeated_share(document: str) -> float:
-    """Return the share of a document's characters, without line ends, in repeated lines."""
-    seen: set[str] = set()
-    repeated = total = 0
-    for line in map(str.strip, document.splitlines()):
-        total += len(line)
-        if line in seen:
-            repeated += len(line)
-        seen.add(line)
-    return repeated / max(1, total)
 
 
 def duplicate(verdict: Verdict, options: CleanOptions, keys: KeySet, bands: KeySet) -> str:
@@ -276,8 +234,8 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @cache
-def word_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    r"""Return the pattern of a word, and that of a word in a script that has spaces.
+def word_pattern() -> re.Pattern[str]:
+    r"""Return the pattern of a word.
 
     In scripts without spaces, each character is a word. Marks, such as the vowel signs of Hindi,
     belong to the word that they follow, and so do the two joiners; `\w` has neither. (Marks beyond
@@ -287,7 +245,7 @@ def word_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     marks += "\u200c\u200d"
     letters = rf"[^\W{UNSPACED_SCRIPTS}]"
     spelled = rf"{letters}++(?:[{marks}]++{letters}*+)*+"
-    return re.compile(rf"[{UNSPACED_SCRIPTS}][{marks}]*+|{spelled}"), re.compile(spelled)
+    return re.compile(rf"[{UNSPACED_SCRIPTS}][{marks}]*+|{spelled}")
 
 
 def hash_parameters(count: int, stream: int) -> np.ndarray:
@@ -334,7 +292,7 @@ def shingles(document: str) -> np.ndarray:
 
     Words consist of letters and digits; case and punctuation are ignored.
     """
-    words = word_patterns()[0].findall(document.casefold())
+    words = word_pattern().findall(document.casefold())
     if not words:
         return np.zeros(0, dtype=np.uint64)
     lengths = np.fromiter(map(len, words), dtype=np.int64, count=len(words))
