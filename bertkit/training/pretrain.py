@@ -350,7 +350,7 @@ def fit_recipe(run: Run, minutes: float, *, compiled: bool) -> list[str]:
     Returns:
         A line that says what was decided; [] if the run was begun before.
     """
-    recipe, ranks, began = run.recipe, run.ranks, time.perf_counter()
+    recipe, ranks = run.recipe, run.ranks
     asked = [*recipe.phases.steps, recipe.training.warmup_steps]
     run.budget = {"minutes": minutes, "steps": asked[:-1], "warmup_steps": asked[-1]}
     recorded = ranks.on_rank0(lambda: read_optional(run.folder / RECIPE, file_names=True)) or {}
@@ -362,8 +362,8 @@ def fit_recipe(run: Run, minutes: float, *, compiled: bool) -> list[str]:
             numbers = [*made["phases"]["steps"], made["training"]["warmup_steps"]]
     else:
         share = min(MEASURED_SECONDS, MEASURED_SHARE * 60 * minutes) / len(asked[:-1])
-        times = measure_updates(run, share, compiled=compiled)
-        left = 60 * minutes - (time.perf_counter() - began)
+        times, spent = measure_updates(run, share, compiled=compiled)
+        left = 60 * minutes - spent
         numbers = ranks.on_rank0(lambda: scaled_updates(run, times, left)) or asked
         each = " and ".join(f"{seconds:.3g}" for _, seconds in times)
         line = (
@@ -378,8 +378,14 @@ def fit_recipe(run: Run, minutes: float, *, compiled: bool) -> list[str]:
     return [line] if line else []
 
 
-def measure_updates(run: Run, seconds: float, *, compiled: bool) -> list[tuple[float, float]]:
-    """Train a new network of the same size; return the `time_updates` of each phase."""
+def measure_updates(
+    run: Run, seconds: float, *, compiled: bool
+) -> tuple[list[tuple[float, float]], float]:
+    """Train a new network of the same size for some seconds in each phase.
+
+    Returns:
+        The `time_updates` of each phase, and the seconds that all took.
+    """
     phases, ranks = run.recipe.phases, run.ranks
     endless = replace(run.recipe, phases=replace(phases, steps=(1 << 40,) * len(phases.steps)))
     trial = replace(run, recipe=endless, initial=None)
@@ -394,13 +400,13 @@ def measure_updates(run: Run, seconds: float, *, compiled: bool) -> list[tuple[f
         ranks=ranks,
         advice_if_too_large=run.smaller_micro_batches,
     )
-    times = []
+    times, began = [], time.perf_counter()
     for phase in range(len(phases.steps)):
         examples = phase_examples(endless, run.store, phase)
         with closing(phase_steps(trial, examples, phase)) as steps:
             parts = (model, trial.optimizer, trial.loss_fn, steps, settings)
             times.append(time_updates(*parts, seconds))
-    return times
+    return times, time.perf_counter() - began
 
 
 def scaled_updates(run: Run, times: Sequence[tuple[float, float]], seconds: float) -> list[int]:
