@@ -135,12 +135,10 @@ def new_card(folder: Path, name: str) -> str:
     library = "onnx" if is_export else str(config.get("model_type"))
     if not is_export and library != "bertkit":
         library = "sentence-transformers" if is_embedder(folder) else "transformers"
-    base, _, commit = str(details.get("start") or "").partition("@")
+    base = str(details.get("start") or "").partition("@")[0]
     known: dict[str, Any] = {"base_model": base} if base else {}
     front = ModelCardData(library_name=library, tags=["bertkit"], **known).to_yaml()
     made = f"This is a BERT for {details.get('task') or 'texts'}."
-    if base:
-        made += f" It was made from [{base}](https://huggingface.co/{base}), commit {commit}."
     parts = [f"---\n{front}\n---", f"# {name.rpartition('/')[2]}", made]
     if not is_export:
         code = f'from bertkit import load\n\nmodel = load("{name}")'

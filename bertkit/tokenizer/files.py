@@ -34,8 +34,6 @@ CONTINUATION = "##"
 MAX_WORD_CHARACTERS = 100
 """The length in characters of the longest word that is split; longer ones become [UNK]."""
 
-GOOGLE_WORD_CHARACTERS = 200
-"""This length in Google's code, which earlier versions wrote; transformers ignores it."""
 MAX_FILE_BYTES = 1 << 26
 """The maximum size of vocab.txt or tokenizer.json: many times the largest published ones."""
 
@@ -331,7 +329,7 @@ def read_pipeline(path: Path, content: Mapping[str, Any]) -> tuple[list[str], di
         splitter = content["pre_tokenizer"] or {}
         prefix = model.get("continuing_subword_prefix")
         longest = model.get("max_input_chars_per_word", MAX_WORD_CHARACTERS)
-        longest = MAX_WORD_CHARACTERS if longest == GOOGLE_WORD_CHARACTERS else longest
+        longest = MAX_WORD_CHARACTERS if longest == 200 else longest  # Google's, which is ignored
         expected = {
             "model.max_input_chars_per_word": (longest, MAX_WORD_CHARACTERS),
             "model.type": (model.get("type", "WordPiece"), "WordPiece"),

@@ -45,10 +45,6 @@ from bertkit.tokenizer.files import (
 __all__ = ["SPECIAL_TOKENS", "Encoding", "PairEncoding", "Tokenizer"]
 
 
-MATCHED = 50
-"""The characters of an added token that are compared to see whether a text may have it."""
-
-
 class Encoding(NamedTuple):
     """A text as WordPiece tokens; `offsets` are half-open character spans in the raw text."""
 
@@ -333,7 +329,7 @@ def pattern_of(texts: Iterable[str]) -> re.Pattern[str]:
     tree: dict[str, Any] = {}
     for text in texts:
         branch = tree
-        for letter in text[:MATCHED]:
+        for letter in text[:50]:
             branch = branch.setdefault(letter, {})
         branch[""] = {}  # longer texts need not be looked at
 
