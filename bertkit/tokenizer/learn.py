@@ -43,6 +43,7 @@ from bertkit.tokenizer.files import (
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 MEASURED_DOCUMENTS = PROGRESS_DOCUMENTS = 1000
+MARKED_DOCUMENTS, MARKED_CHARACTERS = 100, 2_000
 BLOCK_WORDS = 10_000
 LARGEST = 10_000_000  # tokens; the trainer allocates memory for all of them at once
 LARGEST_PAIR_COUNT = 1 << 30
@@ -351,11 +352,11 @@ def loses_mark(character: str) -> bool:
 
 def mark_share(text: TextSource) -> float:
     """Return the share of characters that lose such a mark, in the first documents of each file."""
-    sources, characters = text.files()[:MEASURED_DOCUMENTS], Counter[str]()
+    sources, characters = text.files()[:MARKED_DOCUMENTS], Counter[str]()
     for source in sources:
         read = read_documents(source, TextCounts(), column=text.column)
-        for document in islice(read, -(-MEASURED_DOCUMENTS // len(sources))):
-            characters.update(document[:BLOCK_CHARACTERS])
+        for document in islice(read, -(-MARKED_DOCUMENTS // len(sources))):
+            characters.update(document[:MARKED_CHARACTERS])
     marks = sum(count for character, count in characters.items() if loses_mark(character))
     return marks / max(1, characters.total())
 
