@@ -82,8 +82,17 @@ def published_folder(path: Path) -> Path:
 
 
 def published_files(folder: Path) -> list[str]:
-    """Return the files of a model to upload, sorted."""
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    """Return the files of a model to upload, sorted.
+
+    A link that leads out of the folder is left out, except in the hub's own cache.
+    """
+    home = folder.resolve()
+    names = [
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file()
+        and ("/snapshots/" in home.as_posix() or path.resolve().is_relative_to(home))
+    ]
     patterns = (*PUBLISHED, CARD, "LICENSE", "LICENSE.*")
     return sorted(name for name in names if matches_any(name, patterns))
 

@@ -42,6 +42,8 @@ WORDPIECE_CLASSES = frozenset(
     for name in ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "PreTrainedTokenizer")
     for ending in ("", "Fast")
 ) | {"TokenizersBackend"}
+LITERAL = ("PreTrained", "Tokenizers")
+"""How the classes begin that take all of tokenizer.json, of which others take the vocabulary."""
 CJK_BLOCKS = (
     *((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF)),
     *((0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0x2F800, 0x2FA1F)),
@@ -203,6 +205,8 @@ def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
         vocabulary, settings = read_pipeline(json_path, content)
     if config_path.exists():
         settings |= read_tokenizer_config(config_path)
+        if content and str(read_object(config_path).get("tokenizer_class")).startswith(LITERAL):
+            check_template(content.get("post_processor") or {}, json_path)
     if text_path.exists():
         listed = read_vocabulary(text_path)
         if vocabulary is not None and listed != vocabulary:
@@ -218,6 +222,20 @@ def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
     if added := read_added(directory, content, vocabulary):
         settings["added"] = added
     return vocabulary, settings
+
+
+def check_template(processor: Mapping[str, Any], path: Path) -> None:
+    """Refuse a tokenizer.json that does not join texts as BERT does: [CLS] A [SEP] B [SEP]."""
+    if processor.get("type") == "BertProcessing":
+        return
+    for name, parts in ("single", "CLS0 A0 SEP0"), ("pair", "CLS0 A0 SEP0 B1 SEP1"):
+        pieces = [next(iter(piece.values())) for piece in processor.get(name) or ()]
+        template = " ".join(f"{piece['id'].strip('[]')}{piece['type_id']}" for piece in pieces)
+        if template != parts:
+            raise BertkitError(
+                f"{path}: its post_processor makes '{template}' of a {name} input; bertkit reads "
+                f"only '{parts}' (each token with its segment)"
+            )
 
 
 def read_added(

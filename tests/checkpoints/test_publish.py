@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -166,6 +167,16 @@ def test_the_files_of_a_model(run: Path, tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     assert published_files(tmp_path) == ["1_Pooling/config.json", "2_Dense/model.safetensors"]
+
+
+def test_a_link_to_a_file_of_another_folder_stays_here(run: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(run / "model", model)
+    assert "config.json" in published_files(model)
+    (tmp_path / "secret").write_text("private")
+    (model / "config.json").unlink()
+    (model / "config.json").symlink_to(tmp_path / "secret")
+    assert "config.json" not in published_files(model)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,19 @@ def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\nword\n")
     with pytest.raises(BertkitError, match="UNK"):
         Tokenizer.load(tmp_path)
+
+
+def test_texts_that_are_joined_in_another_way_are_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    tokenizer.save(tmp_path)
+    config, pipeline = tmp_path / "tokenizer_config.json", tmp_path / "tokenizer.json"
+    config.write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    assert Tokenizer.load(tmp_path).content_hash == tokenizer.content_hash
+    content = json.loads(pipeline.read_text())
+    content["post_processor"]["pair"][-1]["SpecialToken"]["type_id"] = 0
+    pipeline.write_text(json.dumps(content))
+    with pytest.raises(BertkitError, match="post_processor"):
+        Tokenizer.load(tmp_path)
+    config.write_text('{"tokenizer_class": "BertTokenizer"}')
+    assert Tokenizer.load(tmp_path).content_hash == tokenizer.content_hash
