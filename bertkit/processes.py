@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import (
@@ -27,10 +26,8 @@ from concurrent.futures import (
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import chain, islice
-from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
-from threading import Lock, Thread, Timer
-from types import ModuleType
+from threading import Thread, Timer
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertkit.errors import BertkitError
@@ -96,29 +93,9 @@ CHECK_SECONDS = 1.0
 """How often the process that waits for a result checks that all workers are alive."""
 DEAD_WORKER = (
     "a worker process died, which happens when memory runs out: run the same command again, with "
-    "fewer --processes if memory is short"
+    "fewer --processes if memory is short (in a script, start processes below "
+    "`if __name__ == '__main__':`)"
 )
-
-
-class _WorkerProcess(SpawnProcess):
-    """A new process that does not run the user's script, which may import much or have no guard."""
-
-    def start(self) -> None:
-        with _STARTING:
-            script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-            try:
-                super().start()
-            finally:
-                sys.modules["__main__"] = script
-
-
-class _WorkerContext(SpawnContext):
-    """How `multiprocessing` starts workers."""
-
-    Process = _WorkerProcess
-
-
-_STARTING = Lock()
 
 
 @contextmanager
@@ -133,7 +110,8 @@ def open_executor(processes: int, executor: Executor | None = None) -> Iterator[
     if executor is not None or workers == 1:
         yield executor
         return
-    pool = ProcessPoolExecutor(workers, mp_context=_WorkerContext(), initializer=_start_worker)
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
     try:
         yield pool
     finally:

@@ -38,13 +38,6 @@ if __name__ == "__main__":
 """
 
 
-UNGUARDED = """
-from bertkit.processes import map_in_order, open_executor
-with open_executor(2) as pool:
-    print(*map_in_order(abs, [-1, 2, -3, 4], pool))
-"""
-
-
 def square(number: int) -> int:
     time.sleep(0.02 * (number % 3))
     return number**2
@@ -112,20 +105,6 @@ def test_a_worker_that_dies_and_one_that_raises() -> None:
     with open_executor(2) as pool, pytest.raises(BertkitError, match=r"^item 0 is bad$") as caught:
         list(map_in_order(fail, range(20), pool))
     assert caught.value.code == "bad"
-
-
-def test_workers_do_not_run_the_script_that_starts_them(tmp_path: Path) -> None:
-    """It may lack a guard, or import for seconds."""
-    (tmp_path / "script.py").write_text(UNGUARDED)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, tmp_path / "script.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert (done.stdout, done.stderr) == ("1 2 3 4\n", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
