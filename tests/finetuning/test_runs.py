@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import sys
@@ -22,7 +21,6 @@ from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.runs import FinetuneSettings, Grid, TrainingSettings
 from bertkit.finetuning.train import TaskTraining
 from bertkit.predict.evaluate import evaluate
-from bertkit.progress import Console
 from bertkit.report.pretraining import write_report
 from bertkit.tasks.types import TASKS
 from tests.conftest import run
@@ -211,11 +209,10 @@ def test_random_init_takes_sizes_and_tokenizer_alone(
         ((start, True), (other, True), (start, False), (other, False))
     ):
         settings = FinetuneSettings(grid=grid, training=FAST.training, random_init=random)
-        shown = io.StringIO()
-        result = finetune("classification", model, tmp_path / str(number), train=data,
-                          settings=settings, console=Console(stream=shown))  # fmt: skip
+        result = finetune(
+            "classification", model, tmp_path / str(number), train=data, settings=settings
+        )
         weights.append((result.model / "model.safetensors").read_bytes())
-        assert "learning rate of 0.0003 or 3.33e-05" in shown.getvalue() or not random
     assert weights[0] == weights[1]
     assert len(set(weights)) == 3
 
