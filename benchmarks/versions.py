@@ -98,13 +98,13 @@ def fastest(work: Callable[[Path], object], repeats: int = 3) -> Result:
     return {"seconds": seconds, "cpu_seconds": cpu, "typical_seconds": typical}
 
 
-def store(folders: Folders) -> Result:
+def store(folders: Folders, processes: int) -> Result:
     """Prepare stores of Wikipedia's text."""
     from bertkit import prepare
 
     text, vocabulary = folders.work / "text.txt", start_model() / "vocab.txt"
-    text.write_text(folders.wikipedia(12), encoding="utf-8")
-    return fastest(lambda out: prepare([text], vocabulary, out, processes=1), 2)
+    text.write_text(folders.wikipedia(16), encoding="utf-8")
+    return fastest(lambda out: prepare([text], vocabulary, out, processes=processes), 2)
 
 
 def pretraining(folders: Folders) -> Result:
@@ -229,7 +229,8 @@ def workloads() -> dict[str, Callable[[Folders], Result]]:
     precisions = ["fp32", *["bf16"] * bool(able.get("amx_bf16") or able.get("avx512_bf16"))]
     precisions += ["int8"] * bool(able.get("avx512_vnni"))
     return {
-        "prepare": store,
+        "prepare": partial(store, processes=1),
+        "prepare, 2 processes": partial(store, processes=2),
         "pre-training": pretraining,
         "fine-tuning": finetuning,
         **{f"inference {name}": partial(inference, precision=name) for name in precisions},
