@@ -65,6 +65,7 @@ def test_demo_tells_the_whole_story(tmp_path: Path, capfd: pytest.CaptureFixture
     assert read_journal(tmp_path / "journal.jsonl")[-1]["reason"] == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_sources")
 def test_labelled_task_is_tested_on_sentences_set_apart(
     tokenizer, monkeypatch: pytest.MonkeyPatch

@@ -113,6 +113,7 @@ def known_flags(app: App) -> set[str]:
     return {name for argument in arguments for name in argument.names} | {"--help", "--threads"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
 def test_command_lines_are_accepted(path: Path) -> None:
     """Each line is parsed and its values are converted; nothing is run."""
@@ -243,6 +244,7 @@ def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         exec(compile(block, "tour.md", "exec"), names)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the libraries
 @pytest.mark.parametrize("library", ["datasets", "ray", "pyspark"])
 def test_data_libraries_apply_a_model(
@@ -275,6 +277,7 @@ def test_data_libraries_apply_a_model(
 # Numbers ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_numbers_and_charts_are_those_of_the_results() -> None:
     """If this fails: python -m benchmarks.tables."""
     assert tables.stale(tables.documents(), ROOT / "results") == []

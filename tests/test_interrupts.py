@@ -149,6 +149,7 @@ def test_sigterm_of_a_command_with_processes(
     assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
 def test_a_full_disk_of_the_standard_output_is_said() -> None:
     with Path("/dev/full").open("w") as full:
@@ -160,6 +161,7 @@ def test_a_full_disk_of_the_standard_output_is_said() -> None:
             assert "No space left" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("closed", "version", "doctor"), [("<&-", 0, 2), (">&-", 0, 2), ("2>&-", 0, 2)]
 )

@@ -107,6 +107,7 @@ def test_a_worker_that_dies_and_one_that_raises() -> None:
     assert caught.value.code == "bad"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path, number: int) -> None:
     script, folder = tmp_path / "script.py", tmp_path / "pids"

@@ -19,6 +19,7 @@ from bertkit.training.recipe import Logging, Phases, read_recipe, shipped_recipe
 RECIPES = sorted(shipped_recipes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_builds_its_network(name: str) -> None:
     recipe = read_recipe(name)

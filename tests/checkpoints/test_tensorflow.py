@@ -110,6 +110,7 @@ def test_damaged_files_are_named(copy: Path) -> None:
         load_pretraining_model(copy)
 
 
+@pytest.mark.slow
 def test_a_damaged_index_gives_one_line_or_the_weights(copy: Path) -> None:
     index = copy / "bert_model.ckpt.index"
     content = index.read_bytes()

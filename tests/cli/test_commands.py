@@ -59,6 +59,7 @@ def fails(capsys: pytest.CaptureFixture[str]) -> Fails:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [[], *([name] for name in NAMES), *([a, b] for a, names in SUBCOMMANDS.items() for b in names)],
@@ -181,6 +182,7 @@ def test_a_folder_with_other_settings_is_refused(fails: Fails) -> None:
     assert {path: path.read_bytes() for path in Path("store").rglob("*.npy")} == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_predict_reads_a_named_column_or_the_texts_of_one_input(
     capsys: pytest.CaptureFixture[str],
@@ -216,6 +218,7 @@ def shell(line: str, **options: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_a_command_quietly() -> None:
     done = shell("set -o pipefail; bertkit --help | head -1")
     assert done.stdout == "Usage: bertkit COMMAND\n"
@@ -253,6 +256,7 @@ def running(tmp_path: Path, corpus_text: str) -> Iterator[Callable[..., subproce
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_ends_a_long_command_without_leftovers(
     running: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -265,6 +269,7 @@ def test_a_closed_terminal_ends_a_long_command_without_leftovers(
     assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
 
 
+@pytest.mark.slow
 def test_nohup_ignores_a_closed_terminal(
     running: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

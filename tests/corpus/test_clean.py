@@ -92,6 +92,7 @@ def test_hostile_lines_are_counted_and_do_no_harm(tmp_path: Path, write: Write) 
     assert counts.read.documents == counts.written.documents + counts.written.skipped.total()
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_gives_the_same_file(tmp_path: Path, corpus_text: str) -> None:
     (tmp_path / "a.txt").write_text("\n\n".join([corpus_text, RIVER, corpus_text, STONE] * 3))
     one, counts = cleaned(tmp_path / "one.jsonl", tmp_path / "a.txt", near=True)

@@ -220,6 +220,7 @@ def test_what_was_skipped_is_counted_in_the_manifest(tokenizer: Tokenizer, tmp_p
     assert store.documents == 2 * 4
 
 
+@pytest.mark.slow
 def test_a_manifest_of_another_version_is_read(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "store")
     path = tmp_path / "store" / "manifest.json"

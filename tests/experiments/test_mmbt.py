@@ -89,6 +89,7 @@ def test_held_out_scenes_have_each_caption_once() -> None:
     assert data.images.shape == (100, len(BOXES), 64)
 
 
+@pytest.mark.slow
 def test_training_fits_questions_with_images() -> None:
     model = network(side=0)
     data = questions(model.tokenizer, lambda found: found[..., :3], held_out=False, most=4)

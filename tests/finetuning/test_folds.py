@@ -27,6 +27,7 @@ def grid(**values: int) -> FinetuneSettings:
     )
 
 
+@pytest.mark.slow
 def test_folds_score_all_rows_and_the_model_is_trained_on_them(
     pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

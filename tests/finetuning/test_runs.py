@@ -235,6 +235,7 @@ def test_a_grid_keeps_the_best_of_its_runs(pretrained: Path, tmp_path: Path) -> 
     assert load(tmp_path, precision="fp32")("river").label == "wet"
 
 
+@pytest.mark.slow
 def test_early_stopping_keeps_the_best_evaluation(pretrained: Path, tmp_path: Path) -> None:
     training = TrainingSettings(early_stopping=2, eval_every=3, precision="fp32")
     settings = FinetuneSettings(grid=GRID, training=training)

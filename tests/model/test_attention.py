@@ -103,6 +103,7 @@ def test_dropout_removes_a_tenth_of_the_weights_and_keeps_the_mean(
     assert abs(float(scaled[real].mean()) - 1.0) < 0.01
 
 
+@pytest.mark.slow
 def test_gradients_pass_through_the_weights_that_dropout_kept() -> None:
     packed = lengths_batch([3, 3])
     for kernel in ("grouped", "padded"):

@@ -108,6 +108,7 @@ def change_of_others(encoder: Encoder, packed: Packed, changed: int) -> float:
     return float(moved.max())
 
 
+@pytest.mark.slow
 @given(
     lengths=st.lists(st.integers(1, 16), min_size=2, max_size=6),
     changed=st.integers(0, 5),

@@ -53,6 +53,7 @@ def test_prepared_encoders_agree(mode: str, network: str, batch: Any) -> None:
     assert cosine.min() > {"fp32": 1 - 1e-6, "bf16": 0.999, "int8": 0.998}[mode]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "cosine"),
     [("fp32", 0.99999), ("bf16", 0.9998), ("int8", 0.99 if VNNI else 0.999)],

@@ -84,6 +84,7 @@ def test_the_summary_of_a_long_text_is_the_weighted_mean_of_its_windows(director
     np.testing.assert_allclose(embedder.encode([LONG])[0], expected, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_concatenated_poolings_are_those_alone_also_over_windows(directory: Path) -> None:
     pooling = "cls+lasttoken+mean+max+mean_sqrt_len+weightedmean"
     alone = {mode: load(directory, mode).encode(TEXTS) for mode in pooling.split("+")}
@@ -96,6 +97,7 @@ def test_concatenated_poolings_are_those_alone_also_over_windows(directory: Path
         load(directory, "mean+pooler")
 
 
+@pytest.mark.slow
 @given(order=st.permutations(range(len(TEXTS))), threads=st.sampled_from([1, 2]))
 @settings(max_examples=10, deadline=None)
 def test_order_company_and_threads_change_nothing(

@@ -157,6 +157,7 @@ def test_texts_with_tabs_and_line_breaks_are_read_again(
     assert [row["text"] for row in flat_rows(tmp_path / "again.csv")] == texts
 
 
+@pytest.mark.slow
 def test_progress_is_shown_by_time(
     models: Path,
     tmp_path: Path,
@@ -193,6 +194,7 @@ def test_a_folder_is_not_taken_for_a_file(
     assert json.loads(capsys.readouterr().out)["text"] == "river"
 
 
+@pytest.mark.slow
 def test_no_text_outlives_its_answer(models: Path) -> None:
     """The process holds the texts of clients, which may be secret and large, no longer."""
 

@@ -49,6 +49,7 @@ def test_shares_of_what_is_shown(shares: tuple[float, float]) -> None:
         assert others.mean() == pytest.approx((size - 1) / 2, rel=0.02)
 
 
+@pytest.mark.slow
 def test_every_candidate_is_equally_likely() -> None:
     candidates = np.array([1, 2, 3, 5, 6, 7, 8])
     counts = np.zeros(9)
@@ -60,6 +61,7 @@ def test_every_candidate_is_equally_likely() -> None:
     np.testing.assert_allclose(counts[candidates], 2000, rtol=0.1)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     continuation=st.lists(st.booleans(), min_size=1, max_size=60),

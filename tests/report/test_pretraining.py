@@ -207,6 +207,7 @@ def test_the_scores_are_those_of_the_journal(text: str) -> None:
     assert labels[0].startswith("Masked language model: loss: training from 8.800 to 5.000, held")
 
 
+@pytest.mark.slow
 def test_the_same_files_give_the_same_page(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_configs_that_ask_for_terabytes_are_refused(sizes: dict[str, int], model
         is_refused(load, model)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @FEW
 def test_a_changed_file_ends_in_a_model_or_in_one_line(data: Any, original: Path) -> None:

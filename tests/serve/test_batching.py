@@ -201,6 +201,7 @@ def test_a_deadline_ends_the_wait_and_frees_the_queue() -> None:
     assert work.batches == [[1], [4]]  # nobody waits for 2 and 3 any more
 
 
+@pytest.mark.slow
 def test_nothing_of_a_request_stays_after_its_answer() -> None:
     """Not even until the next request: texts of clients may be secret, and large."""
 

@@ -143,6 +143,7 @@ def test_each_form_shows_what_the_server_answers(visit: Any, address: str) -> No
     assert page.locator("#field-text").input_value()
 
 
+@pytest.mark.slow
 def test_attention(visit: Any, address: str) -> None:
     page = visit(f"{address}/#model=encoder&do=attention-maps")
     results = ask(page, text="river kettle", pair="stone")
@@ -180,6 +181,7 @@ def test_the_token_is_requested(visit: Any, models: Path) -> None:
         page.close()
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_else(address: str) -> None:
     policy = httpx.get(address).headers["content-security-policy"]
     assert "default-src 'self'" in policy

@@ -82,6 +82,7 @@ def test_openais_client(own: Running, models: Path) -> None:
             client.embeddings.create(model="vectors", input="a", dimensions=3)
 
 
+@pytest.mark.slow
 def test_many_clients_get_their_own_answers_in_order(own: Running, models: Path) -> None:
     """Forty clients, each with its own texts; the answers are those of the predictor."""
     direct: Any = load(models / "classify", device="cpu", precision="fp32")

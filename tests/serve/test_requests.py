@@ -185,6 +185,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(inputs=JSON, number=st.integers(0, 8))
 def test_no_body_makes_the_server_fail(client: TestClient, inputs: Any, number: int) -> None:
@@ -217,6 +218,7 @@ def test_other_methods_and_paths(client: TestClient) -> None:
         assert client.get(path, follow_redirects=False).status_code == 404
 
 
+@pytest.mark.slow
 def test_a_full_queue_and_a_passed_deadline_say_when_to_try_again(
     serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +264,7 @@ def test_looking_into_a_model_has_the_same_deadline(
     allowed.set()
 
 
+@pytest.mark.slow
 def test_long_texts_do_not_hold_up_others(
     serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,12 +50,14 @@ def test_seeds_decide_the_model(pretrained: Path, fitted: BertClassifier) -> Non
     assert other.model_.files["model.safetensors"] != fitted.model_.files["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_labels_keep_their_type(pretrained: Path) -> None:
     numbers = [7 if label == "wet" else -1 for label in LABELS]
     model = BertClassifier(pretrained, **FIT, class_weight={7: 2.0}).fit(TEXTS, numbers)
     assert model.predict(TEXTS).tolist() == numbers
 
 
+@pytest.mark.slow
 def test_several_labels(pretrained: Path) -> None:
     wanted = np.array([[label == "wet", True] for label in LABELS]).astype(int)
     model = BertClassifier(pretrained, **FIT).fit(TEXTS, wanted)
@@ -63,6 +65,7 @@ def test_several_labels(pretrained: Path) -> None:
     assert model.predict_proba(TEXTS).shape == (24, 2)
 
 
+@pytest.mark.slow
 def test_pairs_and_numbers(pretrained: Path) -> None:
     table = np.array([[text, "and the"] for text in TEXTS], dtype=object)
     numbers = [100.0 if label == "wet" else 300.0 for label in LABELS]

@@ -52,6 +52,7 @@ def sentences(path: Path, counts: TextCounts, **options: Any) -> list[WordsExamp
 # Files -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sentences", "documents"),
     [("train", 14041, 946), ("valid", 3250, 216), ("test", 3453, 231)],
@@ -238,6 +239,7 @@ sentence = st.integers(1, 8).flatmap(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(sentence, min_size=1, max_size=5))
 @settings(max_examples=150, deadline=None)
 def test_scores_agree_with_seqeval(pairs: list[tuple[list[str], list[str]]]) -> None:

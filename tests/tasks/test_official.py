@@ -20,6 +20,7 @@ SIZES = {"cola": (8551, 1043, 1063), "mrpc": (3668, 408, 1725), "rte": (2490, 27
          "sst-2": (67349, 872, 1821), "sts-b": (5749, 1500, 1379)}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_official_files_of_glue(data: Path, name: str) -> None:
     loaded = load_dataset(name, DataFiles(data=data / "glue"))
@@ -85,6 +86,7 @@ def test_swag(data: Path, tmp_path: Path) -> None:
     assert {len(example.choices) for example in examples} == {4}
 
 
+@pytest.mark.slow
 def test_conll_and_squad_by_name(data: Path) -> None:
     loaded = load_dataset("conll-2003", DataFiles(data=data / "conll2003"))
     assert [len(loaded.train), *(len(split) for _, split in (*loaded.dev, *loaded.test))] == [

@@ -281,6 +281,7 @@ def test_scores_of_version_2_by_hand() -> None:
     assert scores["HasAns_f1"] == pytest.approx(100 * (2 / 3 + 1) / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "version", "exact", "overlap"),
     [
@@ -316,6 +317,7 @@ def answered(
     return {name: "" if odds[name] > threshold else text for name, text in predictions.items()}
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(rows=ROWS)
 def test_best_threshold_is_the_best_of_all_thresholds(rows: list[tuple[bool, str, int]]) -> None:

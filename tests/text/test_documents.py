@@ -133,6 +133,7 @@ def test_wikiextractor_keeps_unclosed_documents(file: File) -> None:
     assert counts.examples["line outside <doc>"] == f"{path}:6"
 
 
+@pytest.mark.slow
 def test_wikipedia_articles_are_all_there(data: Path) -> None:
     path = data / "wikipedia" / "wiki_AA.txt.xz"
     [source] = find_sources([path])
@@ -270,6 +271,7 @@ def test_counts_add_up(file: File) -> None:
     }
 
 
+@pytest.mark.slow
 def test_reading_takes_linear_time(file: File) -> None:
     """Lines without an end, quotes, brackets and tags that are never closed."""
     for name, start, unit, end in (

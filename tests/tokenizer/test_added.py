@@ -79,6 +79,7 @@ def assert_same(own: Tokenizer, folder: Path) -> None:
         assert encoding.tokens == [own.vocabulary[number] for number in ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("layout", ["tokenizer.json", "decoder", "legacy"])
 def test_ids_are_those_of_transformers(layout: str, lowercase: bool, tmp_path: Path) -> None:

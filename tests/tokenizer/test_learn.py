@@ -65,6 +65,7 @@ def test_the_alphabet_keeps_the_most_frequent_characters() -> None:
     assert not any("z" in piece or "q" in piece for piece in vocabulary)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_learning_twice_gives_the_same(data: Path, lowercase: bool) -> None:
     lines = wikipedia(data, 3000)

@@ -206,6 +206,7 @@ def test_threads_share_a_tokenizer(data: Path) -> None:
     assert found == [expected] * 8
 
 
+@pytest.mark.slow
 def test_encoding_takes_linear_time(data: Path) -> None:
     tokenizer = genuine(data, "uncased")
     for unit in ("\u0315\u0300", "\U0001d165\U0001d16d", "a", "[", "[MASK]", "\u6c49", "\u0f73"):

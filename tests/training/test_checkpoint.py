@@ -205,6 +205,7 @@ def test_one_flipped_bit_is_noticed(tmp_path: Path, name: str, place: float) -> 
     check_falls_back(tmp_path, name)
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_of_the_progress_file_is_noticed_or_harmless(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 2, {}, {"epoch": 1, "at": [2, 0.1]}) / "progress.json"
     whole = path.read_bytes()

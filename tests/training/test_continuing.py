@@ -42,6 +42,7 @@ def start(store: TokenStore, tmp_path: Path) -> Path:
     return tmp_path / "start"
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_models_weights_and_sizes(
     start: Path, store: TokenStore, tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_positions_of_a_model_are_not_replaced_by_copies(
     torch.testing.assert_close(*positions, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_training_continues_and_a_stopped_run_resumes(
     start: Path, store: TokenStore, tmp_path: Path
 ) -> None:
@@ -140,6 +142,7 @@ def test_an_albert_of_others_keeps_its_head_for_the_order_of_sentences(
     assert ("new: nsp" in said[0]) != kept
 
 
+@pytest.mark.slow
 def test_the_recipe_adapt_reads_text_as_the_model_does(
     start: Path, corpus_text: str, tmp_path: Path
 ) -> None:

@@ -109,6 +109,7 @@ def test_run_directory_is_complete(finished: Path, store: TokenStore) -> None:
     assert str(evaluations[-1]["mlm_loss"])[:5] in text
 
 
+@pytest.mark.slow
 def test_model_directory_loads_in_transformers(finished: Path) -> None:
     theirs = AutoModelForPreTraining.from_pretrained(finished / "model").eval()
     ours = load_pretraining_model(finished / "model")
@@ -249,6 +250,7 @@ def test_other_objectives_train_resume_and_end_in_a_model(
         assert (model.nsp is not None) == wanted.has_pairs
 
 
+@pytest.mark.slow
 def test_held_out_draws_are_the_same_at_every_evaluation(store: TokenStore, tmp_path: Path) -> None:
     """ELECTRA's generator draws; runs and evaluations can be compared all the same."""
     recipe = replace(
@@ -265,6 +267,7 @@ def test_held_out_draws_are_the_same_at_every_evaluation(store: TokenStore, tmp_
     assert first["rtd_loss"] == pytest.approx(last["rtd_loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_damaged_checkpoint_is_named_and_the_one_before_is_used(
     finished: Path, store: TokenStore, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -445,6 +448,7 @@ def test_every_update_is_logged_even_where_a_phase_ends(store: TokenStore, tmp_p
     assert 14 in [record["step"] for record in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "during", "at the end"])
 def test_a_signal_waits_for_no_evaluation_and_no_model(
     finished: Path, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -473,6 +477,7 @@ def test_a_signal_waits_for_no_evaluation_and_no_model(
     assert weights(tmp_path) == weights(finished)
 
 
+@pytest.mark.slow
 def test_progress_is_shown_by_time_and_says_what_cut_the_text(
     store: TokenStore, tmp_path: Path
 ) -> None:
@@ -488,6 +493,7 @@ def test_progress_is_shown_by_time_and_says_what_cut_the_text(
     assert [record["step"] for record in journal_steps(tmp_path)] == [8, 9]
 
 
+@pytest.mark.slow
 def test_minutes_decide_the_updates_once(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
