@@ -11,14 +11,23 @@ import pytest
 import torch
 
 from bertkit.checkpoints.names import BERT
-from bertkit.checkpoints.save import foreign_tensors
+from bertkit.checkpoints.save import foreign_tensors, save_model
 from bertkit.checkpoints.sentence_transformers import TextPooling
 from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.pretraining_data.batch import Packed, pack
+from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import tiny_config
 
 Batch = Callable[..., Packed]
+
+
+def save_task(
+    folder: Path, task: Any, config: ModelConfig, tokenizer: Tokenizer, **details: Any
+) -> None:
+    """Write the directory of a task's model with random weights."""
+    known = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
+    save_model(folder, task.build(config), tokenizer, known | details)
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ from bertkit.finetuning.runs import (
     finished_text,
     fold_means,
     grid_summary,
+    is_finished,
     labelled_part,
     read_results,
     read_run,
@@ -149,7 +150,7 @@ def finetune(
             shared = setup.described()
             ignored = ["files", "start"]  # paths may change as long as the digests do not
             claim(out, "fine-tuning", shared, may_change=ignored)
-            if (out / "results.json").is_file() and (out / "model").is_dir():
+            if is_finished(out):
                 result = read_results(out)
                 shown.say(finished_text(result))
             else:

@@ -282,10 +282,15 @@ def read_results(folder: Path) -> FinetuneResult:
     return FinetuneResult(folder, best, runs, values)
 
 
+def is_finished(folder: Path) -> bool:
+    """Return whether the runs of a folder have ended with results and a model."""
+    return (folder / "results.json").is_file() and (folder / "model").is_dir()
+
+
 def finished_result(folder: Path, command: str) -> FinetuneResult | None:
     """Return the result of a folder that this command finished, if no file has changed since."""
     unfinished = (folder / "checkpoints").exists() or any(folder.glob("runs/*/model"))
-    if unfinished or not ((folder / "results.json").is_file() and (folder / "model").is_dir()):
+    if unfinished or not is_finished(folder):
         return None
     result = read_results(folder)
     same = result.values["environment"]["command"].partition(" ")[2] == command

@@ -111,9 +111,6 @@ class ScaledLinear(nn.Linear):
                 destination[prefix + name] = destination[prefix + name] * self.unit
 
 
-TaskModel = ClassificationModel | TokenClassificationModel | SpanModel
-
-
 # Pooling and layers -------------------------------------------------------------------------------
 
 LAYERS = (

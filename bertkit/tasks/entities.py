@@ -169,8 +169,10 @@ class WordColumns(Columns):
         if self.text or self.sentence or (isinstance(data, str) and not self.in_rows(data)):
             return self
         text, tags = self.words, self.tags
-        rows: Any = read_rows(data, TextCounts(), self.format, self.header, whole=True)
-        rows = memory_fields(data, [text, tags]) if isinstance(data, MemoryRows) else rows
+        if isinstance(data, MemoryRows):
+            rows: Any = memory_fields(data, [text, tags])
+        else:
+            rows = read_rows(data, TextCounts(), self.format, self.header, whole=True)
         row: Any = next(rows, [{}])[-1]
         if (text, tags) == (WordColumns.words, WordColumns.tags) and not {text, tags} <= {*row}:
             text, tags = "text", next((name for name in SPAN_COLUMNS if name in row), "")

@@ -22,6 +22,7 @@ from bertkit.predict.load import load
 from bertkit.tasks.classification import Classification
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import load_encoder
+from tests.networks import save_task
 
 TEXT = "river stone"
 
@@ -37,8 +38,7 @@ def pretrained(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
 
 def classifier(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
     task = Classification(("dry", "damp", "wet"), max_length=32)
-    details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
-    save_model(folder, task.build(config), tokenizer, details)
+    save_task(folder, task, config, tokenizer)
 
 
 def as_bin(write: Callable[..., None]) -> Callable[..., None]:

@@ -18,7 +18,7 @@ from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.regression import Regression
 from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.networks import write_pooling
+from tests.networks import save_task, write_pooling
 
 TASKS: dict[str, Any] = {
     "classify": Classification(("dry", "damp", "wet"), max_length=40),
@@ -49,8 +49,7 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("models")
     plain = sizes(tokenizer)
     for name, task in TASKS.items():
-        details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
-        save_model(folder / name, task.build(plain), tokenizer, details)
+        save_task(folder / name, task, plain, tokenizer)
     pretraining = {"task": "pretraining"}
     save_model(folder / "pretraining", PretrainingModel(plain), tokenizer, pretraining)
     albert = sizes(tokenizer, num_hidden_layers=2, share_layers=True, embedding_size=16)
@@ -58,10 +57,8 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     model = PretrainingModel(sizes(tokenizer, direction="left_to_right"), pairs=False)
     save_model(folder / "left_to_right", model, tokenizer, pretraining)
     for name in ("classify", "choose"):
-        task = TASKS[name]
-        details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
         narrow = sizes(tokenizer, embedding_size=16, pooler_act="gelu")
-        save_model(folder / f"electra-{name}", task.build(narrow), tokenizer, details)
+        save_task(folder / f"electra-{name}", TASKS[name], narrow, tokenizer)
     electra = ReplacedTokenModel(sizes(tokenizer, embedding_size=16), 0.5)
     save_model(folder / "electra", electra, tokenizer, pretraining)
     save_model(folder / "words", PretrainingModel(plain, pairs=False), tokenizer, pretraining)

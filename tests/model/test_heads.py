@@ -13,7 +13,6 @@ from bertkit.model.heads import PretrainingModel, count_parameters
 from bertkit.model.outputs import (
     ClassificationModel,
     SpanModel,
-    TaskModel,
     TokenClassificationModel,
 )
 from tests.model.test_encoder import spread
@@ -95,7 +94,11 @@ def head_training(model: Any) -> Any:
     return model
 
 
-def read_by(layer: torch.nn.Module, model: TaskModel, packed: Any) -> torch.Tensor:
+def read_by(
+    layer: torch.nn.Module,
+    model: ClassificationModel | TokenClassificationModel | SpanModel,
+    packed: Any,
+) -> torch.Tensor:
     """What a layer of a model is given."""
     seen: list[torch.Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))

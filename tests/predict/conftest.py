@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit.checkpoints.save import save_model
 from bertkit.tasks.classification import Classification, MultiLabelClassification
 from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tasks.question_answering import QuestionAnswering
@@ -17,6 +16,7 @@ from bertkit.tasks.regression import Regression
 from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import tiny_config
+from tests.networks import save_task
 
 TASKS: dict[str, Any] = {
     "classify": Classification(("dry", "damp", "wet"), max_length=40),
@@ -36,8 +36,7 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("tuned")
     config = tiny_config(tokenizer, initializer_range=0.2)
     for name, task in TASKS.items():
-        details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
-        save_model(folder / name, task.build(config), tokenizer, details)
+        save_task(folder / name, task, config, tokenizer)
     return folder
 
 

@@ -15,12 +15,12 @@ import torch
 from starlette.testclient import TestClient
 
 from bertkit import load, serving_app
-from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.predict.files import predict_file
 from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import run, tiny_config
+from tests.networks import save_task
 
 Write = Callable[[str, str], Path]
 TEXTS = ["River 🚤  stone's \tgarden, Bergen-Nord.", "", "winter\u00a0letter"]
@@ -38,11 +38,9 @@ def taggers(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> P
     config = tiny_config(tokenizer, initializer_range=0.2)
     for name, columns in SAVED.items():
         task = TokenClassification(("O", "LOC", "person-actor"), max_length=40)
-        details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
-        save_model(folder / name, task.build(config), tokenizer, {**details, "columns": columns})
+        save_task(folder / name, task, config, tokenizer, columns=columns)
     task = TokenClassification(("DET", "NOUN"), max_length=40, entities=False)
-    details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
-    save_model(folder / "plain", task.build(config), tokenizer, details)
+    save_task(folder / "plain", task, config, tokenizer)
     return folder
 
 

@@ -18,6 +18,7 @@ from bertkit.serve.admission import DEFAULT_LIMITS, Limits
 from bertkit.serve.app import serving_app
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import tiny_config
+from tests.networks import save_task
 from tests.predict.conftest import TASKS
 
 CONFIG = tiny_config(80, initializer_range=0.2)
@@ -30,8 +31,7 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("served")
     config = replace(CONFIG, vocab_size=tokenizer.size)
     for name, task in TASKS.items():
-        details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
-        save_model(folder / name, task.build(config), tokenizer, details)
+        save_task(folder / name, task, config, tokenizer)
     save_model(folder / "pretrained", PretrainingModel(config), tokenizer, {})
     save_model(folder / "encoder", Encoder(config), tokenizer, {})
     return folder
