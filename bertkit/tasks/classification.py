@@ -18,6 +18,7 @@ from itertools import product
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -26,12 +27,11 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import LossSum, Sums
 from bertkit.model.outputs import ClassificationModel
 from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts, row_texts
-from bertkit.tasks.sequences import WindowLengths, text_windows
+from bertkit.tasks.sequences import WindowLengths, aligned_parts, text_windows
 from bertkit.tasks.task import (
     NOTHING_READ,
     Inputs,
     Item,
-    ItemPart,
     Items,
     Metrics,
     Outputs,
@@ -44,7 +44,6 @@ from bertkit.tasks.task import (
     TrainingData,
     balanced,
     count_examples,
-    in_packed_order,
     label_counts,
     note_similar,
     softmax,
@@ -126,53 +125,65 @@ class TextTask(Task):
         """The index of each label."""
         return {label: index for index, label in enumerate(self.labels)}
 
+    def texts_of(self, example: Any) -> list[tuple[str, ...]]:
+        """Return the text, or the text and its pair, of each sequence of an input."""
+        return [(example.text,) if example.pair is None else (example.text, example.pair)]
+
     @abstractmethod
-    def target_of(self, example: TextExample) -> Any:
+    def target_of(self, example: Any) -> Any:
         """Return the target for the loss: an index, a number, or 0 or 1 for each class."""
 
     @abstractmethod
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
-        """Return each loss, of logits (sequences, classes) and weights (classes,), None for 1."""
+        """Return the loss of each part, of logits (parts, sequences, classes)."""
 
     @abstractmethod
-    def results(self, logits: np.ndarray) -> list[Any]:
-        """Return a result for each row of logits (inputs, classes)."""
+    def results(self, inputs: Inputs, logits: Sequence[np.ndarray]) -> list[Any]:
+        """Return a result for each input and its logits (sequences, classes)."""
 
     def build(self, config: ModelConfig) -> ClassificationModel:
         return ClassificationModel(config, len(self.labels) or 1)
 
     def items(self, inputs: Inputs, tokenizer: Tokenizer) -> Items:
         """Each input is one item, whose windows share its target."""
-        targets = [self.target_of(example) for example in inputs]
-        texts = tokenizer.encode_batch([example.text for example in inputs])
-        pairs: list[list[int]] = [[]] * len(inputs)
-        if any(example.pair for example in inputs):
-            pairs = tokenizer.encode_batch([example.pair or "" for example in inputs])
+        read = [(self.target_of(example), self.texts_of(example)) for example in inputs]
+        distinct = list(dict.fromkeys(text for _, pairs in read for pair in pairs for text in pair))
+        ids = dict(zip(distinct, tokenizer.encode_batch(distinct), strict=True))
         items, empty = [], 0
-        for i, (example, text, pair) in enumerate(zip(inputs, texts, pairs, strict=True)):
-            second = None if example.pair is None else pair
-            windows = text_windows(text, second, tokenizer, self.max_length, self.stride)
-            share = 1 / len(windows)
-            parts = [ItemPart((w,), targets[i], share, n == 0) for n, w in enumerate(windows)]
-            items.append(Item(i, parts))
-            empty += not text or second == []
+        for number, (target, pairs) in enumerate(read):
+            encoded = [[ids[text] for text in pair] for pair in pairs]
+            empty += not all(map(all, encoded))
+            windows = [
+                text_windows(text, *pair, tokenizer=tokenizer, length=self.max_length,
+                             stride=self.stride)
+                for text, *pair in encoded
+            ]  # fmt: skip
+            items.append(Item(number, aligned_parts(windows, target)))
         windowed = sum(len(item.parts) > 1 for item in items)
         return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
 
     def targets(self, parts: Parts, packed_index: np.ndarray, starts: np.ndarray) -> Targets:
-        targets = in_packed_order([part.target for part in parts], packed_index, self.target_dtype)
-        weights = in_packed_order([part.weight for part in parts], packed_index, np.float32)
-        return {"targets": targets, "weights": weights}, count_examples(parts)
+        """The tensor "table" (parts, sequences) has packed indices, -1 for absent sequences."""
+        sizes = np.array([len(part.sequences) for part in parts])
+        table = np.full((len(parts), sizes.max()), -1)
+        table[np.arange(sizes.max()) < sizes[:, None]] = packed_index
+        tensors = {
+            "table": table,
+            "targets": np.array([part.target for part in parts], dtype=self.target_dtype),
+            "weights": np.array([part.weight for part in parts], dtype=np.float32),
+        }
+        return {n: torch.from_numpy(values) for n, values in tensors.items()}, count_examples(parts)
 
     def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        targets, class_weights = batch.tensors["targets"], batch.tensors.get("class_weights")
-        losses = self.losses(model(batch.packed).float(), targets, class_weights)
-        return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
+        table, tensors = batch.tensors["table"], batch.tensors
+        logits = model(batch.packed).float()[table.clamp(min=0)]
+        logits = logits.masked_fill(table[..., None] < 0, -torch.inf)
+        losses = self.losses(logits, tensors["targets"], tensors.get("class_weights"))
+        return {"loss": LossSum((losses * tensors["weights"]).sum(), "examples")}
 
     def decode(self, inputs: Inputs, items: Items, outputs: Outputs) -> list[Any]:
-        if not inputs:
-            return []
-        return self.results(np.stack([np.concatenate(parts).mean(axis=0) for parts in outputs]))
+        means = [np.mean(parts, axis=0) for parts in outputs]
+        return self.results(inputs, means) if inputs else []
 
 
 def training_labels(data: TrainingData, *, at_least: int) -> tuple[str, ...]:
@@ -271,14 +282,14 @@ class Classification(TextTask):
         return self.indices[str(example.gold)]
 
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
-        return F.cross_entropy(logits, targets, weight=class_weights, reduction="none")
+        return F.cross_entropy(logits[:, 0], targets, weight=class_weights, reduction="none")
 
     def balanced_weights(self, items: Items) -> np.ndarray:
         targets = [item.parts[0].target for item in items.items]
         return balanced(np.bincount(targets, minlength=len(self.labels)))
 
-    def results(self, logits: np.ndarray) -> list[LabelResult]:
-        chances = softmax(logits)
+    def results(self, inputs: Inputs, logits: Sequence[np.ndarray]) -> list[LabelResult]:
+        chances = softmax(np.concatenate(logits))
         shown = shown_probabilities(self.labels, chances, self.top)
         best = zip(chances.argmax(axis=1).tolist(), chances.max(axis=1).tolist(), strict=True)
         return [
@@ -433,7 +444,7 @@ class MultiLabelClassification(TextTask):
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
         """The mean binary cross entropy of the classes; weights are those of present classes."""
         return F.binary_cross_entropy_with_logits(
-            logits, targets, pos_weight=class_weights, reduction="none"
+            logits[:, 0], targets, pos_weight=class_weights, reduction="none"
         ).mean(-1)
 
     def balanced_weights(self, items: Items) -> np.ndarray:
@@ -441,9 +452,9 @@ class MultiLabelClassification(TextTask):
         absent = len(items.items) - counts
         return np.where(counts * absent > 0, absent / np.maximum(counts, 1), 1.0)
 
-    def results(self, logits: np.ndarray) -> list[LabelSetResult]:
+    def results(self, inputs: Inputs, logits: Sequence[np.ndarray]) -> list[LabelSetResult]:
         results = []
-        chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        chances = 1 / (1 + np.exp(-np.concatenate(logits).astype(np.float64)))
         shown = shown_probabilities(self.labels, chances, self.top)
         for row, shares in zip(chances, shown, strict=True):
             above = sorted(np.flatnonzero(row > 0.5).tolist(), key=lambda index: -row[index])

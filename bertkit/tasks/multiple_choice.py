@@ -13,36 +13,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor
 
 from bertkit.errors import BertkitError, InputTypeError, check_known, short_repr
-from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import LossSum, Sums
-from bertkit.model.outputs import ClassificationModel
+from bertkit.tasks.classification import TextTask
 from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts, row_texts
-from bertkit.tasks.sequences import WindowLengths, aligned, text_windows
-from bertkit.tasks.task import (
-    NOTHING_READ,
-    Inputs,
-    Item,
-    ItemPart,
-    Items,
-    Metrics,
-    Outputs,
-    Parts,
-    Result,
-    Results,
-    Targets,
-    Task,
-    TaskBatch,
-    TrainingData,
-    count_examples,
-    softmax,
-)
+from bertkit.tasks.task import Inputs, Metrics, Result, Results, TrainingData, softmax
 from bertkit.text.documents import TextCounts, value_name
-from bertkit.tokenizer.wordpiece import Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -165,7 +143,7 @@ class ChoiceResult(Result):
 
 
 @dataclass(frozen=True)
-class MultipleChoice(Task):
+class MultipleChoice(TextTask):
     """A task that picks one of the choices of each input."""
 
     max_length: int = 512
@@ -173,8 +151,8 @@ class MultipleChoice(Task):
     task_type = "multiple-choice"
     head = "choice"
     columns = ChoiceColumns
-    windows = WindowLengths
     input_fields = ("text", "choices")
+    target_dtype = np.int64
     answer_field = "choice"
     metric = "accuracy"
     labels = ()
@@ -183,61 +161,21 @@ class MultipleChoice(Task):
     def from_data(cls, data: TrainingData) -> Self:
         return cls(data.max_length, data.windows.stride)
 
-    def build(self, config: ModelConfig) -> ClassificationModel:
-        return ClassificationModel(config, 1)
+    def texts_of(self, example: ChoiceExample) -> list[tuple[str, ...]]:
+        return [(example.text, choice) for choice in example.choices]
 
-    def items(self, inputs: Inputs, tokenizer: Tokenizer) -> Items:
-        contexts = tokenizer.encode_batch([example.text for example in inputs])
-        endings = iter(tokenizer.encode_batch([c for example in inputs for c in example.choices]))
-        items, empty = [], 0
-        for i, (example, context) in enumerate(zip(inputs, contexts, strict=True)):
-            choices = [next(endings) for _ in example.choices]
-            empty += not (context and all(choices))
-            windows = [
-                text_windows(context, choice, tokenizer, self.max_length, self.stride)
-                for choice in choices
-            ]
-            count = max(map(len, windows))
-            parts = [
-                ItemPart(
-                    tuple(choice[aligned(number, count, choice)] for choice in windows),
-                    example.gold,
-                    1 / count,
-                    number == 0,
-                )
-                for number in range(count)
-            ]
-            items.append(Item(i, parts))
-        windowed = sum(len(item.parts) > 1 for item in items)
-        return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
+    def target_of(self, example: ChoiceExample) -> int | None:
+        return example.gold
 
-    def targets(self, parts: Parts, packed_index: np.ndarray, starts: np.ndarray) -> Targets:
-        """The tensor "table" (parts, max choices) has packed indices, -1 for absent choices."""
-        sizes = [len(part.sequences) for part in parts]
-        table = np.full((len(parts), max(sizes)), -1, dtype=np.int64)
-        table[np.arange(max(sizes)) < np.array(sizes)[:, None]] = packed_index
-        tensors = {
-            "table": torch.from_numpy(table),
-            "labels": torch.tensor([part.target for part in parts]),
-            "weights": torch.tensor([part.weight for part in parts], dtype=torch.float32),
-        }
-        return tensors, count_examples(parts)
+    def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
+        return F.cross_entropy(logits[..., 0], targets, reduction="none")
 
-    def loss(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        scores = model(batch.packed).float().squeeze(-1)
-        table = batch.tensors["table"]
-        logits = scores[table.clamp(min=0)].masked_fill(table < 0, -torch.inf)
-        losses = F.cross_entropy(logits, batch.tensors["labels"], reduction="none")
-        return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
-
-    def decode(self, inputs: Inputs, items: Items, outputs: Outputs) -> list[ChoiceResult]:
+    def results(self, inputs: Inputs, logits: Sequence[np.ndarray]) -> list[ChoiceResult]:
         results = []
-        for example, parts in zip(inputs, outputs, strict=True):
-            chances = softmax(np.mean([part[:, 0] for part in parts], axis=0))
-            best, probabilities = int(chances.argmax()), tuple(chances.tolist())
-            results.append(
-                ChoiceResult(best, example.choices[best], probabilities[best], probabilities)
-            )
+        for example, scores in zip(inputs, logits, strict=True):
+            chances = softmax(scores[:, 0]).tolist()
+            best = chances.index(max(chances))
+            results.append(ChoiceResult(best, example.choices[best], chances[best], tuple(chances)))
         return results
 
     def score(self, inputs: Inputs, results: Results) -> Metrics:

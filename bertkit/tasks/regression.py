@@ -10,6 +10,7 @@ the unit, and its bias begins at the mean.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -111,10 +112,10 @@ class Regression(TextTask):
         return example.gold
 
     def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
-        return ((logits.squeeze(-1) - targets) / self.unit) ** 2
+        return ((logits[:, 0, 0] - targets) / self.unit) ** 2
 
-    def results(self, logits: np.ndarray) -> list[NumberResult]:
-        return [NumberResult(float(row[0])) for row in logits]
+    def results(self, inputs: Inputs, logits: Sequence[np.ndarray]) -> list[NumberResult]:
+        return [NumberResult(value.item()) for value in logits]
 
     def score(self, inputs: Inputs, results: Results) -> Metrics:
         """Pearson, Spearman (GLUE's for STS-B; both 0 if a side is constant), squared error."""

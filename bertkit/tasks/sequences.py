@@ -128,43 +128,41 @@ def cut_ids(ids: Sequence[int], room: int, stride: int) -> list[Sequence[int]]:
 
 def text_windows(
     text: Sequence[int],
-    pair: Sequence[int] | None,
+    pair: Sequence[int] = (),
+    *,
     tokenizer: Tokenizer,
-    max_length: int,
+    length: int,
     stride: int = 0,
 ) -> list[Encoded]:
     """Make the windows `[CLS] text [SEP]`, and then `pair [SEP]` if it has tokens."""
-    room = max_length - (3 if pair else 2)
+    room = length - (3 if pair else 2)
     if room < 2:
-        raise BertkitError(f"a length of {max_length} leaves no room for text; raise --max-length")
-    if not pair:
-        return [surround(window, None, tokenizer) for window in cut_ids(text, room, stride)]
-    parts = pair_windows(text, pair, room, stride)
-    return [surround(first, second, tokenizer) for first, second in parts]
-
-
-def pair_windows(
-    text: Sequence[int], pair: Sequence[int], room: int, stride: int
-) -> list[tuple[Sequence[int], Sequence[int]]]:
-    """Return the windows of a pair: one, if it fits into the room."""
+        raise BertkitError(f"a length of {length} leaves no room for text; raise --max-length")
     shorter = min(len(text), len(pair))
-    if shorter <= room // 2:
-        left = room - shorter
-        if len(text) > len(pair):
-            return [(window, pair) for window in cut_ids(text, left, stride)]
-        return [(text, window) for window in cut_ids(pair, left, stride)]
-    firsts = cut_ids(text, room // 2, stride)
-    seconds = cut_ids(pair, room - room // 2, stride)
-    count = max(len(firsts), len(seconds))
+    windows: list[tuple[Any, ...]]
+    if shorter > room // 2:
+        halves = room // 2, room - room // 2
+        windows = aligned([cut_ids(text, halves[0], stride), cut_ids(pair, halves[1], stride)])
+    elif len(text) > len(pair):
+        windows = [(window, pair) for window in cut_ids(text, room - shorter, stride)]
+    else:
+        windows = [(text, window) for window in cut_ids(pair, room - shorter, stride)]
+    return [surround(first, second or None, tokenizer) for first, second in windows]
+
+
+def aligned(sequences: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Return the windows of several sequences that are at the same relative position."""
+    count = max(map(len, sequences))
     return [
-        (firsts[aligned(i, count, firsts)], seconds[aligned(i, count, seconds)])
+        tuple(windows[round(i * (len(windows) - 1) / max(1, count - 1))] for windows in sequences)
         for i in range(count)
     ]
 
 
-def aligned(index: int, count: int, windows: Sequence[object]) -> int:
-    """Return the index in `windows` at the same relative position as `index` of `count`."""
-    return round(index * (len(windows) - 1) / max(1, count - 1))
+def aligned_parts(windows: Sequence[Sequence[Encoded]], target: Any) -> list[ItemPart]:
+    """Return the parts of an input: aligned windows of its sequences, which share its target."""
+    sets = aligned(windows)
+    return [ItemPart(part, target, 1 / len(sets), n == 0) for n, part in enumerate(sets)]
 
 
 def surround(

@@ -16,7 +16,6 @@ from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
@@ -300,13 +299,6 @@ def split_parts(
         size += length
     if group:
         yield group
-
-
-def in_packed_order(
-    values: Sequence[Any], packed_index: np.ndarray, dtype: type[np.number[Any]]
-) -> Tensor:
-    """Return values of parts in the order of their packed sequences."""
-    return torch.from_numpy(np.array(values, dtype=dtype)[np.argsort(packed_index)])
 
 
 def count_examples(parts: Parts) -> dict[str, int]:

@@ -245,13 +245,13 @@ def test_many_labels_have_the_most_probable_ones() -> None:
     labels = tuple(f"l{n}" for n in range(4000))
     for top, wanted in ((0, 10), (3, 3), (4000, 4000)):
         for task in (Classification(labels, top=top), MultiLabelClassification(labels, top=top)):
-            for row, result in zip(logits, task.results(logits), strict=True):
+            for row, result in zip(logits, task.results([], logits[:, None]), strict=True):
                 shares = result.probabilities
                 assert len(shares) == wanted
                 if top != 4000:
                     best = [labels[index] for index in np.argsort(-row)[:wanted]]
                     assert list(shares) == best
                     assert list(shares.values()) == sorted(shares.values(), reverse=True)
-    few = Classification(labels[:100]).results(logits[:, :100])[0]
+    few = Classification(labels[:100]).results([], logits[:, None, :100])[0]
     assert tuple(few.probabilities) == labels[:100]
     assert few.probability == max(few.probabilities.values())

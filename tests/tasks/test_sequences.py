@@ -50,7 +50,7 @@ def test_nothing_of_a_text_or_a_pair_is_lost(
 ) -> None:
     text = [100 + i for i in range(first)]
     pair = None if second is None else [1000 + i for i in range(second)]
-    windows = text_windows(text, pair, tokenizer, max_length)
+    windows = text_windows(text, pair or (), tokenizer=tokenizer, length=max_length)
     seen: set[int] = set()
     for window in windows:
         ids = window.ids.tolist()
@@ -69,10 +69,10 @@ def test_nothing_of_a_text_or_a_pair_is_lost(
 
 def test_the_shorter_text_of_a_pair_stays_whole(tokenizer: Tokenizer) -> None:
     question, context = list(range(100, 110)), list(range(1000, 1100))
-    windows = text_windows(question, context, tokenizer, 43)
+    windows = text_windows(question, context, tokenizer=tokenizer, length=43)
     assert len(windows) > 1
     assert all(window.ids[1:11].tolist() == question for window in windows)
-    turned = text_windows(context, question, tokenizer, 43)
+    turned = text_windows(context, question, tokenizer=tokenizer, length=43)
     assert all(window.ids[-11:-1].tolist() == question for window in turned)
 
 
@@ -85,7 +85,7 @@ def test_negative_lengths_are_refused(max_length: int, stride: int) -> None:
 
 def test_a_length_without_room_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(BertkitError, match="no room"):
-        text_windows([1, 2], [3], tokenizer, 4)
+        text_windows([1, 2], [3], tokenizer=tokenizer, length=4)
 
 
 @settings(max_examples=60, deadline=None)
