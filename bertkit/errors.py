@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -82,12 +82,6 @@ def checked_texts(texts: Any) -> Iterator[str]:
         if not isinstance(text, str):
             raise InputTypeError(f"text number {number} is {short_repr(text)}, which is not a text")
         yield text
-
-
-def reject_duplicate_column(path: str, column: str, names: Sequence[str]) -> None:
-    """Refuse a file with two columns of a name: the values of one would be lost."""
-    if names.count(column) > 1:
-        raise BertkitError(f"{path} has two columns '{column}'; rename one of them")
 
 
 def flag(name: str) -> str:

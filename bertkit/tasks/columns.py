@@ -14,27 +14,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
-from itertools import count
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from bertkit.errors import (
-    BertkitError,
-    InputTypeError,
-    nearest,
-    reject_duplicate_column,
-    short_repr,
-)
+from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.text.documents import (
+    Row,
     TextCounts,
     class_names,
+    complete_rows,
     plain_lines,
+    require_columns,
     source_rows,
     valid_text,
     with_class_names,
 )
-from bertkit.text.sources import extension, find_sources, one_source
+from bertkit.text.sources import Source, extension, find_sources, one_source
 
 Fields = Mapping[str, Any]
 Purpose = Literal["train", "dev", "test", "predict"]
@@ -286,63 +282,36 @@ def read_rows(
     whole: bool = False,
 ) -> Iterator[tuple[int, str, Fields]]:
     """Yield (number from 0, "file:line", fields) of rows with all but the `optional` columns."""
-    needed, numbers = [name for name in columns if name not in optional], count()
+    needed = [name for name in columns if name not in optional]
     if isinstance(data, MemoryRows):
-        rows: Any = memory_fields(data, columns)
-        yield from complete_rows(rows, data.name, needed, counts, numbers)
-        return
-    for source in find_sources([str(data)], format=format):
-        if source.format == "unknown":
-            counts.note("file of unknown type", source.path)
-            continue
-        counts.files += 1
-        if source.format in ("text", "wikiextractor"):
-            raise BertkitError(f"{source.path} has no columns; give its format: csv or tsv")
-        first_line = header if source.format in ("csv", "tsv") else False
-        check = partial(require_columns, source.path, needed, header=first_line)
+        rows = complete_rows(memory_fields(data, columns), data.name, needed, counts)
+    else:
         wanted = None if whole else [*needed, *optional]
-        lines = source_rows(source, counts, check, wanted, header)
-        rows = ((f"{source.path}:{line}", plain_value(fields)) for line, fields in lines)
-        yield from complete_rows(rows, source.path, needed, counts, numbers)
-
-
-def complete_rows(
-    rows: Iterable[tuple[str, Fields | None]],
-    path: str,
-    needed: Sequence[str],
-    counts: TextCounts,
-    numbers: Iterator[int],
-) -> Iterator[tuple[int, str, Fields]]:
-    """Number the rows of a file, and leave out those without a needed column."""
-    names: list[str] = []
-    complete = False
-    for (location, fields), number in zip(rows, numbers, strict=False):
-        if fields is None:
-            continue
-        names = names or list(map(str, fields))
-        if missing := [name for name in needed if name not in fields]:
-            counts.note(f"row without column '{missing[0]}'", location)
-        else:
-            complete = True
+        sources = find_sources([str(data)], format=format)
+        rows = chain.from_iterable(
+            file_rows(source, counts, needed, wanted, header) for source in sources
+        )
+    for number, (location, fields) in enumerate(rows):
+        if fields is not None:
             yield number, location, fields
-    if names and not complete:
-        require_columns(path, needed, names)
 
 
-def require_columns(
-    path: str, columns: Collection[str], names: Sequence[str], *, header: object = False
-) -> None:
-    """Raise unless each column occurs once in a file, of which `header` may be the first line."""
-    for column in columns:
-        if column not in names:
-            hint = nearest(column, names)
-            if header is True and not {*columns} & {*names}:
-                hint += (
-                    "; if its first line is not a header, add --no-header (header=False) and name "
-                    "the columns 0, 1, ..."
-                )
-            raise BertkitError(f"{path} has no column '{column}'{hint}", code="column")
-        reject_duplicate_column(path, column, names)
+def file_rows(
+    source: Source,
+    counts: TextCounts,
+    needed: Sequence[str],
+    wanted: Sequence[str] | None,
+    header: bool | Sequence[str],
+) -> Iterator[Row]:
+    """Yield the rows of a file; one of unknown type is counted."""
+    if source.format == "unknown":
+        counts.note("file of unknown type", source.path)
+        return
+    if source.format in ("text", "wikiextractor"):
+        raise BertkitError(f"{source.path} has no columns; give its format: csv or tsv")
+    counts.files += 1
+    for location, fields in source_rows(source, counts, needed, wanted, header):
+        yield location, plain_value(fields)
 
 
 def column_names(data: str | MemoryRows, format: str = "auto", *, header: bool = True) -> list[str]:  # noqa: A002

@@ -26,11 +26,16 @@ from bertkit.tasks.columns import (
     from_json,
     memory_fields,
     read_rows,
-    require_columns,
     require_texts,
     row_texts,
 )
-from bertkit.text.documents import TextCounts, plain_lines, valid_text, value_name
+from bertkit.text.documents import (
+    TextCounts,
+    plain_lines,
+    require_columns,
+    valid_text,
+    value_name,
+)
 from bertkit.text.sources import extension, one_source
 from bertkit.tokenizer.files import IDEOGRAPHS
 
@@ -207,9 +212,9 @@ class WordColumns(Columns):
     def in_rows(self, path: str | Path) -> bool:
         if self.format != "auto":
             return self.format != "text"
-        paths = Path(path).rglob("*") if Path(path).is_dir() else [path]
         endings = ROW_ENDINGS | ({".tsv"} if self.sentence or self.text else set())
-        return str(path).startswith("hf:") or any(extension(str(p)) in endings for p in paths)
+        many = str(path).startswith("hf:") or Path(path).is_dir()
+        return many or extension(str(path)) in endings
 
     def read_own_format(
         self, path: str | Path, counts: TextCounts, purpose: Purpose

@@ -15,13 +15,13 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Self, TypeVar
 
-from bertkit.errors import BertkitError, escape_line_breaks, nearest, reject_duplicate_column
+from bertkit.errors import BertkitError, escape_line_breaks, nearest
 from bertkit.text.sources import DAMAGE, HEAD_BYTES, Source, one_line, open_binary
 
 PARQUET_ROWS = 1024
@@ -37,10 +37,10 @@ LONE_CR = "line that ends in CR, unlike others of its file, kept"
 MAX_INVALID = 1e-3
 """The share of invalid characters above which a file has another encoding and is not damaged."""
 BlockItem = TypeVar("BlockItem")
-NumberedText = tuple[int, str]
-"""The number, from 1, of a line, or of the line or row where a document starts; and its text."""
-Row = tuple[int, Mapping[str, Any] | None]
-"""The number of a line or row, from 1, and its fields; None if it cannot be used."""
+LocatedText = tuple[str, str]
+"""The location of the line or row, `file:line`, where a document starts; and its text."""
+Row = tuple[str, Mapping[str, Any] | None]
+"""The location of a line or row, and its fields; None if it cannot be used."""
 
 
 @dataclass
@@ -102,22 +102,21 @@ def read_documents(source: Source, counts: TextCounts, *, column: str = "text") 
         counts.note("file of unknown type", source.path)
         return
     counts.files += 1
-    before = counts.documents, counts.skipped.total()
+    before, others = (counts.documents, counts.skipped.total()), 0
+    located: Iterable[tuple[str, Any]]
     if source.format == "text":
-        numbered = text_documents(source, counts)
+        located = text_documents(source, counts)
     elif source.format == "wikiextractor":
-        numbered = wikiextractor_documents(source, counts)
+        located = wikiextractor_documents(source, counts)
     else:
-
-        def check(names: list[str]) -> None:
-            if column not in names:
-                raise missing_column(source, column, names)
-            reject_duplicate_column(source.path, column, names)
-
-        rows = source_rows(source, counts, check, [column])
-        numbered = text_column(rows, source, counts, column)
-    for number, text in numbered:
-        document, location = text.strip(), f"{source.path}:{number}"
+        rows = source_rows(source, counts, [column], [column])
+        located = ((location, row[column]) for location, row in rows if row is not None)
+    for location, text in located:
+        if text is not None and not isinstance(text, str):
+            counts.note(f"column '{column}' is not text", location)
+            others += 1
+            continue
+        document = (text or "").strip()
         if not document:
             counts.note("empty document", location)
             continue
@@ -125,6 +124,8 @@ def read_documents(source: Source, counts: TextCounts, *, column: str = "text") 
         counts.documents += 1
         counts.bytes += len(document.encode())
         yield document
+    if others and counts.documents == before[0]:
+        raise BertkitError(f"no row of {source.path} has text in column '{column}'; name another")
     if (counts.documents, counts.skipped.total()) == before:
         counts.note("empty file", source.path)
 
@@ -205,7 +206,7 @@ def check_encoding(stream: io.BufferedReader[Any], path: str) -> str:
     return "utf-8-sig"
 
 
-def plain_lines(source: Source, counts: TextCounts) -> Iterator[NumberedText]:
+def plain_lines(source: Source, counts: TextCounts) -> Iterator[tuple[int, str]]:
     r"""Yield the number and text of every line; "\r\n" and "\r" end a line as "\n" does.
 
     A "\r" in a file of other line ends is counted, as it may be meant as a part of a line.
@@ -224,47 +225,45 @@ def plain_lines(source: Source, counts: TextCounts) -> Iterator[NumberedText]:
         counts.note(LONE_CR, f"{source.path}:{first}", broken)
 
 
-def text_documents(source: Source, counts: TextCounts) -> Iterator[NumberedText]:
+def text_documents(source: Source, counts: TextCounts) -> Iterator[LocatedText]:
     """Yield the blocks of lines between blank lines."""
     lines: list[str] = []
     start = 0
-    for number, line in plain_lines(source, counts):
+    for number, line in chain(plain_lines(source, counts), [(0, "")]):
         if line and not line.isspace():
             start = start if lines else number
             lines.append(line)
         elif lines:
-            yield start, "\n".join(lines)
+            yield f"{source.path}:{start}", "\n".join(lines)
             lines = []
-    if lines:
-        yield start, "\n".join(lines)
 
 
-def wikiextractor_documents(source: Source, counts: TextCounts) -> Iterator[NumberedText]:
+def wikiextractor_documents(source: Source, counts: TextCounts) -> Iterator[LocatedText]:
     """Yield the bodies of `<doc id=... url=... title=...>` ... `</doc>`, each title line first."""
     lines: list[str] | None = None  # None outside a document
-    start = 0
+    start = ""
     pieces = (
-        (number, piece)
+        (f"{source.path}:{number}", piece)
         for number, line in plain_lines(source, counts)
         for piece in (BETWEEN_DOCS.split(line) if "</doc>" in line else [line])
     )
-    for number, text in pieces:
+    for location, text in pieces:
         line = text
         if tag := DOC_TAG.match(line):
             if lines is not None:
-                counts.note("unclosed <doc>, kept", f"{source.path}:{start}")
+                counts.note("unclosed <doc>, kept", start)
                 yield start, "\n".join(lines)
-            lines, start, line = [], number, line[tag.end() :]
+            lines, start, line = [], location, line[tag.end() :]
         if lines is None:
             if line and not line.isspace():
-                counts.note("line outside <doc>", f"{source.path}:{number}")
+                counts.note("line outside <doc>", location)
         elif line.rstrip().endswith("</doc>"):
             yield start, "\n".join([*lines, line.rstrip().removesuffix("</doc>")])
             lines = None
         else:
             lines.append(line)
     if lines is not None:
-        counts.note("unclosed <doc>, kept", f"{source.path}:{start}")
+        counts.note("unclosed <doc>, kept", start)
         yield start, "\n".join(lines)
 
 
@@ -274,20 +273,56 @@ def wikiextractor_documents(source: Source, counts: TextCounts) -> Iterator[Numb
 def source_rows(
     source: Source,
     counts: TextCounts,
-    check: Callable[[list[str]], object],
+    needed: Sequence[str] = (),
     wanted: Sequence[str] | None = None,
     header: bool | Sequence[str] = True,
 ) -> Iterator[Row]:
-    """Yield the numbered rows of a source that has columns; None for one that cannot be used.
+    """Yield the rows of a source, whose fields are None if one is bad or lacks a `needed` column.
 
-    `check` is called with the names of the columns, if the format has them before the rows. Parquet
-    and data sets may be read with the `wanted` columns alone. For `header`, see `separated_rows`.
+    Parquet and data sets may be read with the `wanted` columns alone; without, all are read. For
+    `header`, see `separated_rows`. It is an error if no row has a needed column.
     """
     if source.format == "jsonl":
-        return json_lines(source, counts)
-    if source.format in ("csv", "tsv"):
-        return separated_rows(source, counts, check, header)
-    return typed_rows(source, check, wanted)
+        rows = json_lines(source, counts)
+    elif source.format in ("csv", "tsv"):
+        rows = separated_rows(source, counts, needed, header)
+    else:
+        rows = typed_rows(source, needed, wanted)
+    return complete_rows(rows, source.path, needed, counts)
+
+
+def complete_rows(
+    rows: Iterable[Row], path: str, needed: Sequence[str], counts: TextCounts
+) -> Iterator[Row]:
+    """Yield the rows of a file, None for one without a needed column; raise if all lack one."""
+    names: list[str] = []
+    complete = False
+    for location, fields in rows:
+        missing = [name for name in needed if fields is not None and name not in fields]
+        if fields is not None:
+            names, complete = names or list(map(str, fields)), complete or not missing
+        if missing:
+            counts.note(f"row without column '{missing[0]}'", location)
+        yield location, None if missing else fields
+    if names and not complete:
+        require_columns(path, needed, names)
+
+
+def require_columns(
+    path: str, columns: Collection[str], names: Sequence[str], *, header: object = False
+) -> None:
+    """Raise unless each column occurs once in a file, of which `header` may be the first line."""
+    for column in columns:
+        if column not in names:
+            hint = nearest(column, names)
+            if header is True and not {*columns} & {*names}:
+                hint += (
+                    "; if its first line is not a header, add --no-header (header=False) and name "
+                    "the columns 0, 1, ..."
+                )
+            raise BertkitError(f"{path} has no column '{column}'{hint}", code="column")
+        if names.count(column) > 1:
+            raise BertkitError(f"{path} has two columns '{column}'; rename one of them")
 
 
 def parse_line(text: str) -> Any:
@@ -316,7 +351,7 @@ def json_lines(source: Source, counts: TextCounts) -> Iterator[Row]:
             usable = True
         else:
             counts.note("line is not a JSON object", f"{source.path}:{number}")
-        yield number, row if isinstance(row, dict) else None
+        yield f"{source.path}:{number}", row if isinstance(row, dict) else None
     if not usable:
         raise BertkitError(
             f"{source.path}:{head[0][0]}: no line is a JSON object, and the file is no array"
@@ -347,8 +382,8 @@ def split_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, list[s
 def separated_rows(
     source: Source,
     counts: TextCounts,
-    check: Callable[[list[str]], object],
-    header: bool | Sequence[str] = True,
+    needed: Sequence[str],
+    header: bool | Sequence[str],
 ) -> Iterator[Row]:
     """Yield the rows of CSV or TSV; `header` is whether the first has the names, or the names."""
     rows = split_rows(source, counts)
@@ -359,26 +394,26 @@ def separated_rows(
     if header is not True:
         names = list(header) if header else [str(number) for number in range(len(names))]
         rows = chain([first], rows)
-    check(names)
+    require_columns(source.path, needed, names, header=header)
     for number, fields in rows:
-        if any(map(str.strip, fields[len(names) :])):  # as from a comma that is not quoted
-            counts.note("row with more fields than the first line", f"{source.path}:{number}")
-            yield number, None
-        else:
-            yield number, dict(zip(names, fields, strict=False))
+        location, row = f"{source.path}:{number}", dict(zip(names, fields, strict=False))
+        longer = any(map(str.strip, fields[len(names) :]))  # as from a comma that is not quoted
+        if longer:
+            counts.note("row with more fields than the first line", location)
+        yield location, None if longer else row
 
 
 def typed_rows(
-    source: Source, check: Callable[[list[str]], object], wanted: Sequence[str] | None
+    source: Source, needed: Sequence[str], wanted: Sequence[str] | None
 ) -> Iterator[Row]:
     """Yield the rows of a Parquet file or a data set, with class names in place of numbers."""
     open_rows = open_parquet if source.format == "parquet" else open_data_set
     with open_rows(source) as (names, features, rows):
         if names:
-            check(names)
+            require_columns(source.path, needed, names)
         named = class_names(features)
         for number, row in enumerate(rows([n for n in wanted or () if n in names] or None), 1):
-            yield number, with_class_names(row, named)
+            yield f"{source.path}:{number}", with_class_names(row, named)
 
 
 def class_names(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
@@ -455,39 +490,6 @@ def optional_library(name: str, purpose: str, extra: str = "data") -> Any:
         raise BertkitError(
             f"{purpose} need {name}; install bertkit with the extra '{extra}'"
         ) from error
-
-
-def text_column(
-    rows: Iterable[Row], source: Source, counts: TextCounts, column: str
-) -> Iterator[NumberedText]:
-    """Yield the text of a column and count the rows without it; it is an error if all lack it."""
-    texts = number = 0
-    names: dict[str, None] = {}
-    for number, row in rows:
-        if row is None:
-            continue
-        value = row.get(column)
-        if isinstance(value, str):
-            texts += 1
-            yield number, value
-            continue
-        if column not in row:
-            reason = f"row without column '{column}'"
-        else:
-            reason = "empty document" if value is None else f"column '{column}' is not text"
-        counts.note(reason, f"{source.path}:{number}")
-        names.update(dict.fromkeys(row))
-    if number and not texts:
-        raise missing_column(source, column, names)
-
-
-def missing_column(source: Source, column: str, names: Iterable[str]) -> BertkitError:
-    """Return the error for a column that no row has, or that holds text in no row."""
-    others = sorted(name for name in names if name != column)
-    listed = f" (columns: {', '.join(others)})" if others else ""
-    return BertkitError(
-        f"no row of {source.path} has text in column '{column}'{listed}{nearest(column, others)}"
-    )
 
 
 def value_name(value: object) -> str:

@@ -216,7 +216,7 @@ def test_a_column_that_is_missing_or_there_twice(tmp_path: Path, file: File, nam
     path = file(name, '{"id": 1, "Text": "a"}\n' if name == "a.jsonl" else "id,Text\n1,a\n")
     if name == "a.parquet":
         write_parquet(path, [["1"], ["a"]], ["id", "Text"])
-    with pytest.raises(BertkitError, match=r"column 'text'.*Text.*did you mean 'Text'"):
+    with pytest.raises(BertkitError, match="column 'text'; did you mean 'Text'"):
         read(path)
     if name == "a.parquet":
         write_parquet(path, [["1"], ["a"]], ["text", "text"])
