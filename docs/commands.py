@@ -23,9 +23,9 @@ HEAD = """# Commands
 
 This page lists every command with every flag; `python -m docs.commands` generates it from the code.
 `bertkit COMMAND --help` shows the same, and also the fields of a recipe if the command takes one;
-[recipes](howto-corpus.md) describes those. Every command also takes `--threads N`, the number of
-compute threads; by default it is the number of cores (`demo` always computes with one). Bold
-arguments are required. Tab completes commands and flags after `bertkit --install-completion`.
+[recipes](howto-corpus.md) describes those. `OMP_NUM_THREADS=N bertkit ...` computes with N
+threads; the default is the number of cores (`demo` always computes with one). Bold arguments are
+required. Tab completes commands and flags after `bertkit --install-completion`.
 """
 RECIPE = {field.name for field in dataclasses.fields(PretrainRecipe)}
 """Sections of a recipe: flags such as --training.seed are left to recipes.md."""

@@ -110,7 +110,7 @@ def test_names_of_the_paper_s_page_are_in_their_packages() -> None:
 
 def known_flags(app: App) -> set[str]:
     arguments = app.assemble_argument_collection() if app.default_command else []
-    return {name for argument in arguments for name in argument.names} | {"--help", "--threads"}
+    return {name for argument in arguments for name in argument.names} | {"--help"}
 
 
 @pytest.mark.slow

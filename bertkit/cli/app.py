@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -62,8 +62,7 @@ def application(asked: str | None = None) -> App:
     """
     app = App(
         name="bertkit",
-        help="BERT from raw text to answers. Every command takes --threads N, the number of "
-        "threads that compute; by default, one for each core.",
+        help="BERT from raw text to answers.",
         version=bertkit.__version__,
         config=fill_and_check,
         default_parameter=FLAGS,
@@ -99,32 +98,6 @@ def fill_and_check(app: App, commands: tuple[str, ...], arguments: ArgumentColle
             fill_from_recipe(argument.tokens[0].value, app, commands, arguments)
 
 
-MAX_THREADS = 1024
-
-
-def take_threads(words: Iterable[str]) -> list[str]:
-    """Set the number of threads that --threads names, and return the words without it.
-
-    The libraries that compute read it from the environment when they are imported, and so do worker
-    processes.
-    """
-    left = list(words)
-    for index, word in enumerate(left):
-        name, equals, value = word.partition("=")
-        if name == "--threads":
-            value = value if equals else " ".join(left[index + 1 : index + 2])
-            if not value.isdecimal() or not 1 <= int(value) <= MAX_THREADS:
-                raise BertkitError(
-                    f"--threads takes a whole number from 1 to {MAX_THREADS}, not '{value}'"
-                )
-            os.environ["OMP_NUM_THREADS"] = str(int(value))
-            if "torch" in sys.modules:
-                sys.modules["torch"].set_num_threads(int(value))
-            del left[index : index + (1 if equals else 2)]
-            break
-    return left
-
-
 # Errors -------------------------------------------------------------------------------------------
 
 NO_DEVICE_MEMORY = (
@@ -132,8 +105,6 @@ NO_DEVICE_MEMORY = (
     "--training.accumulate 2 or more (in a new --out), finetune "
     "--max-tokens 4096 or fewer; or use --device cpu"
 )
-NO_MEMORY = "this machine is out of memory; use smaller batches or fewer processes"
-NO_FILES = "too many files are open; raise the limit (ulimit -n) or use fewer processes"
 ALLOCATION = re.compile(
     "(can't|cannot|unable to|failed to) (allocate|map|mmap|start new thread)|not enough memory"
 )
@@ -147,9 +118,9 @@ def explain_error(error: Exception) -> str | None:
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which not every command imports
         return NO_DEVICE_MEMORY
     if isinstance(error, MemoryError) or number == errno.ENOMEM or allocation:
-        return NO_MEMORY
+        return "this machine is out of memory; use smaller batches or fewer processes"
     if number in (errno.EMFILE, errno.ENFILE):
-        return NO_FILES
+        return "too many files are open; raise the limit (ulimit -n) or use fewer processes"
     missing = getattr(error, "name", None) or "bertkit"
     if isinstance(error, ModuleNotFoundError) and not missing.startswith("bertkit"):
         return (
@@ -182,7 +153,7 @@ def say(line: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0 on success, 2 on a user's error, 128 + n after signal n."""
     try:
-        words = take_threads(sys.argv[1:] if arguments is None else arguments)
+        words = sys.argv[1:] if arguments is None else arguments
         if arguments is None and words[:1] == ["finetune"]:
             end_if_finished()
         app = application(next(iter(words), None))

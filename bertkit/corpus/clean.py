@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertkit.errors import BertkitError
-from bertkit.files import check_output, disk_errors, is_remote, new_file, remove_leftovers
+from bertkit.files import check_output, disk_errors, new_file
 from bertkit.processes import map_in_order, open_executor
 from bertkit.progress import Console, console_or_new
 from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
@@ -142,19 +142,14 @@ def clean(
 
 @contextmanager
 def json_lines_writer(out: Path) -> Iterator[Callable[[str], int]]:
-    """Yield a function that writes a document and returns its bytes; the file appears on success.
-
-    Each document is an object {"text": document} on a line.
-    """
+    """Yield a function that writes a document as a line of JSON, and returns its text's bytes."""
     import fsspec.compression
 
     kind = fsspec.utils.infer_compression(out.name)
-    if Path(out.stem if kind else out.name).suffix != ".jsonl" or is_remote(out):
-        raise BertkitError(f"{out} is not a local file of JSON lines; use NAME.jsonl or .jsonl.zst")
-    with disk_errors(out):
-        remove_leftovers(out)
-        if out.is_symlink() or out.exists():  # it may be one of the inputs
-            raise BertkitError(f"{out} exists already; choose another --out, or remove it")
+    if Path(out.stem if kind else out.name).suffix != ".jsonl":
+        raise BertkitError(f"{out} is not a file of JSON lines; use NAME.jsonl or NAME.jsonl.zst")
+    if out.is_symlink() or out.exists():  # it may be one of the inputs
+        raise BertkitError(f"{out} exists already; choose another --out, or remove it")
     with new_file(out) as temporary, disk_errors(out, temporary), temporary.open("wb") as plain:
         file = fsspec.compression.compr[kind](plain, mode="wb") if kind else plain
 
@@ -183,7 +178,7 @@ def judge_block(documents: Sequence[str], options: CleanOptions) -> list[Verdict
 
 
 def judge_document(document: str, options: CleanOptions) -> Verdict:
-    """Judge a document by itself."""
+    """Return whether a document is too short or too long, and the keys by which copies agree."""
     limits = options.min_words or options.max_words
     words = len(word_pattern().findall(document)) if limits else 0
     if words < options.min_words:
@@ -235,14 +230,10 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @cache
 def word_pattern() -> re.Pattern[str]:
-    r"""Return the pattern of a word.
-
-    In scripts without spaces, each character is a word. Marks, such as the vowel signs of Hindi,
-    belong to the word that they follow, and so do the two joiners; `\w` has neither. (Marks beyond
-    the first 65,536 characters would make matching five times as slow, and end a word.)
-    """
+    r"""Return the pattern of a word; marks, such as vowel signs of Hindi, belong to it."""
+    # marks beyond the first 65,536 characters would make matching five times as slow
     marks = "".join(c for c in map(chr, range(1 << 16)) if unicodedata.category(c)[0] == "M")
-    marks += "\u200c\u200d"
+    marks += "\u200c\u200d"  # the joiners
     letters = rf"[^\W{UNSPACED_SCRIPTS}]"
     spelled = rf"{letters}++(?:[{marks}]++{letters}*+)*+"
     return re.compile(rf"[{UNSPACED_SCRIPTS}][{marks}]*+|{spelled}")
@@ -256,7 +247,7 @@ def hash_parameters(count: int, stream: int) -> np.ndarray:
 
 FACTORS = hash_parameters(BANDS * ROWS, 0) | np.uint64(1)
 SUMMANDS = hash_parameters(BANDS * ROWS, 1)
-PLACES = hash_parameters(SHINGLE, 2) | np.uint64(1)
+POSITION_FACTORS = hash_parameters(SHINGLE, 2) | np.uint64(1)
 """The factor for each word of a run."""
 BAND_KEYS = hash_parameters(BANDS * ROWS, 3).reshape(BANDS, ROWS) | np.uint64(1)
 
@@ -277,21 +268,14 @@ def hash_segments(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def exact_key(document: str) -> int:
-    """Return a 64-bit hash of the text, ignoring case and white space.
-
-    Among n different documents, the expected number of collisions is n^2 / 2^65: three in a
-    million runs over ten million documents.
-    """
+    """Return a hash of the text; n documents have n^2 / 2^65 collisions, ten million 3e-6."""
     text = " ".join(document.casefold().split())
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def shingles(document: str) -> np.ndarray:
-    """Return (runs,) uint64 hashes of the runs of SHINGLE words; (0,) for a text without words.
-
-    Words consist of letters and digits; case and punctuation are ignored.
-    """
+    """Return (runs,) uint64 hashes of the runs of SHINGLE words, ignoring case and punctuation."""
     words = word_pattern().findall(document.casefold())
     if not words:
         return np.zeros(0, dtype=np.uint64)
@@ -301,15 +285,12 @@ def shingles(document: str) -> np.ndarray:
     runs = max(1, len(keys) - SHINGLE + 1)
     hashes = np.zeros(runs, dtype=np.uint64)
     for offset in range(min(SHINGLE, len(keys))):
-        hashes += keys[offset : offset + runs] * PLACES[offset]
+        hashes += keys[offset : offset + runs] * POSITION_FACTORS[offset]
     return mix_bits(hashes)
 
 
 def band_keys(document: str) -> np.ndarray:
-    """Return (BANDS,) uint64: one key for each band of smallest hashes.
-
-    The shape is (0,) for a document without words.
-    """
+    """Return (BANDS,) uint64 keys, of each band of smallest hashes; (0,) without words."""
     runs = shingles(document)
     if not len(runs):
         return runs

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,6 @@ from bertkit.files import (
     claim,
     exclusive_lock,
     from_home,
-    is_remote,
     known_fields,
     read_json,
     read_optional,
@@ -45,7 +44,6 @@ from bertkit.progress import Console, console_or_new
 from bertkit.text.documents import TextCounts, cut_blocks, describe_skipped, read_documents
 from bertkit.text.sentences import language_code, split_sentences
 from bertkit.text.sources import Source, TextSource
-from bertkit.tokenizer.files import read_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 BLOCK_CHARACTERS = 250_000
@@ -101,7 +99,7 @@ def prepare(
         shown.start(None, title="preparing", unit="documents")
         work = partial(
             tokenize_block,
-            stored=StoredTokenizer.of(loaded, folder / "tokenizer"),
+            tokenizer=loaded,
             language=text.language,
             held_out=held_out,
         )
@@ -123,11 +121,6 @@ def check_options(text: TextSource, folder: Path, held_out: float, shard_megabyt
         raise BertkitError(f"held_out must be at least 0 and below 1, got {held_out}")
     if not 1 <= shard_megabytes <= 1000:
         raise BertkitError(f"shard_megabytes must be 1 to 1000, got {shard_megabytes}")
-    if is_remote(folder):
-        raise BertkitError(
-            f"{folder} is remote, but shards are renamed and mapped into memory; prepare into a "
-            "local or mounted folder, then copy it"
-        )
     check_output(folder, text.paths, folder=True)
 
 
@@ -146,10 +139,12 @@ def claim_store(
 
 def source_records(sources: Sequence[Source]) -> list[dict[str, Any]]:
     """Return what a store records of its sources, from which a changed text is recognised."""
-    paths = [Path(source.path) for source in sources]
-    times = [path.stat().st_mtime_ns if path.is_file() else None for path in paths]
-    pairs = zip(sources, times, strict=True)
-    return [{**asdict(source), "modified": modified} for source, modified in pairs]
+    records = []
+    for source in sources:
+        path = Path(source.path)
+        modified = path.stat().st_mtime_ns if path.is_file() else None
+        records.append({**asdict(source), "modified": modified})
+    return records
 
 
 class Position(NamedTuple):
@@ -216,24 +211,19 @@ class ShardWriter:
         begin, skipped = self.position
         for index in range(begin, len(self.sources)):
             counts = self.reading[index] = TextCounts()
-            number = 0
             documents = read_documents(self.sources[index], counts, column=self.column)
             for number, document in enumerate(documents, 1):
                 if index > begin or number > skipped:
                     yield Position(index, number), document
-            if index == begin and number < skipped:
-                raise BertkitError(
-                    f"{self.sources[index].path} has fewer documents than when {self.folder} was "
-                    "begun; remove the store and prepare it again"
-                )
 
     def finish_sources(self, end: int) -> None:
         """Add up what was counted in the sources before `end`, which were read whole."""
         for index in [index for index in self.reading if index < end]:
             self.text += self.reading.pop(index)
 
-    def record_path(self) -> Path:
-        """Return the record that marks the next shard as complete."""
+    @property
+    def next_record(self) -> Path:
+        """The record that marks the next shard as complete."""
         return self.folder / "shards" / f"{self.records:05d}.json"
 
     def flush(self, blocks: Sequence[TokenizedBlock], end: Position) -> None:
@@ -255,12 +245,12 @@ class ShardWriter:
             "text": self.text.to_dict(),
             "shards": [asdict(shard) for shard in written],
         }
-        write_json(self.record_path(), record)
+        write_json(self.next_record, record)
         self.records += 1
 
     def resume(self) -> None:
         """Keep the complete shards of an earlier run up to the first damaged or missing one."""
-        while (path := self.record_path()).is_file():
+        while (path := self.next_record).is_file():
             try:
                 record = read_json(path)
                 shards = [known_fields(ShardInfo, entry) for entry in record["shards"]]
@@ -289,9 +279,8 @@ def check_training_documents(shards: Sequence[ShardInfo], sources: Sequence[Sour
     """Refuse a store with fewer than the two documents that sentence pairs need."""
     documents = sum(shard.documents for shard in shards if shard.split == "train")
     if documents < 2:
-        others = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
         raise BertkitError(
-            f"{sources[0].path}{others}: {documents} training document(s), and at least 2 are "
+            f"{sources[0].path}: the text has {documents} training document(s), and at least 2 are "
             "needed. In plain text a blank line ends a document; is there one?"
         )
 
@@ -326,37 +315,10 @@ class TokenizedBlock(NamedTuple):
     counts: Counter[str]
 
 
-@dataclass(frozen=True)
-class StoredTokenizer:
-    """The tokenizer of a store. A worker reads its vocabulary once, and its rules are sent."""
-
-    path: Path
-    rules: tuple[Any, ...]
-    content_hash: str
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, folder: Path) -> StoredTokenizer:
-        """Return a tokenizer that was saved in a folder."""
-        _, (_, *rules) = tokenizer.__reduce__()
-        return cls(folder / "vocab.txt", tuple(rules), tokenizer.content_hash)
-
-    @cached_property
-    def loaded(self) -> Tokenizer:
-        """The tokenizer, checked."""
-        tokenizer = Tokenizer(read_vocabulary(self.path), *self.rules)
-        if tokenizer.content_hash != self.content_hash:
-            raise BertkitError(f"{self.path} is not of this store; start again elsewhere")
-        return tokenizer
-
-
 def tokenize_block(
-    documents: Sequence[str],
-    stored: StoredTokenizer,
-    language: str,
-    held_out: float,
+    documents: Sequence[str], tokenizer: Tokenizer, language: str, held_out: float
 ) -> TokenizedBlock:
     """Split documents into sentences and token ids: the work of the workers."""
-    tokenizer = stored.loaded
     counts: Counter[str] = Counter()
     sentences: list[str] = []
     owned: list[int] = []

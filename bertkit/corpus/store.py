@@ -117,18 +117,13 @@ def open_shard(
     if not contents:
         return arrays
     ends = ((arrays.sentences, shard.tokens), (arrays.documents, shard.sentences))
-    whole = all(o[0] == 0 and o[-1] == end and bool((o[1:] > o[:-1]).all()) for o, end in ends)
-    if not whole:
-        raise BertkitError(
-            f"shard {folder / shard.name} has inconsistent offsets; prepare the store again"
-        )
-    largest = int(arrays.tokens.max(initial=0))
-    if largest >= vocabulary_size:
-        raise BertkitError(
-            f"shard {folder / shard.name} has id {largest:,}, outside of the {vocabulary_size:,} "
-            "tokens of the manifest; prepare it again"
-        )
-    return arrays
+    if not all(o[0] == 0 and o[-1] == end and bool((o[1:] > o[:-1]).all()) for o, end in ends):
+        wrong = "has inconsistent offsets"
+    elif (largest := int(arrays.tokens.max(initial=0))) >= vocabulary_size:
+        wrong = f"has id {largest:,}, outside of the {vocabulary_size:,} tokens of the manifest"
+    else:
+        return arrays
+    raise BertkitError(f"shard {folder / shard.name} {wrong}; prepare the store again")
 
 
 FORMAT = 1
@@ -196,8 +191,7 @@ class TokenStore:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the store, checked against the manifest's hash."""
         tokenizer = Tokenizer.load(self.folder / "tokenizer")
-        same_size = tokenizer.size == self.vocabulary_size
-        if not tokenizer.made(self.tokenizer_hash) or not same_size:
+        if not tokenizer.made(self.tokenizer_hash) or tokenizer.size != self.vocabulary_size:
             raise BertkitError(
                 f"{self.folder / 'tokenizer'} is not the tokenizer that made this store (its hash "
                 "differs); restore it, or prepare the store again"
@@ -217,12 +211,11 @@ class TokenStore:
 
     def check_tokenizer(self, tokenizer: Tokenizer, whose: str) -> None:
         """Refuse a tokenizer other than the one that made the store's ids."""
-        if tokenizer.made(self.tokenizer_hash):
-            return
-        raise BertkitError(
-            f"store {self.folder} was made with another tokenizer than {whose} (its tokens, casing "
-            "or accents); prepare the text again with that tokenizer"
-        )
+        if not tokenizer.made(self.tokenizer_hash):
+            raise BertkitError(
+                f"store {self.folder} was made with another tokenizer than {whose} (its tokens, "
+                "casing or accents); prepare the text again with that tokenizer"
+            )
 
     def arrays(self, index: int) -> ShardArrays:
         """Return the memory-mapped arrays of one shard; the first call verifies its checksums."""
@@ -246,10 +239,7 @@ class TokenStore:
         self._opening = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle for loader processes, which open the maps themselves.
-
-        They trust the shards: rows come from a plan, for which the checksums were verified.
-        """
+        """Return the state for loader processes, whose rows come from shards checked before."""
         left = {"tokenizer", "_arrays", "_checked", "_trusting", "_opening"}
         return {key: value for key, value in self.__dict__.items() if key not in left}
 
@@ -269,13 +259,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             else f"{folder} is not a token store (no manifest.json); see `bertkit prepare`"
         )
     manifest = read_json(path)
-    if not isinstance(manifest, dict) or "format" not in manifest:
-        raise BertkitError(f"the manifest of {folder} is damaged; {REPAIR}")
-    if manifest["format"] != FORMAT:
-        raise BertkitError(
-            f"{path} has format {manifest['format']}, but this version reads {FORMAT}; prepare the "
-            "store again"
-        )
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise BertkitError(f"{path} does not have format {FORMAT}; prepare the store again")
     return manifest
 
 

@@ -93,7 +93,6 @@ def test_every_command_explains_itself(
         ("pretrain tiny --text texts.txt --out new --phases.stepz 3", "--phases.steps"),
         ("pretrain tiny --out new", "--text"),
         ("pretrain tiny --store store --cased --out new", "--cased"),
-        ("--threads none info bert", "--threads"),
         ("predict bert", "--text"),
     ],
 )
