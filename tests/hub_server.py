@@ -61,8 +61,6 @@ class Hub:
     """What every request to write is answered; None for the right answers. Bytes are sent as is."""
     status: dict[str, int] = field(default_factory=dict)
     """Part of an address, or PUT for large files -> the status with which writing is refused."""
-    meanwhile: bytes | None = None
-    """A file that somebody else commits while the next model is uploaded."""
     full: bool = False
     """Whether large files cannot be stored."""
     url: str = ""
@@ -180,10 +178,6 @@ def running_hub() -> Iterator[Hub]:
                 self.send_json({})
             elif what.startswith("commit/"):
                 branch = what.removeprefix("commit/")
-                if hub.meanwhile is not None:
-                    repository.files = {**repository.files, "head.safetensors": hub.meanwhile}
-                    repository.revisions[branch] = hashlib.sha1(hub.meanwhile).hexdigest()
-                    hub.meanwhile = None
                 parent = json.loads(body.splitlines()[0])["value"].get("parentCommit")
                 if parent not in (None, repository.revisions[branch]):
                     self.refuse(412, "PreconditionFailed", head=False)

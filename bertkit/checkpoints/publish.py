@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import bertkit
-from bertkit.checkpoints.hub import CARD, CONFIGS, LOGIN, REPOSITORY, HubName, hub_error
+from bertkit.checkpoints.hub import CARD, CONFIGS, REPOSITORY, HubName, hub_error
 from bertkit.checkpoints.pretrained import read_details
 from bertkit.checkpoints.sentence_transformers import is_embedder
 from bertkit.errors import BertkitError
@@ -33,42 +33,50 @@ class Published(NamedTuple):
     files: list[str]
 
 
-def push(
-    model: Path | str,
-    name: str,
-    *,
-    private: bool = False,
-    message: str = "",
-) -> Published:
+def push(model: Path | str, name: str, *, private: bool = False) -> Published:
     """Publish a model directory, a run directory that holds `model/`, or an export, in one commit.
 
     The card is the folder's README.md or, if there is none, made from what the model's files say.
+    Files of an earlier model in the repository are removed.
 
     Args:
         model: the folder.
         name: the name on the hub, `ORG/NAME`; the repository is created if it does not exist.
         private: whether only members of ORG may see it.
-        message: the message of the commit.
 
     Raises:
         BertkitError: there is no model, the name is not ORG/NAME, nobody is logged in or may write,
             the repository is public although `private` is true, or the hub cannot be reached.
     """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
+
     folder = published_folder(Path(from_home(model)))
     if "/" not in name or not REPOSITORY.fullmatch(name):
         raise BertkitError(f"'{name}' is not a name on the hub; give ORG/NAME", code="hub-name")
-    sent: dict[str, str | bytes] = {f: str(folder / f) for f in published_files(folder)}
-    if CARD not in sent:
-        sent[CARD] = new_card(folder, name).encode()
+    files: dict[str, str | bytes] = {f: str(folder / f) for f in published_files(folder)}
+    if CARD not in files:
+        files[CARD] = new_card(folder, name).encode()
+    api = HfApi(library_name="bertkit", library_version=bertkit.__version__)
     try:
-        commit = upload(name, sent, private=private, message=message)
+        api.create_repo(name, private=private or None, exist_ok=True)
+        if private and not api.model_info(name).private:
+            raise BertkitError(
+                f"{name} exists and is public; make it private in its settings, or choose another "
+                "name",
+                code="hub-public",
+            )
+        present = {file for file in api.list_repo_files(name) if matches_any(file, PUBLISHED)}
+        changes = [
+            *(CommitOperationAdd(file, content) for file, content in files.items()),
+            *(CommitOperationDelete(file) for file in sorted(present - {*files})),
+        ]
+        message = f"Upload a model with bertkit {bertkit.__version__}"
+        commit = api.create_commit(name, changes, commit_message=message)
     except BertkitError:
         raise
     except Exception as error:
         raise hub_error(error, HubName(name)) from error
-    from huggingface_hub import constants
-
-    return Published(f"{constants.ENDPOINT}/{name}", commit, sorted(sent))
+    return Published(f"{constants.ENDPOINT}/{name}", str(commit.oid), sorted(files))
 
 
 def published_folder(path: Path) -> Path:
@@ -82,10 +90,7 @@ def published_folder(path: Path) -> Path:
 
 
 def published_files(folder: Path) -> list[str]:
-    """Return the files of a model to upload, sorted.
-
-    A link that leads out of the folder is left out, except in the hub's own cache.
-    """
+    """Return the files to upload, without links out of the folder, unless in the hub's cache."""
     home = folder.resolve()
     names = [
         path.relative_to(folder).as_posix()
@@ -104,37 +109,6 @@ def matches_any(file: str, patterns: Sequence[str]) -> bool:
     )
 
 
-def upload(name: str, files: dict[str, str | bytes], *, private: bool, message: str) -> str:
-    """Upload files (paths or contents) in one commit, without an earlier model's; return its hash.
-
-    A commit of somebody else in between is an error.
-    """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
-
-    if get_token() is None:
-        raise BertkitError(f"nobody is logged in to the hub: {LOGIN}", code="hub-login")
-    api = HfApi(library_name="bertkit", library_version=bertkit.__version__)
-    api.create_repo(name, private=private or None, exist_ok=True)
-    if private and not api.model_info(name).private:
-        raise BertkitError(
-            f"{name} exists and is public; make it private in its settings, or choose another name",
-            code="hub-public",
-        )
-    parent = api.model_info(name).sha
-    present = api.list_repo_files(name, revision=parent)
-    stale = [file for file in present if matches_any(file, PUBLISHED) and file not in files]
-    commit = api.create_commit(
-        name,
-        [
-            *(CommitOperationAdd(file, content) for file, content in files.items()),
-            *(CommitOperationDelete(file) for file in stale),
-        ],
-        commit_message=message or f"Upload a model with bertkit {bertkit.__version__}",
-        parent_commit=parent,
-    )
-    return str(commit.oid)
-
-
 def new_card(folder: Path, name: str) -> str:
     """Return the card of a model directory or an export: its use, its scores and its origin."""
     from huggingface_hub.repocard_data import ModelCardData
@@ -144,9 +118,8 @@ def new_card(folder: Path, name: str) -> str:
     library = "onnx" if is_export else str(config.get("model_type"))
     if not is_export and library != "bertkit":
         library = "sentence-transformers" if is_embedder(folder) else "transformers"
-    base = str(details.get("start") or "").partition("@")[0]
-    known: dict[str, Any] = {"base_model": base} if base else {}
-    front = ModelCardData(library_name=library, tags=["bertkit"], **known).to_yaml()
+    base = str(details.get("start") or "").partition("@")[0] or None
+    front = ModelCardData(library_name=library, tags=["bertkit"], base_model=base).to_yaml()
     made = f"This is a BERT for {details.get('task') or 'texts'}."
     parts = [f"---\n{front}\n---", f"# {name.rpartition('/')[2]}", made]
     if not is_export:

@@ -100,13 +100,7 @@ def export_command(
     )
 
 
-def push_command(
-    model: Path,
-    name: str,
-    *,
-    private: bool = False,
-    message: str = "",
-) -> None:
+def push_command(model: Path, name: str, *, private: bool = False) -> None:
     """Publish a model on the Hugging Face hub.
 
     The model's files and its card are uploaded in one commit, and nothing else. Log in first with
@@ -116,10 +110,9 @@ def push_command(
         model: A model directory, a run directory or an export.
         name: The name on the hub, ORG/NAME; it is created if it does not exist.
         private: Let only members of ORG see the model, if it is created.
-        message: The message of the commit.
     """
     from bertkit.checkpoints.publish import push
 
-    done = push(model, name, private=private, message=message)
+    done = push(model, name, private=private)
     Console().say(f"uploaded {len(done.files)} files: {', '.join(done.files)}")
     print(escape_line_breaks(f"{done.url} {done.commit}"))
