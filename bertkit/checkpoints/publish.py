@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import bertkit
 from bertkit.checkpoints.hub import CARD, CONFIGS, REPOSITORY, HubName, hub_error
@@ -66,7 +66,7 @@ def push(model: Path | str, name: str, *, private: bool = False) -> Published:
                 code="hub-public",
             )
         present = {file for file in api.list_repo_files(name) if matches_any(file, PUBLISHED)}
-        changes = [
+        changes: list[Any] = [
             *(CommitOperationAdd(file, content) for file, content in files.items()),
             *(CommitOperationDelete(file) for file in sorted(present - {*files})),
         ]
