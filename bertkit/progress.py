@@ -161,7 +161,7 @@ class Console:
     def _counted(self) -> str:
         """Describe the progress, as in `500 of 1,000 steps (50%), 12.5 steps/s, 0:00:40 left`."""
         (began, first), (now, done) = self.seen[0], self.seen[-1]
-        parts = [f"{done:,} {self.unit}"]
+        parts = [counted(done, self.unit)]
         if self.total is not None:
             parts = [f"{done:,} of {self.total:,} {self.unit} ({done / max(1, self.total):.0%})"]
         if done > first and now > began:
@@ -172,6 +172,11 @@ class Console:
                 left = timedelta(seconds=round(min(seconds, MAX_SECONDS)))
                 parts.append(f"{left} left")
         return ", ".join(parts)
+
+
+def counted(number: int, units: str) -> str:
+    """Return a number of units, as in "1 input" and "2 inputs"."""
+    return f"{number:,} {units.removesuffix('s') if number == 1 else units}"
 
 
 def console_or_new(console: Console | None) -> AbstractContextManager[Console]:

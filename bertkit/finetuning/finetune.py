@@ -45,6 +45,7 @@ from bertkit.finetuning.runs import (
     grid_summary,
     is_finished,
     labelled_part,
+    main_interval,
     read_results,
     read_run,
     run_text,
@@ -54,7 +55,7 @@ from bertkit.finetuning.runs import (
     write_results,
 )
 from bertkit.finetuning.train import TaskTraining, label_order, tuned_details
-from bertkit.progress import JOURNAL, Console, Journal, console_or_new
+from bertkit.progress import JOURNAL, Console, Journal, console_or_new, counted
 from bertkit.tasks.columns import Columns
 from bertkit.tasks.sequences import WindowLengths, run_task
 from bertkit.tasks.splits import fold_numbers
@@ -294,7 +295,8 @@ def prepare(
     for name, encoded in items.items():
         mean = encoded.tokens / max(1, encoded.inputs)
         console.say(
-            f"{name}: {encoded.inputs:,} inputs, {mean:.1f} tokens each, {encoded.described()}"
+            f"{name}: {counted(encoded.inputs, 'inputs')}, {mean:.1f} tokens each, "
+            f"{encoded.described()}"
         )
     for name, scores in baselines.items():
         console.say(f"{name}, input-independent baseline: {scores_text(scores, metric)}")
@@ -520,6 +522,7 @@ def predict_splits(
         write_results(setup.data.name, name, out / "predictions", inputs, results)
         known, scored, note = labelled_part(inputs, results)
         scores = setup.score(task, known, scored) if known else {}
+        interval = main_interval(task, scores, len(known))
         if known:
             remarks = score_remarks(task, name, known, scored, scores)
             if name not in setup.baselines:  # those of dev are shown with the best run
@@ -529,5 +532,6 @@ def predict_splits(
             "scores": scores,
             "inputs": len(inputs),
             "scored": len(known),
+            "intervals": {task.metric: interval} if interval else {},
         }
     return predicted

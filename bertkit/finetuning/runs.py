@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import known_fields, read_object, sha256_file, write_json_lines
+from bertkit.progress import counted
 
 if TYPE_CHECKING:
     from bertkit.tasks.task import Task
@@ -165,10 +166,10 @@ class Grid:
         """Return a line that says what `chosen` fills in and why, or [] if it fills in nothing."""
         chosen, said = self.chosen(width, inputs, task_type), []
         if not self.learning_rate:
-            fit = f"{task_type}, {inputs:,} inputs and a model of width {width}"
+            fit = f"{task_type}, {counted(inputs, 'inputs')} and a model of width {width}"
             said.append(f"learning rate {chosen.learning_rate[0]:.3g} for {fit}")
         if not self.batch_size:
-            said.append(f"batch size {chosen.batch_size[0]} for {inputs:,} inputs")
+            said.append(f"batch size {chosen.batch_size[0]} for {counted(inputs, 'inputs')}")
         if not self.epochs:
             said.append(f"{chosen.epochs[0]} epochs")
         return [f"chosen: {', '.join(said)}"] if said else []
@@ -364,7 +365,7 @@ def labelled_part(
     """Return the labelled inputs, their results, and a note on how many have no label."""
     known = [number for number, example in enumerate(inputs) if example.gold is not None]
     lost = len(inputs) - len(known)
-    note = f"{lost:,} of {len(inputs):,} inputs have no label and are not scored" if lost else ""
+    note = f"without a label, so not scored: {lost:,} of {len(inputs):,} inputs" if lost else ""
     return [inputs[i] for i in known], [results[i] for i in known], note
 
 
@@ -431,8 +432,8 @@ def score_remarks(
     if interval := main_interval(task, scores, len(inputs)):
         low, high = (score_text(metric, end) for end in interval)
         said.append(
-            f"{split}: {len(inputs)} inputs are few: {metric} is {low} to {high} with 95 % "
-            "confidence; finetune --folds 5 scores all training data"
+            f"{split} has only {counted(len(inputs), 'inputs')}: {metric} is {low} to {high} with "
+            "95 % confidence; finetune --folds 5 scores all training data"
         )
     if "macro_f1" in scores and (lacking := {*task.labels} - golds):
         occurring = golds | names(map(task.answer_value, results))

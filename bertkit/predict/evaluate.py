@@ -12,7 +12,7 @@ from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.finetuning.runs import labelled_part, score_remarks, write_results
 from bertkit.predict.load import TaskPredictor, load_predictor, text_columns_of
-from bertkit.progress import Console, console_or_new
+from bertkit.progress import Console, console_or_new, counted
 from bertkit.tasks.classification import Classification, TextColumns
 from bertkit.tasks.columns import as_source, column_names
 from bertkit.tasks.official import OFFICIAL
@@ -128,7 +128,7 @@ def evaluate(
         shown.start(None, title="predicting", unit="windows")
         results, items = predictor.run(inputs, lambda done, total: shown.update({"done": done}))
         shown.close()
-        shown.say(f"{part}: {items.inputs:,} inputs, {items.described()}")
+        shown.say(f"{part}: {counted(items.inputs, 'inputs')}, {items.described()}")
         known, scored, note = labelled_part(inputs, results)
         task_of_set = official_task(predictor.task, name)
         scores = task_of_set.score(known, scored) if known else {}

@@ -26,7 +26,7 @@ from typing import IO, Any, TextIO
 from bertkit.errors import BertkitError
 from bertkit.files import check_output, disk_errors, from_home, jsonable, new_file
 from bertkit.predict.load import TaskPredictor, text_columns_of
-from bertkit.progress import Console, console_or_new
+from bertkit.progress import Console, console_or_new, counted
 from bertkit.tasks.classification import TextColumns
 from bertkit.tasks.columns import Fields, column_names, is_plain
 from bertkit.tasks.official import SWAG_COLUMNS, read_swag
@@ -100,7 +100,7 @@ def predict_file(
             total = total.plus(items)
         shown.close()
         shown.say(*describe_skipped(counts.skipped, counts.examples))
-        shown.say(f"{total.inputs:,} inputs, {total.described()}")
+        shown.say(f"{counted(total.inputs, 'inputs')}, {total.described()}")
 
 
 def entity_columns(predictor: TaskPredictor, rows: str) -> tuple[str, ...]:

@@ -52,13 +52,16 @@ def verdict(result: FinetuneResult) -> str:
 
 
 def scores_table(values: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return each score of the best run beside the baseline."""
+    """Return each score of the best run, with the interval of few inputs, beside the baseline."""
     rows = []
     for split, scores in values["scores"].items():
         for metric, value in scores.items():
             baseline = values["baseline"].get(split, {}).get(metric)
             shown = "–" if baseline is None else score_text(metric, baseline)
-            rows.append([split, metric, score_text(metric, value), shown])
+            ends = values.get("predicted", {}).get(split, {}).get("intervals", {}).get(metric, [])
+            interval = " to ".join(score_text(metric, end) for end in ends)
+            score = score_text(metric, value) + (f" (95 %: {interval})" if interval else "")
+            rows.append([split, metric, score, shown])
     return ["split", "metric", "score", "input-independent baseline"], rows
 
 

@@ -12,6 +12,7 @@ from bertkit.errors import BertkitError
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.runs import FinetuneSettings, Grid, TrainingSettings, main_interval
 from bertkit.predict.evaluate import evaluate
+from bertkit.report.finetuning import finetuning_page
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.regression import Regression
 from tests.conftest import run
@@ -80,16 +81,19 @@ def test_little_data_and_missing_labels_are_said(
     pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [*ROWS, ("candle one", "rare")]
-    finetune("classification", pretrained, tmp_path / "run", train=rows, settings=grid())
+    tuned = finetune("classification", pretrained, tmp_path / "run", train=rows, settings=grid())
+    low, high = tuned.values["predicted"]["dev"]["intervals"]["accuracy"]
+    assert f"{low:.1%} to {high:.1%}" in finetuning_page(tuned.folder)
     said = capsys.readouterr().err
     assert "label 'rare'" in said
-    assert "dev: 2 inputs are few: accuracy is" in said
+    assert "dev has only 2 inputs: accuracy is" in said
     assert "dev lacks 1 of 3 labels, such as 'rare'" in said
     file, out = tmp_path / "tests.csv", tmp_path / "out"
-    file.write_text("text,label\nriver 5,wet\nriver 6,wet\n")
+    file.write_text("text,label\nriver 5,wet\n")
     run("evaluate", tmp_path / "run", file, "--precision", "fp32", "--out", out)
     shown = capsys.readouterr()
-    assert "tests: 2 inputs" in shown.err
+    assert "tests: 1 input," in shown.err
+    assert "1 inputs" not in shown.err
     assert "dev" not in shown.err
     assert {path.name for path in out.iterdir()} == {"tests.jsonl", "tests-scores.json"}
     assert evaluate(tmp_path / "run", [("river 1", "wet")], precision="fp32").split == "data"
