@@ -168,10 +168,7 @@ def labelled_task(text: DemoText, tokenizer: Tokenizer) -> LabelledTask:
 def damaged_pairs(
     sentences: Sequence[str], wanted: int, rng: np.random.Generator
 ) -> list[ChoiceExample]:
-    """Pair up to `wanted` sentences with a version in which two words are exchanged.
-
-    Both versions have the same words, so that only their order tells which one is genuine.
-    """
+    """Pair up to `wanted` sentences with a version in which two words are exchanged."""
     pairs: list[ChoiceExample] = []
     for number in rng.permutation(len(sentences))[:wanted].tolist():
         genuine = sentences[number]
@@ -189,10 +186,7 @@ def damaged_pairs(
 def tune_and_test(
     model: PretrainingModel, tokenizer: Tokenizer, task: LabelledTask, seed: int
 ) -> float:
-    """Fine-tune a model on the task and return its accuracy on the test sentences.
-
-    The seed is that of the head's initial weights and of the order of examples.
-    """
+    """Fine-tune a model on the task and return its accuracy on the test sentences."""
     weights = dict(model.state_dict())
     start = PretrainedWeights(Path("memory"), model.config, weights, tokenizer, {})
     kind = MultipleChoice(max_length=model.config.max_position_embeddings)
@@ -274,11 +268,7 @@ def sections(
 
 
 def run_demo(out: Path, console: Console, recipe: PretrainRecipe | None = None) -> int | None:
-    """Run the whole demo in the folder `out`, or resume one that was stopped.
-
-    Returns:
-        None if the demo is complete, else the number of the signal that stopped pre-training.
-    """
+    """Run or resume the demo in a folder; return the signal that stopped it, None if complete."""
     gathered = gather_corpus(console)
     text, path = "\n\n".join(gathered.documents), out / "text" / "docstrings.txt"
     if not path.is_file() or path.read_text(encoding="utf-8") != text:

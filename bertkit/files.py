@@ -70,10 +70,7 @@ def is_remote(path: Path | str) -> bool:
 def check_output(
     out: Path | str, inputs: Iterable[Path | str] = (), *, folder: bool = False
 ) -> Path:
-    """Return the path of an output, after checking that it can be written and damages no input.
-
-    `inputs` are files, folders, globs and addresses that are read. A leading ~ is expanded.
-    """
+    """Return the path of an output, with ~ expanded, if it can be written and damages no input."""
     path = Path(from_home(out))
     if is_remote(path):
         raise BertkitError(f"{out} is remote; write to a local or mounted folder, then copy")
@@ -109,10 +106,8 @@ def claim(
 ) -> dict[str, Any]:
     """Take a folder for one piece of work, and return the settings in its record.
 
-    An absent or empty folder gets the record. A folder whose record has equal settings holds this
-    same work, which is resumed. Any other folder is refused, so that no work mixes with another.
-    `may_change` are dotted names of settings, or groups of them, that may differ from the record.
-    A setting that the record of another version lacks is one that was off.
+    A new folder gets the record. A folder whose record has equal settings (but those whose dotted
+    names are in `may_change`) holds this same work, to be resumed. Any other folder is refused.
     """
     record, new = out / RECORDS[kind], json.loads(json.dumps(settings, default=str))
     if not record.is_file():
@@ -123,7 +118,7 @@ def claim(
             )
         write_json(record, new)
         return dict(new)
-    old = read_object(record, file_names=True)
+    old = read_object(record)
     if changed := differences(old, new, ignored=may_change):
         named = "; ".join(text[:120] for text in changed[:3])
         raise BertkitError(
@@ -134,11 +129,7 @@ def claim(
 
 
 def known_fields(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Make a dataclass of the fields in a file: unknown ones are ignored, missing ones default.
-
-    Raises:
-        TypeError: a field without a default is missing.
-    """
+    """Make a dataclass of the fields in a file: unknown ones are ignored, missing ones default."""
     names = [item.name for item in dataclasses.fields(cast("Any", kind))]
     return kind(**{name: values[name] for name in names if name in values})
 
@@ -157,10 +148,7 @@ def differences(
     *,
     ignored: Collection[str] = (),
 ) -> list[str]:
-    """Return the dotted names of fields that differ, with both values (of checksums, without).
-
-    A field that only one side has, of another version, is off on the other: None, False, 0 or "".
-    """
+    """Describe the fields that differ; one that only one side has was off on the other."""
     changed: list[str] = []
     for key in sorted(key for key in {*before, *after} if f"{prefix}{key}" not in ignored):
         old, new = before.get(key), after.get(key)
@@ -180,10 +168,7 @@ def sha256_file(path: Path) -> str:
 
 @contextmanager
 def disk_errors(path: Path, inside: Path | None = None) -> Iterator[None]:
-    """Turn an OSError of the block, such as a full disk, into a one-line error naming `path`.
-
-    With `inside`, errors about files outside of that folder, such as inputs, stay what they are.
-    """
+    """Turn an OSError of the block (about files `inside` a folder) into an error naming `path`."""
     try:
         yield
     except OSError as error:
@@ -204,11 +189,7 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; what the block writes there becomes `path` if the block succeeds.
-
-    After an error the old `path` is unchanged. A link is followed, and the missing folders above
-    are created. OSErrors of the block itself are not converted.
-    """
+    """Yield a temporary path; what the block writes there becomes `path` if the block succeeds."""
     if str(path.absolute().parent) in ("/dev", "/dev/fd", "/proc/self/fd") or (
         path.exists() and not path.is_file()
     ):
@@ -240,16 +221,12 @@ def temporary_name(path: Path) -> Path:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove the temporary files and folders that killed writers of `path` have left behind.
-
-    A kill between the two renames of `new_folder` leaves the old folder set aside and no `path`:
-    the old folder is then restored.
-    """
+    """Remove the temporary files and folders that killed writers of `path` have left behind."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
         if leftover.name.endswith("-old"):
             if path.exists():
                 remove_path(leftover)
-            else:
+            else:  # a kill between the two renames of `new_folder`
                 with suppress(OSError):  # its process may restore it, or finish, at this moment
                     leftover.replace(path)
         elif is_abandoned(leftover):
@@ -383,41 +360,23 @@ def dotted_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
             yield f"{prefix}{name}", value
 
 
-def read_optional(path: Path, **how: Any) -> dict[str, Any]:
+def read_optional(path: Path, maximum: int = MAX_OBJECT_BYTES) -> dict[str, Any]:
     """Read a JSON object; return {} if the file does not exist."""
-    return read_object(path, **how) if path.exists() else {}
+    return read_object(path, maximum) if path.exists() else {}
 
 
-def read_object(
-    path: Path, maximum: int = MAX_OBJECT_BYTES, *, file_names: bool = False
-) -> dict[str, Any]:
-    """Read a JSON object of at most `maximum` bytes from a folder that a stranger may have made.
-
-    With `file_names`, texts may be names of files, whose undecodable bytes are halves of surrogate
-    pairs.
-    """
+def read_object(path: Path, maximum: int = MAX_OBJECT_BYTES) -> dict[str, Any]:
+    """Read a JSON object of at most `maximum` bytes from a folder that a stranger may have made."""
     check_file_size(path, maximum)
     value = read_json(path)
     if not isinstance(value, dict):
         raise BertkitError(f"{path} does not hold a JSON object; restore or remake it")
-    try:
-        json.dumps(value, ensure_ascii=False).encode(
-            errors="surrogatepass" if file_names else "strict"
-        )
-    except (UnicodeEncodeError, RecursionError) as error:
-        what = "half of a surrogate pair" if isinstance(error, ValueError) else "deep nesting"
-        raise BertkitError(f"{path} has {what}; restore or remake it") from None
     return value
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder and rename it to `path` if the block succeeds.
-
-    An existing `path` is replaced only after the new folder is complete. After an error the
-    temporary folder is removed and the old one, if any, is unchanged. OSErrors of the block about
-    files outside of the folder, such as inputs, are not converted.
-    """
+    """Yield a temporary folder that replaces `path` if the block succeeds."""
     temporary = temporary_name(path)
     aside = temporary.with_name(f"{temporary.name}-old")
     try:
@@ -447,11 +406,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def exclusive_lock(folder: Path, wait: float = 0.0) -> Iterator[None]:
-    """Lock a folder against other processes for the duration of a block; a kill releases it.
-
-    The folder is created if it is missing. `wait` is the number of seconds to wait for another
-    process that holds the lock. Windows has no such lock.
-    """
+    """Lock a folder, made if missing, for the block; wait some seconds for another process."""
     give_up = time.monotonic() + max(wait, 0.2)  # others hold it for a moment to see if it is free
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

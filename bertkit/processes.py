@@ -100,11 +100,7 @@ DEAD_WORKER = (
 
 @contextmanager
 def open_executor(processes: int, executor: Executor | None = None) -> Iterator[Executor | None]:
-    """Yield the caller's executor, or a new pool of processes (0: one per core); None for one.
-
-    The caller's executor is not shut down. Its workers must see the same files, as those of
-    `dask.distributed.Client(...).get_executor()` on a shared file system do.
-    """
+    """Yield the caller's executor, or a new pool of processes (0: one per core); None for one."""
     check_process_count(processes, "--processes")
     workers = processes or usable_cores()
     if executor is not None or workers == 1:
@@ -121,18 +117,11 @@ def open_executor(processes: int, executor: Executor | None = None) -> Iterator[
 def map_in_order(
     function: Callable[[Item], Result], items: Iterable[Item], executor: Executor | None
 ) -> Iterator[Result]:
-    """Yield `function(item)` of each item, in the order of the items.
+    """Yield `function(item)` of each item, in order, reading items only slightly ahead.
 
-    Items are taken only slightly ahead of the results, so that there may be any number of them.
-
-    Args:
-        function: a function that can be pickled: one at the top level of a module, or a
-            `functools.partial` of it. A worker unpickles it once, so it may hold a lot.
-        items: the items, which are read in this process.
-        executor: the workers; None to call the function in this process, as for a single item.
-
-    Raises:
-        BertkitError: a worker died (code "worker").
+    A worker of the executor unpickles the function once, so it may hold a lot. Without an executor
+    or for a single item, the function is called in this process. The workers must see the same
+    files, as those of `dask.distributed.Client(...).get_executor()` on a shared file system do.
     """
     following = iter(items)
     first = list(islice(following, 2))
@@ -160,11 +149,7 @@ def map_in_order(
 
 
 def _result(future: Future[Result], executor: Executor) -> Result:
-    """Wait for a result.
-
-    A local pool notices that a worker died, except while the worker is sending its result: the
-    pool would then wait for the rest forever.
-    """
+    """Wait for a result; a worker that dies while it sends one goes unnoticed by its pool."""
     while True:
         try:
             return future.result(CHECK_SECONDS)
@@ -201,11 +186,9 @@ TERM_SECONDS = 30.0
 
 
 def _start_worker() -> None:
-    """Leave signals to the process that collects the results, and end with it if it is killed.
-
-    A scheduler sends SIGTERM to all processes of a run: the results are needed a little longer.
-    """
+    """Leave signals to the process that collects the results, and end with it if it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # a scheduler sends SIGTERM to all processes of a run: the results are needed a little longer
     signal.signal(signal.SIGTERM, lambda *_: Timer(TERM_SECONDS, os._exit, (1,)).start())
     atexit.register(os._exit, 0)  # at once: nothing is left to be torn down
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # or each worker starts a thread for each core
@@ -220,10 +203,7 @@ def _start_worker() -> None:
 
 
 def interruptible(work: Callable[[], Result]) -> Result:
-    """Run a library's long call in a thread, so that Ctrl-C ends the wait for it at once.
-
-    The thread is then abandoned and ends with the process.
-    """
+    """Run a library's long call in a thread, which Ctrl-C abandons at once."""
     future: Future[Result] = Future()
 
     def run() -> None:

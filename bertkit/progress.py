@@ -63,7 +63,7 @@ class Console:
 
     Training passes journal records; other work passes records such as {"done": 120, "bytes": 3456},
     with the amount done and any other counts to show. The default stream is standard error, where
-    only rank 0 of torchrun's processes shows anything; `interval`, in seconds, is the least one.
+    only rank 0 of torchrun's processes shows anything.
     """
 
     def __init__(self, *, interval: float = INTERVAL_SECONDS, stream: TextIO | None = None) -> None:
@@ -86,10 +86,7 @@ class Console:
     def start(
         self, total: int | None, done: int = 0, *, title: str = "", unit: str = "steps"
     ) -> None:
-        """Start to show a task, and close the previous one.
-
-        The total is None if it is not known; `done` units were done before, as in a resumed run.
-        """
+        """Start to show a task, of which `done` units were done before; close the previous one."""
         self.close()
         self.total, self.unit, self.title, self.fields = total, unit, title, []
         self.began = monotonic()

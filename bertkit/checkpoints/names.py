@@ -285,11 +285,7 @@ def family_of(values: Mapping[str, Any], source: object) -> Family:
 
 
 def choose_class(config: ModelConfig, head: str) -> tuple[Family, str]:
-    """Return the family and transformers' class that compute the same as a network with a head.
-
-    The heads are those of `Family.classes`. The family is `BERTKIT`, and the class "bertkit", if
-    transformers has none.
-    """
+    """Return the family and transformers' class that compute the same; BERTKIT if there is none."""
     kind = "causal" if head == "words" and config.direction == "left_to_right" else head
     for family in FAMILIES.values():
         if kind in family.classes and family.supports(config, head):
@@ -338,17 +334,13 @@ def modules_in_files(family: Family) -> dict[str, tuple[str, int, int]]:
 
 
 def own_name(name: str, family: Family) -> tuple[str, int, int]:
-    """Return bertkit's name of a tensor in a file, which of its parts it is, and of how many.
-
-    Older names (gamma, beta) and those of an encoder alone, without the family's prefix, are known,
-    too. A name that no table has is returned as it is.
-    """
-    current = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+    """Return bertkit's name of a tensor in a file, which of its parts it is, and of how many."""
+    current = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)  # an older name
     current = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", current)
     module, _, kind = current.rpartition(".")
     pattern, number = without_number(module)
     known = modules_in_files(family)
-    for candidate in (pattern, f"{family.prefix}{pattern}"):
+    for candidate in (pattern, f"{family.prefix}{pattern}"):  # files of an encoder lack the prefix
         if candidate in known:
             module_name, part, count = known[candidate]
             return f"{module_name.replace('.N', f'.{number}')}.{kind}", part, count
@@ -356,11 +348,7 @@ def own_name(name: str, family: Family) -> tuple[str, int, int]:
 
 
 def own_tensors(tensors: dict[str, Tensor], family: Family, source: object) -> dict[str, Tensor]:
-    """Return a file's tensors by bertkit's names; the dictionary is emptied, which saves memory.
-
-    Raises:
-        BertkitError: two tensors belong to one parameter, or the decoder is not tied.
-    """
+    """Return a file's tensors by bertkit's names; the dictionary is emptied, which saves memory."""
     named: dict[str, Tensor] = {}
     parts: dict[str, dict[int, tuple[str, Tensor]]] = {}
     for name in list(tensors):

@@ -107,11 +107,7 @@ class PretrainedWeights:
     def build(
         self, make: Callable[[ModelConfig], Model], *, keep_head: bool, copy: bool = True
     ) -> LoadResult[Model]:
-        """Build a model with these weights; missing ones are drawn from torch's generator.
-
-        With `keep_head`, the weights of the head are used, too, and must fit. Without `copy`, the
-        model shares the weights, which saves memory if it is not changed.
-        """
+        """Build a model with these weights (of the head, too, or not), copied or shared."""
         tensors = {
             name: tensor.clone() if copy else tensor
             for name, tensor in self.tensors.items()
@@ -121,12 +117,7 @@ class PretrainedWeights:
 
 
 def read_pretrained(path: Path | str) -> PretrainedWeights:
-    """Read a Hugging Face directory, a model of the hub, a bertkit run or a Google checkpoint.
-
-    Raises:
-        BertkitError: there is no such model, a file is missing or damaged, or the tokenizer does
-            not fit the model.
-    """
+    """Read a Hugging Face directory, a model of the hub, a bertkit run or a Google checkpoint."""
     path = resolve_model(path)
     folder, home = model_folder(path), tokenizer_folder(path)
     config, tensors = load_parts(folder)
@@ -154,11 +145,7 @@ def load_pretraining_model(directory: Path) -> PretrainingModel:
 def load_model(
     directory: Path, build: Callable[[ModelConfig], Model], *, trainable: bool = True
 ) -> LoadResult[Model]:
-    """Build a model, and load the directory's weights into it; heads and pooler may be missing.
-
-    If it is not `trainable`, what is missing is 0, so that no random numbers are drawn, which
-    another thread may be training with.
-    """
+    """Build a model, and load the directory's weights into it; heads and pooler may be missing."""
     return load_into(*load_parts(directory), build, directory, trainable=trainable)
 
 
@@ -195,9 +182,10 @@ def load_into(
     source: Path,
     trainable: bool = True,
 ) -> LoadResult[Model]:
-    """Build a model and give it tensors with bertkit's names, after checking their shapes.
+    """Build a model of the tensors, which leave the dictionary, so that memory holds them once.
 
-    The tensors are removed from the dictionary and become the model's, so memory holds them once.
+    Missing parameters are drawn from torch's generator, which other threads may be using: of a
+    model that is not `trainable`, they are 0.
     """
     with torch.device("meta"):
         model = build(config)
@@ -289,10 +277,7 @@ def config_file(folder: Path) -> Path:
 
 
 def read_model_config(path: Path) -> ModelConfig:
-    """Read the model config from a `config.json` or Google's `bert_config.json`.
-
-    Fields that bertkit does not know are ignored.
-    """
+    """Read the known fields of a `config.json` or Google's `bert_config.json`."""
     values = read_object(path)
     family = family_of(values, path)
     if "vocab_size" not in values:
@@ -318,13 +303,9 @@ def read_model_config(path: Path) -> ModelConfig:
 
 
 def model_folder(path: Path | str) -> Path:
-    """Return the model directory that a path or a hub name means.
-
-    It is the path itself, `model/` in a run directory, or `0_Transformer/` in a directory of an old
-    sentence-transformers. A model of the hub is downloaded if the cache does not have it.
-    """
+    """Return the model directory that a path or a hub name means, such as `model/` in a run."""
     path = resolve_model(path)
-    modules = sorted(path.glob("0_*")) if (path / "modules.json").is_file() else []
+    modules = sorted(path.glob("0_*")) if (path / "modules.json").is_file() else []  # old versions
     for folder in (path, path / "model", *modules):
         if (folder / "config.json").is_file() or (folder / "bert_config.json").is_file():
             return folder
@@ -340,10 +321,7 @@ def tokenizer_folder(path: Path | str) -> Path:
 
 
 def resolve_model(name: Path | str) -> Path:
-    """Return the path itself if it exists, else the folder of the hub's model of that name.
-
-    A text that begins with `./` or `../` is a path and never a name on the hub.
-    """
+    """Return the path itself if it exists, else the folder of the hub's model of that name."""
     path = Path(from_home(name))
     if path.suffix == ".index" and path.is_file():
         path = path.with_suffix("")  # a Google checkpoint

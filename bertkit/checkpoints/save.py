@@ -51,13 +51,10 @@ SAVED_HEADS = {
 def save_model(
     directory: Path, model: nn.Module, tokenizer: Tokenizer, details: Mapping[str, Any]
 ) -> None:
-    """Write a complete model directory, or, after any error, nothing.
+    """Write a complete model directory, which replaces an older one, or, after any error, nothing.
 
-    Args:
-        directory: the directory to create; an existing model directory is replaced.
-        model: a model with a `config`, unwrapped (not compiled or distributed), on any device.
-        tokenizer: the model's tokenizer.
-        details: the content of `bertkit.json`; "labels", a list of names, also go to `config.json`.
+    The model is unwrapped (not compiled or distributed) and has a `config`. The details are the
+    content of `bertkit.json`; their "labels", a list of names, also go to `config.json`.
     """
     config = model.config
     assert isinstance(config, ModelConfig)
@@ -128,15 +125,11 @@ def config_fields(model: nn.Module, details: Mapping[str, Any], pad_id: int) -> 
 def foreign_tensors(
     model: nn.Module, family: Family, architecture: str = "", *, pooler: bool = True
 ) -> dict[str, Tensor]:
-    """Return a model's parameters by a family's names, in fp32 on the CPU.
-
-    ELECTRA's generator is excluded, and a pooler that no loss has trained. transformers' class,
-    `architecture`, matters if its head has special names.
-    """
+    """Return a model's parameters by the names of a family and a class, in fp32 on the CPU."""
     bare = isinstance(model, Encoder)
-    without_pairs = hasattr(model, "rtd") or getattr(model, "nsp", model) is None
+    untrained = hasattr(model, "rtd") or getattr(model, "nsp", model) is None
     excluded = ["generator."]
-    if without_pairs or not pooler:
+    if untrained or not pooler:
         excluded.append("pooler." if bare else "encoder.pooler.")
     tensors = {
         f"encoder.{name}" if bare else name: tensor.detach().to("cpu", torch.float32)
@@ -175,10 +168,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) ->
 
 
 def read_weights(directory: Path, family: Family) -> dict[str, Tensor]:
-    """Read all weights of a directory as finite fp32, by bertkit's names.
-
-    What precedes the names in files of wrapped models, such as "module.", is left out.
-    """
+    """Read all weights of a directory as finite fp32, by bertkit's names."""
     path = next((p for name in WEIGHT_FILES if (p := directory / name).is_file()), None)
     if path is None:
         raise no_model(directory, f"neither {' nor '.join(WEIGHT_FILES)}")
@@ -191,7 +181,7 @@ def read_weights(directory: Path, family: Family) -> dict[str, Tensor]:
             f"{path} holds {len(encoders)} encoders ({shown_names(sorted(encoders))}); save the "
             "state_dict() of one"
         )
-    prefix = next(iter(encoders), "").removesuffix(family.prefix)
+    prefix = next(iter(encoders), "").removesuffix(family.prefix)  # of a wrapped model: "module."
     content = {name.removeprefix(prefix): tensor for name, tensor in read.items()}
     if any("lora_" in name for name in content):
         raise no_model(directory, "an adapter that is not merged")

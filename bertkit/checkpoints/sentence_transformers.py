@@ -57,10 +57,7 @@ class Normalize(nn.Module):
 
 
 def is_embedder(folder: Path) -> bool:
-    """Return whether a directory says how texts become vectors.
-
-    sentence-transformers writes `modules.json` for its cross-encoders, too, which are classifiers.
-    """
+    """Return whether a directory says how texts become vectors; a cross-encoder is a classifier."""
     described = read_optional(folder / "config_sentence_transformers.json")
     return (folder / "modules.json").is_file() and described.get("model_type") != "CrossEncoder"
 
@@ -68,13 +65,7 @@ def is_embedder(folder: Path) -> bool:
 def read_pooling(folder: Path, pooling: str = "auto") -> tuple[Path, TextPooling]:
     """Return the folder with the weights, and the settings that a model directory configures.
 
-    A directory without sentence-transformers' files gives itself and the settings in its
-    `bertkit.json`, or the normalised mean. Unless it is "auto", `pooling` replaces the directory's,
-    and the modules after it, which then need not be supported.
-
-    Raises:
-        BertkitError: a file is damaged, a module or mode is not supported, or the mode reads a
-            token that cannot attend to the others in the model's direction.
+    Unless it is "auto", `pooling` replaces the directory's and the modules that follow it.
     """
     if not (folder / "modules.json").is_file():
         usual, saved = TextPooling(), read_details(folder).get("embedding")
@@ -122,11 +113,7 @@ def tokenizer_limit(folder: Path) -> int:
 
 
 def configured_pooling(path: Path, direction: str, prompt: str) -> str:
-    """Return bertkit's name of the mode, or modes, in a file of the Pooling module.
-
-    sentence-transformers pools the first ("cls") or last token; bertkit's "cls" is the one that
-    attends to all others.
-    """
+    """Return bertkit's name of the mode, or modes, in a file of the Pooling module."""
     settings = read_object(path)
     if prompt and not settings.get("include_prompt", True):
         raise BertkitError(
@@ -143,6 +130,7 @@ def configured_pooling(path: Path, direction: str, prompt: str) -> str:
             f"{path}: pooling by {' and '.join(unknown)} is not supported for this model; "
             "choose --pooling cls or mean"
         )
+    # our "cls" is the token that attends to all others
     return "+".join("cls" if m == "lasttoken" and left_to_right else m for m in modes)
 
 
@@ -176,10 +164,7 @@ def read_layer(folder: Path, name: str, width: int) -> nn.Module:
 
 
 def read_modules(folder: Path, *, encoder_alone: bool = False) -> list[tuple[str, str]]:
-    """Return the class name and the folder of each module in `modules.json`.
-
-    With `encoder_alone`, the modules after the encoder need not be supported.
-    """
+    """Return the class and folder of each module; with `encoder_alone`, any may follow it."""
     path = folder / "modules.json"
     try:
         modules = [(str(m["type"]).rpartition(".")[2], str(m["path"])) for m in read_json(path)]

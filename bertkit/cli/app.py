@@ -56,10 +56,7 @@ COMMANDS = {
 
 
 def application(asked: str | None = None) -> App:
-    """Build the cyclopts app; modules of commands are imported when a command is used.
-
-    The command `asked` shows its whole docstring as its help, and the others show their summary.
-    """
+    """Build the cyclopts app, in which the command `asked` shows its whole docstring as help."""
     app = App(
         name="bertkit",
         help="BERT from raw text to answers.",

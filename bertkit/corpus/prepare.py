@@ -130,7 +130,7 @@ def claim_store(
     """Record a store's settings, or compare them with the record if there are shards."""
     path = folder / "settings.json"
     made = [*folder.glob("manifest.json"), *folder.glob("shards/*.json")]
-    if not made and "tokenizer_hash" in read_optional(path, file_names=True):
+    if not made and "tokenizer_hash" in read_optional(path):
         path.unlink()
     identity = {"tokenizer_hash": tokenizer.content_hash, "sources": source_records(sources)}
     claim(folder, "token store", settings | identity)
@@ -389,12 +389,7 @@ def store_from_text(
     executor: Executor | None = None,
     console: Console | None = None,
 ) -> TokenStore:
-    """Learn a vocabulary and prepare a store inside a run directory, unless already done.
-
-    The run directory `out` gets the folders `tokenizer` and `store`, and is locked meanwhile. A
-    `tokenizer` is used instead of a vocabulary that is learned; the other arguments are those of
-    `prepare` and `learn_tokenizer`.
-    """
+    """Learn a vocabulary (unless there is a tokenizer) and prepare a store in a run directory."""
     from bertkit.tokenizer.learn import LearnOptions, learn_from_files
 
     text, out = TextSource.of(text), Path(from_home(out))

@@ -143,24 +143,19 @@ class Embedder:
     def weights(
         self, positions: np.ndarray, owned: np.ndarray, share: float, windows: int
     ) -> np.ndarray:
-        """Return the weights of a window's tokens, (tokens, modes), in the text's vector.
-
-        [CLS] and [SEP] have the window's share of the text where only they count.
-        """
+        """Return the weights of a window's tokens, (tokens, modes), in the text's vector."""
         columns = []
         for mode in self.settings.pooling.split("+"):
             counted = np.zeros_like(positions)
             counted[owned] = 1.0
+            # [CLS] and [SEP] have the window's share of the text where only they count
             counted[[0, -1]] = share if mode in ("cls", "lasttoken") else 1 / windows
             direction, tokens = self.encoder.config.direction, positions[-1] + 1
             columns.append(token_weights(mode, counted, positions, tokens, direction))
         return np.stack(columns, axis=1).astype(np.float32)
 
     def vectors(self, texts: Sequence[EncodedText], progress: Progress = no_progress) -> np.ndarray:
-        """Return the vectors of tokenized texts, (texts, width) float32, in order.
-
-        `progress` is called with the number of finished windows, and of all.
-        """
+        """Return the vectors of tokenized texts, (texts, width) float32, in order."""
         owners = [number for number, text in enumerate(texts) for _ in text.parts]
         parts = [part for text in texts for part in text.parts]
         pooling = self.settings.pooling
@@ -234,10 +229,10 @@ def load_embedder(
         BertkitError: there is no model, it is damaged, has no pooler although the pooling needs
             one, or its directory names a module or a pooling that is not supported.
     """
-    loaded, tokenizer, settings = read_embedder(path, pooling=pooling, normalize=normalize)
+    options: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
+    loaded, tokenizer, settings = read_embedder(path, **options)
     where = choose_device(device)
     mode = choose_mode(precision, where)
-    options: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
     source = partial(load_embedder, path, device=device, precision=precision, **options)
     return Embedder(loaded.model, tokenizer, settings, where, mode, source=source)
 

@@ -98,10 +98,7 @@ def extract(
     precision: str = "fp32",
     part: Callable[[int], Progress] = lambda texts: no_progress,
 ) -> Iterator[TextFeatures]:
-    """Yield the features of each text; the encoder is on the device, in fp32 or bf16.
-
-    `part` returns what shows the progress of the next texts, such as `Console.part`.
-    """
+    """Yield the features of each text; `part` returns what shows the progress of the next texts."""
     device = torch.device(device)
     check_layers(extraction.layers, encoder.config)
     max_length = extraction.length(encoder.config.max_position_embeddings)
@@ -303,10 +300,7 @@ def write_parquet(path: Path, features: Iterable[TextFeatures], first: int) -> N
 
 
 def read_lines(file: Path | str, column: str, counts: TextCounts) -> Iterator[str]:
-    """Yield each text of a file: lines of plain text, or one column of any tabular format.
-
-    Empty texts are yielded too, so that there is one vector per row, and counted.
-    """
+    """Yield each text of a file, also empty ones: the lines of plain text, or a column of rows."""
     for source in find_sources([file]):
         if source.format == "wikiextractor":
             yield from read_documents(source, counts)

@@ -139,10 +139,7 @@ def file_examples(
 
 
 def result_row(example: Any, rows: dict[str, Fields], result: Any, labels: int) -> dict[str, Any]:
-    """Return a result with the columns of its input, which are removed from `rows`.
-
-    `labels` is their number if the probabilities become columns, else 0.
-    """
+    """Return a result with the columns of its input; flat columns give the number of `labels`."""
     values = result.to_dict()
     if labels and isinstance(values.get("probabilities"), dict):
         shares = values.pop("probabilities")
@@ -179,10 +176,7 @@ def check_ending(out: Path) -> None:
 def new_rows(
     out: Path | None, console: Console, columns: Iterable[str] = ()
 ) -> Iterator[Callable[[Rows], None]]:
-    """Yield a function that writes a chunk of rows to a file, created if the block succeeds.
-
-    Without a file, rows are written to the standard output as JSON lines and flushed at once.
-    """
+    """Yield a function that writes a chunk of rows to a file, or to the standard output as JSON."""
     if out is None:
         stream = sys.stdout  # kept: while a bar is up, sys.stdout prints above it instead
 

@@ -86,15 +86,10 @@ class SentenceScore(NamedTuple):
 
 
 class Predictor:
-    """A pre-trained model with its tokenizer; the model can no longer be trained.
+    """A pre-trained model with its tokenizer; the model, in fp32, can no longer be trained.
 
-    Args:
-        model: the model with its pre-training heads in fp32; its encoder is changed on a CPU.
-        tokenizer: the tokenizer with which the model was trained.
-        device: the device to compute on.
-        precision: "fp32", "bf16", "int8" or "auto".
-        order: whether the sentence-pair head was trained for sentence-order prediction.
-        source: loads the model again, by which it pickles.
+    `order` says that its pair head was trained for sentence-order prediction; `source` loads the
+    model again, by which it pickles.
     """
 
     def __init__(
@@ -344,10 +339,7 @@ class Predictor:
         return scores
 
     def masked_copies(self, ids: Sequence[int]) -> list[ItemPart]:
-        """Return a copy of a sentence for each token, which is masked with the rest of its word.
-
-        The target of a copy is the position of the token, and its id.
-        """
+        """Return a copy for each token, masked with the rest of its word; targets: position, id."""
         whole = self.sequence(ids).ids
         continues = [*self.tokenizer.continuation[whole].tolist(), False]
         copies = []
@@ -395,11 +387,7 @@ def following_ids(
 def load_pretrained(
     directory: Path | str, *, device: str = "auto", precision: str = "auto"
 ) -> Predictor:
-    """Load a pre-trained model for prediction; the arguments are those of `load`.
-
-    Raises:
-        BertkitError: the directory has no BERT with a masked-language head, or it is damaged.
-    """
+    """Load a pre-trained model for prediction; the arguments are those of `load`."""
     folder = model_folder(directory)
     model = load_pretraining_model(folder)
     order = pair_objective(read_details(folder), model.config) == "sop"

@@ -39,7 +39,7 @@ def run_findings(run: Path, records: Sequence[Record]) -> list[str]:
         run: the run directory.
         records: the records of its journal.
     """
-    settings = read_optional(run / "recipe.json", file_names=True)
+    settings = read_optional(run / "recipe.json")
     recipe = settings.get("recipe") or {}
     learning = learning_findings(records, (recipe.get("training") or {}).get("warmup_steps") or 0)
     copied = (recipe.get("phases") or {}).get("copy_positions", False)

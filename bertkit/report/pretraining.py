@@ -117,7 +117,7 @@ def pretraining_page(run: Path, records: list[dict[str, Any]]) -> str:
         state=f"{run_state(records, start, last_step)} Scores are {where}.",
         scores=(["score", "value", "baseline"], scores_rows(steps, final, baselines)),
         findings=run_findings(run, records),
-        sections=read_optional(run / "demo.json", file_names=True).get("sections", []),
+        sections=read_optional(run / "demo.json").get("sections", []),
         drawings=drawings,
         tables=[table for table in record_tables(run, kinds, start) if table[2]],
     )
@@ -188,7 +188,7 @@ def record_tables(
         tables.append((title, [field_title(name) for name in columns], rows))
     facts = {"Before the first update": {k: v for k, v in start.items() if k != "time"}}
     for file in ("recipe", "environment", "corpus"):
-        facts[file.capitalize()] = read_optional(run / f"{file}.json", file_names=True)
+        facts[file.capitalize()] = read_optional(run / f"{file}.json")
     for title, value in facts.items():
         tables.append((title, ["field", "value"], [list(row) for row in flatten_fields(value)]))
     return tables

@@ -87,11 +87,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class RefusedError(Exception):
-    """The reason why a request is refused, as an HTTP error.
-
-    `param` is the field of the body that is meant, as in "inputs.0.text"; `retry_after` the seconds
-    after which the client should try again.
-    """
+    """The reason why a request is refused; `param` is the field of the body, as "inputs.0.text"."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, retry_after: int | None = None
@@ -206,10 +202,7 @@ CLIENT_LEFT = 499
 
 
 class RequestMiddleware:
-    """Middleware that admits or refuses each request and counts it in the metrics.
-
-    See `bertkit.serve.app.make_app` for the arguments.
-    """
+    """Middleware that admits or refuses each request and counts it in the metrics."""
 
     def __init__(
         self,

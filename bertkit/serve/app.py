@@ -6,10 +6,9 @@ import gc
 import math
 import socket
 import sys
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request
@@ -80,10 +79,7 @@ def serving_app(
 
 
 def make_app(service: Service, *, token: str = "", hosts: Collection[str] = ()) -> FastAPI:
-    """Return the ASGI application for a service, which is closed when the application shuts down.
-
-    See `serving_app` for the other arguments.
-    """
+    """Return the ASGI application for a service, which is closed when the application ends."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -125,25 +121,19 @@ async def refuse_request(request: Request, error: Exception) -> Response:
 
 
 async def refuse_body(request: Request, error: Exception) -> Response:
-    """Return the error response for a body that failed validation."""
+    """Return the first problem of a body, without its texts, which may be long or private."""
     assert isinstance(error, RequestValidationError)
-    return json_response(invalid_body(error.errors()[0], request.headers.get("content-type", "")))
-
-
-def invalid_body(first: Mapping[str, Any], content_type: str) -> RefusedError:
-    """Return the error for the first problem of a body.
-
-    The message does not repeat texts of the body, which may be long, private or invalid. It does
-    name the field, shortened.
-    """
-    if "json" not in content_type.lower() and first["type"] != "missing":
+    first = error.errors()[0]
+    is_json = "json" in request.headers.get("content-type", "").lower()
+    if not is_json and first["type"] != "missing":
         message = "the body is not marked as JSON; send content-type: application/json"
-        return RefusedError(422, message)
+        return json_response(RefusedError(422, message))
     if first["type"] == "json_invalid":
-        return RefusedError(400, f"the body is not valid JSON at character {first['loc'][-1]}")
+        message = f"the body is not valid JSON at character {first['loc'][-1]}"
+        return json_response(RefusedError(400, message))
     param = ".".join(shorten(str(part)) for part in first["loc"][1:]) or None
-    message = first["msg"].removeprefix("Value error, ")
-    return RefusedError(422, f"{param or 'body'}: {message}", param)
+    message = f"{param or 'body'}: {first['msg'].removeprefix('Value error, ')}"
+    return json_response(RefusedError(422, message, param))
 
 
 HEADERS = {
@@ -158,11 +148,7 @@ styles; after an update of the package, the browser uses the new files."""
 
 
 def file_route(path: Path) -> Route:
-    """Return the route of a file of the page.
-
-    The folder is not mounted as a whole: a mount would catch every path that no other route has,
-    and would answer a wrong method with 404.
-    """
+    """Return the route of a file of the page; mounting its folder would catch all other paths."""
 
     async def file(request: Request) -> Response:
         return FileResponse(path, headers=HEADERS)
@@ -203,15 +189,11 @@ def socket_url(listening: socket.socket) -> str:
 
 
 def make_server(app: FastAPI, *, log_requests: bool = True) -> uvicorn.Server:
-    """Return a uvicorn server for an application of `bertkit.serve.app`.
-
-    It uses asyncio's event loop even if uvloop is installed: uvloop accepts one connection per
-    iteration, so new connections would wait for seconds when many arrive at once.
-    """
+    """Return a uvicorn server for an application of `bertkit.serve.app`."""
     limits = app.state.service.limits
     config = uvicorn.Config(
         app,
-        loop="asyncio",
+        loop="asyncio",  # uvloop accepts one connection per iteration, so that many wait
         http="h11",  # which limits the size of a request's head
         ws="none",
         access_log=log_requests,

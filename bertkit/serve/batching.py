@@ -124,13 +124,7 @@ class Worker:
     async def answer(
         self, work: Any, tokens: int, prepare: Callable[[], Awaitable[PreparedRequest]]
     ) -> tuple[PreparedRequest, Any]:
-        """Admit a request, prepare it and wait for its result, all within the deadline.
-
-        `tokens` is an estimate that counts until the request is prepared.
-
-        Raises:
-            RefusedError: there is no room for the tokens, or the deadline has passed.
-        """
+        """Admit a request of about so many tokens, prepare it and wait for its result."""
         self.check_room(tokens, tokens)
         self.users += 1
         self.admitted += tokens
@@ -223,14 +217,9 @@ class Worker:
         self.metrics.computed(self.name, tokens, waits, seconds)
 
     def _compute(self, jobs: Sequence[QueuedRequest], tokens: int) -> list[Any]:
-        """Return the results, computed on this thread's cores or, for a single request, on all.
-
-        All cores are used in two cases: the model has no other request and this thread has one
-        core, so that no OpenMP workers of its own would fall asleep; or the request is so large
-        that it is worth distributing.
-        """
+        """Return the results, computed on this thread's cores or, for a single request, on all."""
         if self.all_cores and len(jobs) == 1:
-            alone = self.cores == 1 and jobs[0].alone
+            alone = self.cores == 1 and jobs[0].alone  # no OpenMP workers would fall asleep
             if alone or tokens >= self.all_cores.threads * LEAST_TOKENS:
                 future = self.all_cores.compute(lambda: compute_jobs(jobs))
                 if future is not None:

@@ -254,10 +254,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.pool, function)
 
     async def reload(self, name: str) -> ServedModel:
-        """Reload a model from its folder; the old model answers until then.
-
-        The reload continues even if the client disconnects.
-        """
+        """Reload a model, even if the client leaves; the old one answers until then."""
         old = self.find(name, "tokens")
         if name in self.loading:
             raise RefusedError(409, f"'{name}' is already being loaded; try again later")

@@ -54,10 +54,7 @@ def estimate_tokens(inputs: Sequence[Any]) -> int:
 
 
 def count_characters(example: Any) -> int:
-    """Estimate the characters of an input: its texts are read with each item of its lists.
-
-    Each item has at least one token.
-    """
+    """Estimate the characters of an input, whose texts are read with each item of its lists."""
     if isinstance(example, str):
         return len(example)
     values = list(example.values() if isinstance(example, Mapping) else example)
@@ -244,12 +241,7 @@ class Tokens:
 
 
 class AttentionMaps(Tokens):
-    """The attention weights of all heads, one byte each (paper section 3).
-
-    The encoder that serves predictions does not keep attention weights, so a second encoder is
-    built in fp32 at the first request. Its weights are kept from when the model was loaded, since
-    the folder may hold others by then.
-    """
+    """The attention weights of all heads, one byte each (paper section 3)."""
 
     def __init__(self, start: PretrainedWeights) -> None:
         super().__init__(start)
@@ -259,6 +251,7 @@ class AttentionMaps(Tokens):
 
     @cached_property
     def encoder(self) -> Encoder:
+        """The encoder in fp32, as that of the predictions does not keep attention weights."""
         return self.start.build(Encoder, keep_head=False, copy=False).model.eval()
 
     @torch.inference_mode()

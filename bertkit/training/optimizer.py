@@ -348,7 +348,7 @@ def load_latest(folder: Path, warn: Callable[[str], None], keep: int = 2) -> Che
 
 def load_checkpoint(path: Path, step: int) -> Checkpoint:
     """Read one checkpoint and verify its files; an error names the file that is damaged."""
-    content = read_object(path / PROGRESS, file_names=True)
+    content = read_object(path / PROGRESS)
     sealed = digest({key: value for key, value in content.items() if key != "sha256"})
     if content.get("sha256") != sealed or content.get("step") != step:
         raise BertkitError(f"{PROGRESS} is damaged (its checksum or its step is wrong)")

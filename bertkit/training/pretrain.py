@@ -353,7 +353,7 @@ def fit_recipe(run: Run, minutes: float, *, compiled: bool) -> list[str]:
     recipe, ranks = run.recipe, run.ranks
     asked = [*recipe.phases.steps, recipe.training.warmup_steps]
     run.budget = {"minutes": minutes, "steps": asked[:-1], "warmup_steps": asked[-1]}
-    recorded = ranks.on_rank0(lambda: read_optional(run.folder / RECIPE, file_names=True)) or {}
+    recorded = ranks.on_rank0(lambda: read_optional(run.folder / RECIPE)) or {}
     line = ""
     if ranks.broadcast(len(recorded)):
         numbers = asked  # of another budget: `claim_folder` refuses it

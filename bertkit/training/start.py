@@ -183,7 +183,7 @@ def claim_folder(run: Run) -> list[str]:
         if changes:
             write_json(folder / RECIPE, settings)
         here = environment()
-        recorded = read_optional(folder / ENVIRONMENT, file_names=True)
+        recorded = read_optional(folder / ENVIRONMENT)
         if not recorded:
             write_json(folder / ENVIRONMENT, here)
         return changes + differences(recorded or here, here, ignored={"command"})
