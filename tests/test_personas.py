@@ -177,9 +177,7 @@ def serving(person: Person, line: str) -> Iterator[str]:
 
 def test_an_engineer_with_a_private_corpus(person: Person) -> None:
     write_corpus(person.folder / "corpus")
-    person.bertkit("clean corpus --near --processes 1 --out clean.jsonl.zst --json clean.json")
-    counted = person.json("clean.json")
-    assert (counted["read"]["documents"], counted["kept"]["documents"]) == (64, 61)
+    person.bertkit("clean corpus --near --processes 1 --out clean.jsonl.zst")
     person.bertkit("learn clean.jsonl.zst --size 150 --processes 1 --out tokenizer")
     person.bertkit(
         "prepare clean.jsonl.zst --tokenizer tokenizer --held-out 0.1 --processes 1 --out store"

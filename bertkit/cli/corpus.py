@@ -8,13 +8,8 @@ from typing import Annotated
 from bertkit.cli.options import FLATTEN, USUAL_READING, Language, Reading
 from bertkit.corpus.clean import CLEAN_DEFAULTS, CleanOptions, clean
 from bertkit.corpus.prepare import prepare
-from bertkit.files import check_output, write_json
 from bertkit.text.sources import TextSource
-from bertkit.tokenizer.learn import (
-    LEARN_DEFAULTS,
-    LearnOptions,
-    learn_tokenizer,
-)
+from bertkit.tokenizer.learn import LEARN_DEFAULTS, LearnOptions, learn_tokenizer
 
 
 def clean_command(
@@ -22,20 +17,16 @@ def clean_command(
     out: Path,
     options: Annotated[CleanOptions, FLATTEN] = CLEAN_DEFAULTS,
     reading: Annotated[Reading, FLATTEN] = USUAL_READING,
-    json: Path | None = None,
 ) -> None:
     """Drop duplicates and documents of unwanted lengths from text, and count what is dropped.
 
     Args:
         paths: Files, folders, globs, or Hugging Face data sets, as for `bertkit prepare`.
         out: The file to write: NAME.jsonl, NAME.jsonl.gz or NAME.jsonl.zst.
-        json: A JSON file to write the counts to.
     """
-    json = json and check_output(json, paths)
-    text = TextSource(paths, reading.format, reading.column)
-    cleaned = clean(text, out, options, processes=reading.processes)
-    if json is not None:
-        write_json(json, {"read": cleaned.read.to_dict(), "kept": cleaned.written.to_dict()})
+    clean(
+        TextSource(paths, reading.format, reading.column), out, options, processes=reading.processes
+    )
 
 
 def learn_command(

@@ -164,14 +164,12 @@ def extract_file(
     out = check_out(out, file, ".parquet")
     start, where = read_pretrained(model), choose_device(device)
     encoder = start.build(Encoder, keep_head=False).model.to(where)
-    counts = TextCounts()
-    texts = read_lines(file, column, counts)
-    mode = choose_precision(precision, where)
-    with Console() as console:
-        options: Any = {"device": where, "precision": mode, "part": console.part}
-        features = extract(encoder, start.tokenizer, texts, extraction, **options)
-        write_features(out, features, console, "features", first_number(file))
-        console.say(*describe_skipped(counts.skipped, counts.examples))
+    options: Any = {"device": where, "precision": choose_precision(precision, where)}
+
+    def features(texts: Iterator[str], console: Console) -> Iterator[TextFeatures]:
+        return extract(encoder, start.tokenizer, texts, extraction, part=console.part, **options)
+
+    write_features(out, file, column, features, "features")
 
 
 def embed_file(
@@ -204,18 +202,15 @@ def embed_file(
     embedder = load_embedder(
         model, device=device, precision=precision, pooling=pooling, normalize=normalize
     )
-    counts = TextCounts()
 
-    def features() -> Iterator[TextFeatures]:
-        for chunk in text_chunks(read_lines(file, column, counts)):
+    def features(texts: Iterator[str], console: Console) -> Iterator[TextFeatures]:
+        for chunk in text_chunks(texts):
             encoded = embedder.tokenize(chunk)
             vectors = embedder.vectors(encoded, console.part(len(encoded)))
             for text, vector in zip(encoded, vectors, strict=True):
                 yield TextFeatures(vector[None], [], [], len(text.parts))
 
-    with Console() as console:
-        write_features(out, features(), console, "embedding", first_number(file))
-        console.say(*describe_skipped(counts.skipped, counts.examples))
+    write_features(out, file, column, features, "embedding")
 
 
 def check_out(out: Path | str, file: Path | str, *endings: str) -> Path:
@@ -226,35 +221,37 @@ def check_out(out: Path | str, file: Path | str, *endings: str) -> Path:
     return path
 
 
-def first_number(file: Path | str) -> int:
-    """Return the number of the first text, as in predictions: 1 for a line, 0 for a row."""
-    return int(find_sources([file])[0].format == "text")
-
-
 def write_features(
-    out: Path, features: Iterable[TextFeatures], console: Console, title: str, first: int
+    out: Path,
+    file: Path | str,
+    column: str,
+    compute: Callable[[Iterator[str], Console], Iterator[TextFeatures]],
+    title: str,
 ) -> None:
-    """Write vectors one text at a time, as they are computed; `first` is the first one's number."""
-    console.start(None, title=title, unit="texts")
-    texts = rows = windowed = width = 0
+    """Write the vectors of a file's texts one text at a time, as they are computed."""
+    counts, texts, rows, windowed, width = TextCounts(), 0, 0, 0, 0
+    first = int(find_sources([file])[0].format == "text")  # lines are numbered from 1, rows from 0
 
-    def counted() -> Iterator[TextFeatures]:
+    def features() -> Iterator[TextFeatures]:
         nonlocal texts, rows, windowed, width
-        for text in features:
+        for text in compute(read_lines(file, column, counts), console):
             yield text
             texts, rows = texts + 1, rows + len(text.vectors)
             windowed, width = windowed + (text.windows > 1), text.vectors.shape[1]
 
-    with new_file(out) as temporary, disk_errors(out):
-        if out.suffix == ".npy":
-            write_array(temporary, counted())
-        else:
-            write_parquet(temporary, counted(), first)
-    console.close()
-    console.say(
-        f"{out}: {texts:,} texts, {rows:,} vectors of {width:,} numbers, {windowed:,} texts in "
-        "several windows"
-    )
+    with Console() as console:
+        console.start(None, title=title, unit="texts")
+        with new_file(out) as temporary, disk_errors(out):
+            if out.suffix == ".npy":
+                write_array(temporary, features())
+            else:
+                write_parquet(temporary, features(), first)
+        console.close()
+        console.say(
+            f"{out}: {texts:,} texts, {rows:,} vectors of {width:,} numbers, {windowed:,} texts in "
+            "several windows",
+            *describe_skipped(counts.skipped, counts.examples),
+        )
 
 
 def write_array(path: Path, features: Iterable[TextFeatures]) -> None:

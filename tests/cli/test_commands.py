@@ -128,7 +128,6 @@ def test_a_missing_file_or_column_is_named(line: str, named: str, fails: Fails) 
     ("line", "named"),
     [
         ("clean texts.txt --out folder", "folder"),
-        ("clean texts.txt --out new.jsonl --json folder", "folder"),
         ("learn texts.txt --out rows.csv", "rows.csv"),
         ("clean texts.txt --out texts.txt/new.jsonl", "texts.txt"),
         ("predict embed bert texts.txt --out folder", "folder"),
