@@ -265,13 +265,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def escaped(text: str) -> str:
-    r"""Return text that UTF-8 can encode: undecodable bytes of file names become \udcXX."""
-    return text.encode(errors="backslashreplace").decode()
-
-
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text atomically, with undecodable bytes of file names `escaped`."""
+    r"""Write UTF-8 text atomically; undecodable bytes of file names become \udcXX."""
     content = text.encode(errors="backslashreplace")
     write_atomic(path, lambda temporary: temporary.write_bytes(content))
 

@@ -27,6 +27,7 @@ def save_task(
 ) -> None:
     """Write the directory of a task's model with random weights."""
     known = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
+    known |= {"head": task.head, "problem_type": task.problem_type}
     save_model(folder, task.build(config), tokenizer, known | details)
 
 

@@ -89,25 +89,27 @@ def hub_error(error: Exception, name: HubName) -> BertkitError:
     response: Any = getattr(error, "response", None)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, errors.GatedRepoError):
-        text = f"-gated: {name} is gated: accept its conditions on its page, then {LOGIN}"
+        kind, said = "-gated", f"{name} is gated: accept its conditions on its page, then {LOGIN}"
     elif isinstance(error, errors.RevisionNotFoundError):
-        text = f"-revision: {name.repo} has no revision '{name.revision}'"
+        kind, said = "-revision", f"{name.repo} has no revision '{name.revision}'"
     elif isinstance(error, errors.RepositoryNotFoundError):
-        text = (
-            f"-not-found: {name} is neither a folder nor a model of the hub; check it, or {LOGIN}"
-        )
+        kind = "-not-found"
+        said = f"{name} is neither a folder nor a model of the hub; check it, or {LOGIN}"
     elif response is not None and response.status_code in (401, 403):
-        text = f"-forbidden: the hub refused your access to {name} ({reason}): {LOGIN}"
+        kind, said = "-forbidden", f"the hub refused your access to {name} ({reason}): {LOGIN}"
     elif isinstance(error, errors.LocalEntryNotFoundError):
         cause = type(error.__cause__).__name__ if error.__cause__ else reason
-        text = (
-            f"-offline: {name} is neither a folder nor in the hub's cache, and the hub cannot be "
-            f"reached ({cause}); where it can, run `hf download {name.repo} --local-dir "
-            f"{name.repo.rpartition('/')[2]}`, and give that folder"
+        kind, said = (
+            "-offline",
+            (
+                f"{name} is neither a folder nor in the hub's cache, and the hub cannot be reached "
+                f"({cause}); where it can, run `hf download {name.repo} --local-dir "
+                f"{name.repo.rpartition('/')[2]}`, and give that folder"
+            ),
         )
     elif isinstance(error, OSError) and error.filename is not None:
-        text = f"-cache: cannot store {name} in the cache ({error}); set HF_HOME"
+        kind, said = "-cache", f"cannot store {name} in the cache ({error}); set HF_HOME"
     else:
-        text = f": the hub failed for {name} ({type(error).__name__}: {reason}); run it again"
-    code, _, message = text.partition(": ")
-    return BertkitError(message, code=f"hub{code}")
+        failure = f"{type(error).__name__}: {reason}"
+        kind, said = "", f"the hub failed for {name} ({failure}); run it again"
+    return BertkitError(said, code=f"hub{kind}")

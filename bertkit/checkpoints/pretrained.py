@@ -44,7 +44,7 @@ SUPPORTED = {
 """The required values of these `config.json` fields if present; others mean another network."""
 MAX_SHARED_LAYERS = 1000
 """The maximum depth if layers share weights: no file's size limits what a config then asks for."""
-TUNED_HEADS = ("classifier.", "qa_outputs.", "output_weights", "output_bias", "cls.squad.")
+TUNED_PREFIXES = ("classifier.", "qa_outputs.", "output_weights", "output_bias", "cls.squad.")
 """The beginnings of the names of tensors in heads of fine-tuned models, ours and Google's."""
 COMMIT_FOLDER = re.compile(r"models--(?P<repo>.+)/snapshots/(?P<commit>[0-9a-f]{40})")
 """The end of the path of a model in the hub's cache."""
@@ -236,9 +236,8 @@ def check_config_sizes(config: ModelConfig, tensors: Mapping[str, Tensor], sourc
         "encoder.layers.0.intermediate.weight": (config.intermediate_size, config.hidden_size),
     }
     for name, shape in wanted.items():
-        if name not in tensors:
-            raise BertkitError(f"{source} lacks {file_list([name])}; it is not a complete BERT")
-        check_shape(name, tensors[name], shape, source)
+        if name in tensors:
+            check_shape(name, tensors[name], shape, source)
     layers = sum(name.endswith("intermediate.weight") for name in tensors)
     if layers != (1 if config.share_layers else config.num_hidden_layers):
         raise BertkitError(f"{source}: the weights have {layers} layers, and config.json says more")
@@ -257,7 +256,7 @@ def is_optional_weight(name: str) -> bool:
 
 def tuned_tensors(names: Iterable[str]) -> list[str]:
     """Return the names that belong to the head of a fine-tuned model."""
-    return [name for name in names if name.startswith(TUNED_HEADS)]
+    return [name for name in names if name.startswith(TUNED_PREFIXES)]
 
 
 def load_config(directory: Path) -> ModelConfig:

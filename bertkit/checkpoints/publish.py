@@ -16,7 +16,7 @@ from bertkit.checkpoints.hub import CARD, CONFIGS, REPOSITORY, HubName, hub_erro
 from bertkit.checkpoints.pretrained import read_details
 from bertkit.checkpoints.sentence_transformers import is_embedder
 from bertkit.errors import BertkitError
-from bertkit.files import dotted_values, escaped, from_home, read_object
+from bertkit.files import dotted_values, from_home, read_object
 
 PUBLISHED = (
     *(*CONFIGS, "model.onnx", "model.safetensors"),
@@ -55,7 +55,7 @@ def push(model: Path | str, name: str, *, private: bool = False) -> Published:
         raise BertkitError(f"'{name}' is not a name on the hub; give ORG/NAME", code="hub-name")
     files: dict[str, str | bytes] = {f: str(folder / f) for f in published_files(folder)}
     if CARD not in files:
-        files[CARD] = new_card(folder, name).encode()
+        files[CARD] = new_card(folder, name).encode(errors="backslashreplace")
     api = HfApi(library_name="bertkit", library_version=bertkit.__version__)
     try:
         api.create_repo(name, private=private or None, exist_ok=True)
@@ -128,7 +128,7 @@ def new_card(folder: Path, name: str) -> str:
     scores = dotted_values(details.get("scores", {}))
     if rows := [f"| {plain(metric)} | {plain(value)} |" for metric, value in scores]:
         parts.append("| score | value |\n| --- | --- |\n" + "\n".join(rows))
-    return escaped("\n\n".join(parts)) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def plain(value: object) -> str:

@@ -37,16 +37,6 @@ from bertkit.model.heads import PretrainingModel, ReplacedTokenModel
 if TYPE_CHECKING:
     from bertkit.tokenizer.wordpiece import Tokenizer
 
-SAVED_HEADS = {
-    "classification": ("sequence", ""),
-    "multi-label-classification": ("sequence", "multi_label_classification"),
-    "regression": ("sequence", "regression"),
-    "multiple-choice": ("choice", ""),
-    "token-classification": ("token", ""),
-    "question-answering": ("span", ""),
-}
-"""Task -> head (a key of `Family.classes`) and transformers' `problem_type`."""
-
 
 def save_model(
     directory: Path, model: nn.Module, tokenizer: Tokenizer, details: Mapping[str, Any]
@@ -54,7 +44,8 @@ def save_model(
     """Write a complete model directory, which replaces an older one, or, after any error, nothing.
 
     The model is unwrapped (not compiled or distributed) and has a `config`. The details are the
-    content of `bertkit.json`; their "labels", a list of names, also go to `config.json`.
+    content of `bertkit.json`; those of a tuned model have its "head", a key of `Family.classes`,
+    and its "labels" and transformers' "problem_type", which also go to `config.json`.
     """
     config = model.config
     assert isinstance(config, ModelConfig)
@@ -73,16 +64,10 @@ def save_model(
 def head_of(model: nn.Module, details: Mapping[str, Any]) -> str:
     """Return the head of a model, a key of `Family.classes`."""
     if hasattr(model, "classifier") or hasattr(model, "qa_outputs"):
-        return saved_head(details)[0]
+        return str(details.get("head", "sequence"))
     if isinstance(model, PretrainingModel):
         return "words" if model.nsp is None else "pairs"
     return "replaced" if hasattr(model, "rtd") else "encoder"
-
-
-def saved_head(details: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the head and the problem type of a task; of a type unknown here, it says its head."""
-    other = str(details.get("head", "sequence")), ""
-    return SAVED_HEADS.get(str(details.get("task")), other)
 
 
 def saved_class(model: nn.Module, details: Mapping[str, Any]) -> tuple[Family, str]:
@@ -104,7 +89,7 @@ def config_fields(model: nn.Module, details: Mapping[str, Any], pad_id: int) -> 
     fields["hidden_act"] = {"gelu": "gelu", "gelu_tanh": "gelu_new"}[config.hidden_act]
     head = getattr(model, "classifier", getattr(model, "qa_outputs", None))
     if isinstance(head, nn.Linear):
-        if problem := saved_head(details)[1]:
+        if problem := details.get("problem_type"):
             fields["problem_type"] = problem
         labels = details.get("labels") or [f"LABEL_{i}" for i in range(head.out_features)]
         if len(labels) != head.out_features:

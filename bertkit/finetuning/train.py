@@ -270,6 +270,7 @@ def tuned_details(data: TaskData, task: Task) -> dict[str, Any]:
     return {
         "task": task.task_type,
         "head": task.head,
+        "problem_type": task.problem_type,
         "labels": list(task.labels),
         "settings": task.settings(),
         "data": data.name,

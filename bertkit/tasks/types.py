@@ -353,8 +353,8 @@ def is_tuned(folder: Path) -> bool:
 def task_details(folder: Path) -> dict[str, Any]:
     """Return the task, labels and settings of a fine-tuned model, as in `bertkit.json`."""
     details, config = read_details(folder), read_optional(folder / "config.json")
-    if str(details.get("task")) in TASKS:
-        return details
+    if known := TASKS.get(str(details.get("task"))):
+        return {"head": known.head, "problem_type": known.problem_type, **details}
     task = transformers_task(config, folder)
     if task is None:
         what = details.get("task") or (config.get("architectures") or ["none"])[0]
@@ -366,7 +366,8 @@ def task_details(folder: Path) -> dict[str, Any]:
     settings = task.from_transformers(config.get("max_position_embeddings", 512), labels)
     # for tasks without label names, transformers writes LABEL_0, LABEL_1
     names = labels if task.has_labels else list(task.labels)
-    return {"task": task.task_type, "labels": names, "settings": settings}
+    kind = {"task": task.task_type, "head": task.head, "problem_type": task.problem_type}
+    return {**kind, "labels": names, "settings": settings}
 
 
 def transformers_task(config: Mapping[str, Any], folder: Path) -> type[Task] | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from bertkit.checkpoints.save import save_generator, save_model
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.files import as_json, escaped, from_home, read_optional
+from bertkit.files import as_json, from_home, read_optional
 from bertkit.pretraining_data.loader import (
     START,
     DataPosition,
@@ -330,9 +330,7 @@ def write_model(run: Run, folder: Path) -> None:
         "steps": run.step,
         "start": run.initial.hub if run.initial else "",
         # without paths: the model may be published
-        "corpora": [
-            {"name": escaped(store.folder.name), "content_hash": store.content_hash, "share": 1.0}
-        ],
+        "corpora": [{"name": store.folder.name, "content_hash": store.content_hash, "share": 1.0}],
     }
     if run.recipe.objectives.token == "rtd":
         beside = "generator" if folder.name == "model" else f"generator-{folder.name}"

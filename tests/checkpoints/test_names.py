@@ -25,6 +25,7 @@ from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel, ReplacedTokenModel
 from bertkit.model.outputs import ClassificationModel, SpanModel, TokenClassificationModel
 from bertkit.pretraining_data.batch import Packed
+from bertkit.tasks.types import TASKS
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import load_encoder
 
@@ -150,13 +151,8 @@ def with_large_weights(model: Any) -> Any:
 @pytest.fixture
 def write(tokenizer: Tokenizer, tmp_path: Path) -> Callable[[Any, str], Path]:
     def save(model: Any, head: str) -> Path:
-        task = (
-            {"task": head}
-            if head
-            in ("classification", "multiple-choice", "token-classification", "question-answering")
-            else {}
-        )
-        save_model(tmp_path / "model", model, tokenizer, task)
+        details = {"task": head, "head": TASKS[head].head} if head in TASKS else {}
+        save_model(tmp_path / "model", model, tokenizer, details)
         return tmp_path / "model"
 
     return save
