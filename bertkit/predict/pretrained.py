@@ -43,6 +43,7 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
 
 MASK = "[MASK]"
+CUT_PAIRS = "pairs cut to the tokens around their boundary"
 SCORED_TOKENS = 1 << 20
 """The number of tokens in the masked copies that are in memory at a time."""
 HEAD_ROWS = 256
@@ -63,14 +64,6 @@ class MaskedText(NamedTuple):
     """A window for each mask; its target is the index of the mask."""
     top: int
     """The number of candidates for each mask."""
-
-
-class PairSequence(NamedTuple):
-    """A pair of texts as one sequence."""
-
-    part: ItemPart
-    cut: bool
-    """Whether only the tokens next to the boundary are there."""
 
 
 class SentenceScore(NamedTuple):
@@ -231,13 +224,12 @@ class Predictor:
             if not first or not second:
                 raise BertkitError("next-sentence needs two texts, but one of them has no tokens")
             sequences.append(self.pair_sequence(first, second))
-        if lost := sum(pair.cut for pair in sequences):
-            what = "pairs cut to the tokens around their boundary"
-            warnings.warn(f"{what}: {lost:,}", stacklevel=2)
+        if cut := sum(pair.target for pair in sequences):
+            warnings.warn(f"{CUT_PAIRS}: {cut:,}", stacklevel=2)
         return self.next_probabilities(sequences)
 
-    def pair_sequence(self, first: Sequence[int], second: Sequence[int]) -> PairSequence:
-        """Return a pair as one sequence; a long one keeps the tokens next to its boundary."""
+    def pair_sequence(self, first: Sequence[int], second: Sequence[int]) -> ItemPart:
+        """Return a pair, cut around its boundary if it is long; the target says whether it is."""
         if self.model.config.type_vocab_size == 1:
             raise BertkitError(ONE_SEGMENT)
         room = self.max_length - 3
@@ -245,9 +237,9 @@ class Predictor:
         if cut:
             size = min(len(second), max(room // 2, room - len(first)))
             first, second = first[-(room - size) :], second[:size]
-        return PairSequence(ItemPart((self.sequence(first, second),)), cut)
+        return ItemPart((self.sequence(first, second),), cut)
 
-    def next_probabilities(self, pairs: Sequence[PairSequence]) -> list[float]:
+    def next_probabilities(self, pairs: Sequence[ItemPart]) -> list[float]:
         """Return, for each pair, the probability that the second text follows the first."""
 
         def forward(batch: TaskBatch) -> Tensor:
@@ -255,7 +247,7 @@ class Predictor:
             assert logits is not None
             return logits.float().softmax(-1)[:, :1]
 
-        return [float(row[0, 0]) for row in self.run(forward, [pair.part for pair in pairs])]
+        return [float(row[0, 0]) for row in self.run(forward, pairs)]
 
     def hidden(self, texts: Iterable[str]) -> list[Tensor]:
         """Return each text's last hidden states, (tokens, width), including [CLS] and [SEP].

@@ -25,7 +25,7 @@ from bertkit.model.encoder import ONE_SEGMENT, Encoder, Layer
 from bertkit.model.outputs import attention_weights
 from bertkit.predict.embeddings import Embedder, EncodedText
 from bertkit.predict.load import TaskPredictor
-from bertkit.predict.pretrained import MASK, MaskedText, PairSequence, Predictor
+from bertkit.predict.pretrained import CUT_PAIRS, MASK, MaskedText, Predictor
 from bertkit.pretraining_data.batch import pack
 from bertkit.serve.admission import (
     CHARACTERS_PER_TOKEN,
@@ -35,7 +35,7 @@ from bertkit.serve.admission import (
     too_many_tokens,
 )
 from bertkit.serve.batching import PreparedRequest
-from bertkit.tasks.task import Items
+from bertkit.tasks.task import ItemPart, Items
 from bertkit.tokenizer.wordpiece import PairEncoding
 
 MAX_CANDIDATES = 50_000
@@ -188,11 +188,10 @@ class NextSentence:
                     param = f"inputs.{number}.{field}"
                     raise RefusedError(422, f"{param}: the text has no tokens", param)
             pairs.append(self.predictor.pair_sequence(*ids))
-        size, lost = sum(pair.part.tokens for pair in pairs), sum(pair.cut for pair in pairs)
-        cut = {"pairs cut to the tokens around their boundary": lost} if lost else {}
-        return PreparedRequest(pairs, size, len(pairs), cut=cut)
+        size, cut = sum(pair.tokens for pair in pairs), sum(pair.target for pair in pairs)
+        return PreparedRequest(pairs, size, len(pairs), cut={CUT_PAIRS: cut} if cut else {})
 
-    def run(self, many: Sequence[list[PairSequence]]) -> list[list[float]]:
+    def run(self, many: Sequence[list[ItemPart]]) -> list[list[float]]:
         return split_results(self.predictor.next_probabilities(joined(many)), many)
 
     def rows(self, content: Any, probabilities: Sequence[float]) -> list[Any]:
