@@ -11,9 +11,6 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
 TEXT, GRID, BAND, BERTKIT, SLOWER = "#1c1e21", "#d8dce2", "#c3c9d1", "#2563a8", "#c8501e"
 STYLE = {
     "svg.hashsalt": "bertkit",
@@ -68,6 +65,8 @@ NAMES = {
 
 def charts(results: Path) -> dict[str, str]:
     """Return every chart as SVG by the name of its file."""
+    import matplotlib as mpl
+
     with mpl.rc_context(STYLE):
         drawings = {"speed.svg": speed(results), "quality.svg": quality(results)}
         for name in ("pretraining", "pretraining-amx", "finetuning", "finetuning-amx"):
@@ -190,13 +189,15 @@ def rows_of(results: Path, name: str) -> dict[str, Any]:
     return json.loads(text)["rows"]
 
 
-def canvas(rows: int, *, row: float, left: float, right: float) -> tuple[Figure, Any]:
+def canvas(rows: int, *, row: float, left: float, right: float) -> tuple[Any, Any]:
     """Return a figure and axes whose height follows from the rows, the first of them at the top.
 
     `row` is the height of a row in inches; `left` and `right` are the shares of the width that are
     kept free for text.
     """
     height = rows * row + TOP + BOTTOM
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(WIDTH, height), facecolor="white")
     axes = figure.add_axes((left, BOTTOM / height, 1 - left - right, rows * row / height))
     axes.set_ylim(rows - 0.5, -0.5)
@@ -207,7 +208,7 @@ def canvas(rows: int, *, row: float, left: float, right: float) -> tuple[Figure,
     return figure, axes
 
 
-def drawn(figure: Figure) -> str:
+def drawn(figure: Any) -> str:
     """Return a figure as SVG without anything that changes from run to run."""
     buffer = io.StringIO()
     none = dict.fromkeys(("Date", "Creator", "Format", "Type"))

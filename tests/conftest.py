@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -23,19 +24,31 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background job 
 
 import numpy as np
 import pytest
-import torch  # before what is instrumented, or its bytecode is not found
 
-from bertkit.corpus.prepare import prepare
-from bertkit.corpus.store import TokenStore
-from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # only the processes that run tests import torch, not the one that starts them
+    from bertkit.corpus.store import TokenStore
     from bertkit.model.encoder import Encoder, ModelConfig
+    from bertkit.tokenizer.wordpiece import Tokenizer
+
+
+def pytest_collectstart() -> None:
+    """Import torch before what is instrumented, or its bytecode is not found."""
+    import torch  # noqa: F401
+
+    gc.disable()  # while modules are imported; collections would traverse all of them
+
+
+def pytest_collection_finish() -> None:
+    """Leave what has been imported out of every later collection."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Each test begins with one thread, also after one that has left another number behind."""
+    import torch
+
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
 
@@ -47,6 +60,8 @@ GROUPED = (
     *("serve/test_page.py", "serve/test_process.py", "export/test_export.py"),
 )
 """The modules of which one worker runs all tests, because their fixtures take long to make."""
+ORACLES = pytest.mark.xdist_group("oracles")
+"""Of tests that import large libraries to compare with; one worker runs them all."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,6 +70,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         module = item.path.relative_to(Path(__file__).parent).as_posix()
         if module in GROUPED:
             item.add_marker(pytest.mark.xdist_group(module))
+        elif "transformers" in getattr(item, "fixturenames", ()):
+            item.add_marker(ORACLES)
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
@@ -63,7 +80,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            if isinstance(report, pytest.TestReport):
+            if type(report) is pytest.TestReport:  # and not a part of one
                 folder = Path(report.nodeid.partition("::")[0]).parent.as_posix()
                 seconds[folder] += report.duration  # type: ignore[assignment]
     for folder, time in seconds.most_common():
@@ -94,6 +111,12 @@ def need_precision(name: str, config: ModelConfig) -> None:
 
     if name not in possible_modes(config):
         pytest.skip(f"the processor has no {name} for this network")
+
+
+@pytest.fixture(scope="session")
+def transformers() -> Any:
+    """The library, which takes seconds to import."""
+    return pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="session")
@@ -136,6 +159,8 @@ def corpus_text() -> str:
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """Whole words for the first twenty words, pieces for the rest."""
+    from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+
     pieces = list(WORDS[:20]) + [word[:3] for word in WORDS[20:]]
     continuations = [f"##{word[3:]}" for word in WORDS[20:]]
     letters = list("abcdefghijklmnopqrstuvwxyz.,")
@@ -150,6 +175,8 @@ def store(
     corpus_text: str, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> TokenStore:
     """A small token store with held-out documents; tests must not write into it."""
+    from bertkit.corpus.prepare import prepare
+
     folder = tmp_path_factory.mktemp("store")
     text = folder / "corpus.txt"
     text.write_text(corpus_text)

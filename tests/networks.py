@@ -60,9 +60,8 @@ def batch() -> Batch:
 
 
 @pytest.fixture
-def twin() -> Callable[..., Any]:
+def twin(transformers: Any) -> Callable[..., Any]:
     """A transformers model of a class with the sizes and weights of ours."""
-    transformers = pytest.importorskip("transformers")
 
     def make(model: Any, name: str) -> Any:
         fields = dict(vars(model.config))

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import pandas
 import pytest
 import torch
 from huggingface_hub import ModelCard
@@ -95,6 +94,7 @@ print(json.dumps([best.scores["dev"]["accuracy"], list(folds)]))
 def test_an_analyst_with_a_table(person: Person) -> None:
     columns = ["ticket", "body", "team"]
     index = [i % 5 for i in range(len(TICKETS))]
+    pandas = pytest.importorskip("pandas")
     tickets = pandas.DataFrame(TICKETS, columns=columns, index=index)
     tickets.to_csv(person.folder / "tickets.csv")
     accuracy, folds = person.python(ANALYSIS)

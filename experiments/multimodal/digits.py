@@ -18,7 +18,6 @@ from statistics import median
 
 import numpy as np
 import torch
-from sklearn import datasets
 from torch import Tensor, nn
 
 from bertkit.checkpoints.pretrained import read_pretrained
@@ -58,6 +57,8 @@ class Examples:
 
 def load_digits(*, held_out: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the images, (images, 8, 8) with values from -1 to 1, and their digits."""
+    from sklearn import datasets
+
     data = datasets.load_digits()
     chosen = (np.arange(len(data.target)) % 3 == 0) == held_out
     images = data.images.astype(np.float32) / LAST_PIXEL * 2 - 1

@@ -91,9 +91,8 @@ def test_a_saved_model_is_complete_and_comes_back_equal(
 
 @pytest.mark.parametrize("act", ["gelu", "gelu_tanh"])
 def test_transformers_loads_what_we_save(
-    act: str, config: ModelConfig, tmp_path: Path, batch: Any, padded: Any
+    act: str, config: ModelConfig, tmp_path: Path, batch: Any, padded: Any, transformers: Any
 ) -> None:
-    transformers = pytest.importorskip("transformers")
     torch.manual_seed(1)
     model = PretrainingModel(ModelConfig(**{**vars(config), "hidden_act": act})).eval()
     save_model(tmp_path / "model", model, FakeTokenizer(), {})
@@ -117,8 +116,9 @@ def test_transformers_loads_what_we_save(
     assert equal(model, load_pretraining_model(tmp_path / "back"))
 
 
-def test_the_real_tokenizer_completes_the_directory(config: ModelConfig, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+def test_the_real_tokenizer_completes_the_directory(
+    config: ModelConfig, tmp_path: Path, transformers: Any
+) -> None:
     words = ["the", "river", "bridge", "##s", "."]
     tokenizer = Tokenizer.from_vocabulary([*words, *SPECIAL_TOKENS], lowercase=True)
     save_model(tmp_path / "model", Encoder(config), tokenizer, {})
@@ -139,8 +139,9 @@ def test_the_real_tokenizer_completes_the_directory(config: ModelConfig, tmp_pat
     check_vocabulary(load_config(tmp_path / "model"), Tokenizer.load(tmp_path / "model").size)
 
 
-def test_transformers_loads_encoders_and_classifiers(config: ModelConfig, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+def test_transformers_loads_encoders_and_classifiers(
+    config: ModelConfig, tmp_path: Path, transformers: Any
+) -> None:
     save_model(tmp_path / "encoder", Encoder(config), FakeTokenizer(), {})
     other, report = transformers.AutoModel.from_pretrained(
         tmp_path / "encoder", output_loading_info=True

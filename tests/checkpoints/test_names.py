@@ -29,8 +29,6 @@ from bertkit.tasks.types import TASKS
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import load_encoder
 
-transformers = pytest.importorskip("transformers")
-
 NETWORKS: dict[str, dict[str, Any]] = {
     "bert": {},
     "albert": {"share_layers": True, "embedding_size": 8},
@@ -207,7 +205,14 @@ def assert_is_a_start(folder: Path, model: Any) -> None:
 
 @pytest.mark.parametrize(("network", "head", "name"), KNOWN)
 def test_transformers_computes_the_same(
-    network: str, head: str, name: str, make: Any, write: Any, batch: Any, padded: Any
+    network: str,
+    head: str,
+    name: str,
+    make: Any,
+    write: Any,
+    batch: Any,
+    padded: Any,
+    transformers: Any,
 ) -> None:
     tanh = (network, head) in (("albert", "pairs"), ("factorised", "replaced"))
     model = make(network, head, hidden_act="gelu_tanh" if tanh else "gelu")
@@ -234,7 +239,7 @@ def test_transformers_computes_the_same(
 
 @pytest.mark.parametrize(("network", "head"), OWN)
 def test_what_transformers_has_not_is_read_back(
-    network: str, head: str, make: Any, write: Any, batch: Any
+    network: str, head: str, make: Any, write: Any, batch: Any, transformers: Any
 ) -> None:
     model = make(network, head)
     folder = write(model, head)
@@ -262,7 +267,7 @@ def test_poolers_come_back_where_the_class_has_one(make: Any, write: Any) -> Non
     assert "encoder.pooler.weight" in load_model(folder, Encoder).missing_keys
 
 
-def theirs(name: str, **fields: Any) -> Any:
+def theirs(transformers: Any, name: str, **fields: Any) -> Any:
     """A network of transformers with large random weights."""
     torch.manual_seed(1)
     sizes = {
@@ -306,9 +311,15 @@ FOREIGN = [
 
 @pytest.mark.parametrize(("name", "head", "fields"), FOREIGN)
 def test_directories_of_transformers_load(
-    name: str, head: str, fields: dict[str, Any], tmp_path: Path, batch: Any, padded: Any
+    name: str,
+    head: str,
+    fields: dict[str, Any],
+    tmp_path: Path,
+    batch: Any,
+    padded: Any,
+    transformers: Any,
 ) -> None:
-    other = theirs(name, **fields)
+    other = theirs(transformers, name, **fields)
     other.save_pretrained(tmp_path)
     loaded = load_model(tmp_path, BUILD[head])
     assert all(new.startswith(("generator.", "encoder.pooler.")) for new in loaded.missing_keys), (
@@ -323,7 +334,7 @@ def test_directories_of_transformers_load(
 
 
 def test_both_parts_of_electra_are_directories(
-    make: Any, tokenizer: Tokenizer, tmp_path: Path, batch: Any, padded: Any
+    make: Any, tokenizer: Tokenizer, tmp_path: Path, batch: Any, padded: Any, transformers: Any
 ) -> None:
     model = with_large_weights(ReplacedTokenModel(make("factorised", "encoder").config, 2 / 3))
     model.eval()
@@ -387,9 +398,8 @@ def test_configs_that_do_not_fit(changes: dict[str, Any], make: Any, write: Any)
 
 @pytest.mark.parametrize("family", ["bert", "albert", "electra"])
 def test_fields_that_a_config_leaves_out_are_those_of_its_family(
-    family: str, tmp_path: Path
+    family: str, tmp_path: Path, transformers: Any
 ) -> None:
-    transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoConfig.for_model(family)
     bare = {"model_type": family, "vocab_size": theirs.vocab_size}
     write_json(tmp_path / "config.json", bare)

@@ -19,6 +19,7 @@ from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+from tests.conftest import ORACLES
 from tests.networks import write_pooling
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZàσς:[],."
@@ -79,6 +80,7 @@ def test_a_token_that_sees_no_other_is_refused(cased: Tokenizer, tmp_path: Path)
     assert own(folder, "mean").settings.pooling == "mean"
 
 
+@ORACLES
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -100,6 +102,7 @@ def test_every_mode_equals_sentence_transformers_or_is_refused(
     np.testing.assert_allclose(own(folder).encode(TEXTS), theirs(folder, TEXTS), atol=1e-5)
 
 
+@ORACLES
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -50,8 +50,9 @@ def walk(module: Any, variable: str) -> torch.nn.Parameter:
     return module
 
 
-def test_the_genuine_checkpoint_computes_what_transformers_computes(fixture: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+def test_the_genuine_checkpoint_computes_what_transformers_computes(
+    fixture: Path, transformers: Any
+) -> None:
     model = load_pretraining_model(fixture)
     config = transformers.BertConfig.from_json_file(fixture / "bert_config.json")
     other = transformers.BertForPreTraining(config).eval()

@@ -17,7 +17,7 @@ from experiments.multimodal.digits import (
     train,
 )
 
-pytest.importorskip("sklearn")
+pytestmark = pytest.mark.xdist_group("oracles")  # scikit-learn has the images
 TEXTS = [[8, 9, 10], [7], [6, 6, 9, 10, 8]]
 
 

@@ -6,6 +6,7 @@ from bertkit.pretraining_data.batch import pack
 from experiments.multimodal import vilbert
 from experiments.multimodal.digits import BOXES, initial_encoder, scenes, train
 
+pytestmark = pytest.mark.xdist_group("oracles")  # scikit-learn has the images
 TEXTS = [[8, 9, 10], [7], [6, 6, 9, 10, 8]]
 
 

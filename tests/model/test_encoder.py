@@ -64,8 +64,7 @@ def test_every_layer_equals_transformers(
     assert torch.equal(encoder(packed), states[-1])
 
 
-def test_genuine_weights_equal_transformers(minilm: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+def test_genuine_weights_equal_transformers(minilm: Path, transformers: Any) -> None:
     encoder = load_encoder(minilm)
     other = transformers.BertModel.from_pretrained(minilm, attn_implementation="eager").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)

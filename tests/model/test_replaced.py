@@ -184,10 +184,13 @@ def test_losses_by_hand(model: ReplacedTokenModel, example: PretrainingBatch) ->
 
 @pytest.mark.parametrize("embedding_size", [12, 0])
 def test_numbers_are_those_of_transformers(
-    embedding_size: int, sizes: ModelConfig, example: PretrainingBatch, padded: Any
+    embedding_size: int,
+    sizes: ModelConfig,
+    example: PretrainingBatch,
+    padded: Any,
+    transformers: Any,
 ) -> None:
     """ElectraForMaskedLM with a generator's weights, and ElectraForPreTraining on its draws."""
-    transformers = pytest.importorskip("transformers")
     fields = {**vars(sizes), "embedding_size": embedding_size or 24}
     theirs = transformers.ElectraForPreTraining(
         transformers.ElectraConfig(**fields, attn_implementation="eager")

@@ -22,7 +22,7 @@ from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.predict.features import extract
 from bertkit.tasks import sequences as engine
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import load_encoder, tiny_config
+from tests.conftest import ORACLES, load_encoder, tiny_config
 from tests.networks import write_pooling
 
 TEXTS = ["River stone, meadow.", "", "walking slowly", "copper thread market " * 9, "lantern"]
@@ -201,6 +201,7 @@ def real_texts(data: Path) -> list[str]:
     return ["", *sentences, " ".join(sentences)]
 
 
+@ORACLES
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pyarrow.parquet
 import pytest
 import torch
@@ -117,6 +116,7 @@ def test_a_table_of_words_gives_sentences(taggers: Path, tmp_path: Path, write: 
     assert [(row["id"], row["s"], row["words"], row["entities"]) for row in found] == [
         (str(n), str(n + 1), row["words"], row["entities"]) for n, row in enumerate(wanted)
     ]
+    pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame(rows, columns=["s", "word"]).replace("", None)
     assert [result.to_dict() for result in model(table)] == wanted
 

@@ -2,15 +2,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    BertForPreTraining,
-    ElectraConfig,
-    ElectraForMultipleChoice,
-    ElectraForSequenceClassification,
-)
 
 from bertkit import load
 from bertkit.checkpoints.save import save_model
@@ -37,11 +32,11 @@ def bert(directory: Path) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def oracle(directory: Path) -> BertForPreTraining:
-    return BertForPreTraining.from_pretrained(directory).eval()
+def oracle(directory: Path, transformers: Any) -> Any:
+    return transformers.BertForPreTraining.from_pretrained(directory).eval()
 
 
-def test_fill_mask_equals_transformers(bert: Predictor, oracle: BertForPreTraining) -> None:
+def test_fill_mask_equals_transformers(bert: Predictor, oracle: Any) -> None:
     tokenizer = bert.tokenizer
     found = bert.fill_mask("river [MASK] stone [MASK].", top=7)
     ids = [
@@ -66,9 +61,9 @@ def test_fill_mask_equals_transformers(bert: Predictor, oracle: BertForPreTraini
 
 
 def test_rows_of_embeddings_without_a_token_count_in_the_softmax(
-    directory: Path, tmp_path: Path
+    directory: Path, tmp_path: Path, transformers: Any
 ) -> None:
-    padded = BertForPreTraining.from_pretrained(directory).eval()
+    padded = transformers.BertForPreTraining.from_pretrained(directory).eval()
     tokenizer = Tokenizer.load(directory)
     padded.resize_token_embeddings(len(tokenizer.vocabulary) + 8, mean_resizing=False)
     padded.save_pretrained(tmp_path)
@@ -82,7 +77,7 @@ def test_rows_of_embeddings_without_a_token_count_in_the_softmax(
     assert [one.probability for one in found] == pytest.approx(best.tolist(), rel=1e-4)
 
 
-def test_next_sentence_equals_transformers(bert: Predictor, oracle: BertForPreTraining) -> None:
+def test_next_sentence_equals_transformers(bert: Predictor, oracle: Any) -> None:
     encoded = bert.tokenizer.encode_pair("river stone.", "bridge lantern.")
     with torch.no_grad():
         logits = oracle(
@@ -157,7 +152,7 @@ def test_long_first_text_leaves_room_for_a_short_second(bert: Predictor) -> None
     assert one != bert.next_sentence("river " * 50, "stone.")
 
 
-def test_hidden_states(bert: Predictor, oracle: BertForPreTraining) -> None:
+def test_hidden_states(bert: Predictor, oracle: Any) -> None:
     texts = ["river stone bridge.", "winter"]
     for text, states in zip(texts, bert.hidden(texts), strict=True):
         ids = bert.tokenizer.encode_pair(text).ids
@@ -192,12 +187,12 @@ def test_vocabulary_larger_than_the_embedding_is_refused(
 
 @pytest.mark.parametrize("width", [16, 32])
 def test_electras_of_transformers_answer_as_there(
-    width: int, directory: Path, tmp_path: Path
+    width: int, directory: Path, tmp_path: Path, transformers: Any
 ) -> None:
     """Their heads on texts read [CLS] through a matrix and GELU; ELECTRA has no pooler."""
     tokenizer = Tokenizer.load(directory)
     torch.manual_seed(0)
-    config = ElectraConfig(
+    config = transformers.ElectraConfig(
         vocab_size=tokenizer.size,
         embedding_size=width,
         hidden_size=32,
@@ -211,11 +206,11 @@ def test_electras_of_transformers_answer_as_there(
     text, choices = "river stone", ("lantern", "bridge and winter")
     pairs = [tokenizer.encode_pair(text, choice) for choice in choices]
     with torch.no_grad():
-        classifier = ElectraForSequenceClassification(config).eval()
+        classifier = transformers.ElectraForSequenceClassification(config).eval()
         classifier.save_pretrained(tmp_path / "classify")
         ids = torch.tensor([tokenizer.encode_pair(text).ids])
         chances = classifier(ids).logits[0].softmax(-1).tolist()
-        chooser = ElectraForMultipleChoice(config).eval()
+        chooser = transformers.ElectraForMultipleChoice(config).eval()
         chooser.save_pretrained(tmp_path / "choose")
         scores = [
             chooser(

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BertForMaskedLM, BertLMHeadModel
 
 from bertkit import load
 from bertkit.checkpoints.save import save_model
@@ -80,7 +79,7 @@ def whole_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return [tokenizer.cls_id, *tokenizer.encode(text).ids, tokenizer.sep_id]
 
 
-def plain_scores(network: BertForMaskedLM, tokenizer: Tokenizer, text: str) -> list[float]:
+def plain_scores(network: Any, tokenizer: Tokenizer, text: str) -> list[float]:
     """The log-probability of each token of a sentence, one masked copy at a time."""
     ids, found = whole_ids(tokenizer, text), []
     for place in range(1, len(ids) - 1):
@@ -94,8 +93,8 @@ def plain_scores(network: BertForMaskedLM, tokenizer: Tokenizer, text: str) -> l
     return found
 
 
-def test_masked_scores_equal_a_plain_loop(bert: Predictor, masked: Path) -> None:
-    oracle = BertForMaskedLM.from_pretrained(masked).eval()
+def test_masked_scores_equal_a_plain_loop(bert: Predictor, masked: Path, transformers: Any) -> None:
+    oracle = transformers.BertForMaskedLM.from_pretrained(masked).eval()
     found = bert.score(SENTENCES)
     for text, one in zip(SENTENCES, found, strict=True):
         wanted = plain_scores(oracle, bert.tokenizer, text)
@@ -106,9 +105,9 @@ def test_masked_scores_equal_a_plain_loop(bert: Predictor, masked: Path) -> None
     assert found[-1] == ([], [])
 
 
-def test_left_to_right_scores_equal_transformers(save: Save) -> None:
+def test_left_to_right_scores_equal_transformers(save: Save, transformers: Any) -> None:
     folder = save("left_to_right")
-    oracle = BertLMHeadModel.from_pretrained(folder).eval()
+    oracle = transformers.BertLMHeadModel.from_pretrained(folder).eval()
     bert = load(folder, device="cpu", precision="fp32")
     for text, one in zip(SENTENCES, bert.score(SENTENCES), strict=True):
         ids = whole_ids(bert.tokenizer, text)

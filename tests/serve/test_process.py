@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
 from bertkit.cli.serve import read_token
@@ -67,6 +66,7 @@ def own(models: Path) -> Iterator[Running]:
 
 @pytest.mark.slow
 def test_openais_client(own: Running, models: Path) -> None:
+    openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=f"{own.address}/v1", api_key="none", max_retries=0) as client:
         wanted = load_embedder(models / "encoder", device="cpu", precision="fp32").encode(TEXTS)
         found = client.embeddings.create(model="vectors", input=TEXTS)  # in base64

@@ -162,8 +162,10 @@ def test_pieces(client: TestClient, tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("name", ["classify", "pretrained", "encoder"])
-def test_attention(client: TestClient, models: Path, tokenizer: Tokenizer, name: str) -> None:
-    wanted = attention_of(models / name, tokenizer, "river kettle", "stone")
+def test_attention(
+    client: TestClient, models: Path, tokenizer: Tokenizer, name: str, transformers: Any
+) -> None:
+    wanted = attention_of(transformers, models / name, tokenizer, "river kettle", "stone")
     maps = post(client, "attention-maps", model=name, text="river kettle", pair="stone")
     coded = np.frombuffer(base64.b64decode(maps["weights"]), np.uint8).reshape(wanted.shape)
     np.testing.assert_allclose((coded / 255) ** 2, wanted, atol=4e-3)
@@ -172,9 +174,10 @@ def test_attention(client: TestClient, models: Path, tokenizer: Tokenizer, name:
     assert (maps["layers"], maps["heads"]) == wanted.shape[:2]
 
 
-def attention_of(folder: Path, tokenizer: Tokenizer, text: str, pair: str | None = None) -> Any:
+def attention_of(
+    transformers: Any, folder: Path, tokenizer: Tokenizer, text: str, pair: str | None = None
+) -> Any:
     """(layers, heads, tokens, tokens) of a model, computed by transformers."""
-    transformers = pytest.importorskip("transformers")
     model = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
     encoded = tokenizer.encode_pair(text, pair)
     with torch.inference_mode():
@@ -187,7 +190,7 @@ def attention_of(folder: Path, tokenizer: Tokenizer, text: str, pair: str | None
 
 
 def test_attention_is_that_of_the_model_that_was_loaded(
-    models: Path, tokenizer: Tokenizer, tmp_path: Path
+    models: Path, tokenizer: Tokenizer, tmp_path: Path, transformers: Any
 ) -> None:
     """Whatever has become of its folder since."""
     folder = tmp_path / "model"
@@ -198,7 +201,7 @@ def test_attention_is_that_of_the_model_that_was_loaded(
     shutil.rmtree(folder)
     with TestClient(app) as own:
         found = post(own, "attention-maps", text="river kettle")["weights"]
-    wanted = attention_of(models / "encoder", tokenizer, "river kettle")
+    wanted = attention_of(transformers, models / "encoder", tokenizer, "river kettle")
     coded = np.frombuffer(base64.b64decode(found), np.uint8).reshape(wanted.shape)
     np.testing.assert_allclose((coded / 255) ** 2, wanted, atol=4e-3)
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
 
 from bertkit import load
 from bertkit.predict.embeddings import load_embedder
-from bertkit.sklearn import BertClassifier, BertEmbedder, BertRegressor
+from tests.conftest import ORACLES
+
+pytestmark = ORACLES
 
 TEXTS = ["river deep", "harbour wide", "thunder loud", "stone dry", "candle hot", "copper red"] * 4
 LABELS = ["wet", "wet", "wet", "dry", "dry", "dry"] * 4
@@ -22,11 +21,16 @@ FIT: dict[str, Any] = {"epochs": 12, "learning_rate": 1e-2, "batch_size": 8, "pr
 
 
 @pytest.fixture(scope="module")
-def fitted(pretrained: Path) -> BertClassifier:
-    return BertClassifier(pretrained, **FIT).fit(TEXTS, LABELS)
+def estimators() -> Any:
+    return pytest.importorskip("bertkit.sklearn")
 
 
-def test_a_classifier_learns(fitted: BertClassifier, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def fitted(estimators: Any, pretrained: Path) -> Any:
+    return estimators.BertClassifier(pretrained, **FIT).fit(TEXTS, LABELS)
+
+
+def test_a_classifier_learns(fitted: Any, tmp_path: Path) -> None:
     assert fitted.score(TEXTS, LABELS) == 1.0
     assert fitted.classes_.tolist() == ["dry", "wet"]
     chances = fitted.predict_proba(["river", ""])
@@ -37,45 +41,49 @@ def test_a_classifier_learns(fitted: BertClassifier, tmp_path: Path) -> None:
     assert [result.label for result in results] == LABELS[:6]
 
 
-def test_a_pickle_needs_no_other_file(fitted: BertClassifier) -> None:
+def test_a_pickle_needs_no_other_file(fitted: Any) -> None:
     again = pickle.loads(pickle.dumps(fitted))
     assert (again.predict_proba(TEXTS) == fitted.predict_proba(TEXTS)).all()
 
 
 @pytest.mark.slow
-def test_seeds_decide_the_model(pretrained: Path, fitted: BertClassifier) -> None:
-    same = BertClassifier(pretrained, **FIT).fit(TEXTS, LABELS)
-    other = BertClassifier(pretrained, random_state=2, **FIT).fit(TEXTS, LABELS)
+def test_seeds_decide_the_model(estimators: Any, pretrained: Path, fitted: Any) -> None:
+    same = estimators.BertClassifier(pretrained, **FIT).fit(TEXTS, LABELS)
+    other = estimators.BertClassifier(pretrained, random_state=2, **FIT).fit(TEXTS, LABELS)
     assert same.model_.files["model.safetensors"] == fitted.model_.files["model.safetensors"]
     assert other.model_.files["model.safetensors"] != fitted.model_.files["model.safetensors"]
 
 
 @pytest.mark.slow
-def test_labels_keep_their_type(pretrained: Path) -> None:
+def test_labels_keep_their_type(estimators: Any, pretrained: Path) -> None:
     numbers = [7 if label == "wet" else -1 for label in LABELS]
-    model = BertClassifier(pretrained, **FIT, class_weight={7: 2.0}).fit(TEXTS, numbers)
+    model = estimators.BertClassifier(pretrained, **FIT, class_weight={7: 2.0}).fit(TEXTS, numbers)
     assert model.predict(TEXTS).tolist() == numbers
 
 
 @pytest.mark.slow
-def test_several_labels(pretrained: Path) -> None:
+def test_several_labels(estimators: Any, pretrained: Path) -> None:
     wanted = np.array([[label == "wet", True] for label in LABELS]).astype(int)
-    model = BertClassifier(pretrained, **FIT).fit(TEXTS, wanted)
+    model = estimators.BertClassifier(pretrained, **FIT).fit(TEXTS, wanted)
     assert (model.predict(TEXTS) == wanted).all()
     assert model.predict_proba(TEXTS).shape == (24, 2)
 
 
 @pytest.mark.slow
-def test_pairs_and_numbers(pretrained: Path) -> None:
+def test_pairs_and_numbers(estimators: Any, pretrained: Path) -> None:
     table = np.array([[text, "and the"] for text in TEXTS], dtype=object)
     numbers = [100.0 if label == "wet" else 300.0 for label in LABELS]
-    model = BertRegressor(pretrained, **FIT).fit(table, numbers)
+    model = estimators.BertRegressor(pretrained, **FIT).fit(table, numbers)
     assert model.n_features_in_ == 2
     assert model.score(table, numbers) > 0.8
 
 
-def test_a_search_over_a_pipeline_of_vectors(pretrained: Path) -> None:
-    embedder = BertEmbedder(pretrained, precision="fp32")
+def test_a_search_over_a_pipeline_of_vectors(estimators: Any, pretrained: Path) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+
+    embedder = estimators.BertEmbedder(pretrained, precision="fp32")
     search = GridSearchCV(
         make_pipeline(embedder, LogisticRegression()),
         {"bertembedder__pooling": ["cls", "mean"]},
@@ -99,6 +107,8 @@ def test_a_search_over_a_pipeline_of_vectors(pretrained: Path) -> None:
         ([["a", "b", "c"]] * 2, ["a", "b"], ValueError),
     ],
 )
-def test_bad_input(texts: Any, labels: Any, error: type[Exception], pretrained: Path) -> None:
+def test_bad_input(
+    estimators: Any, texts: Any, labels: Any, error: type[Exception], pretrained: Path
+) -> None:
     with pytest.raises(error):
-        BertClassifier(pretrained, **FIT).fit(texts, labels)
+        estimators.BertClassifier(pretrained, **FIT).fit(texts, labels)

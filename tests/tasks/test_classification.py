@@ -22,6 +22,7 @@ from bertkit.tasks.classification import (
 )
 from bertkit.tasks.regression import NumberResult, Regression
 from bertkit.tasks.types import DataFiles, TaskData, load_dataset
+from tests.conftest import ORACLES
 
 
 def score(name: str, gold: str, predicted: str) -> float:
@@ -120,6 +121,7 @@ def test_correlations_with_a_constant_are_zero_without_a_warning(
     assert found["mean_squared_error"] == pytest.approx(error)
 
 
+@ORACLES
 def test_scores_are_those_of_scikit_learn_and_scipy() -> None:
     metrics, stats = pytest.importorskip("sklearn.metrics"), pytest.importorskip("scipy.stats")
     rng = np.random.default_rng(0)

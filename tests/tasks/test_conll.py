@@ -23,6 +23,7 @@ from bertkit.tasks.entities import (
 )
 from bertkit.tasks.token_classification import tag_labels
 from bertkit.text.documents import TextCounts
+from tests.conftest import ORACLES
 
 Write = Callable[[str], Path]
 TAGS = ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("PER", "LOC", "A-B"))]
@@ -239,6 +240,7 @@ sentence = st.integers(1, 8).flatmap(
 )
 
 
+@ORACLES
 @pytest.mark.slow
 @given(st.lists(sentence, min_size=1, max_size=5))
 @settings(max_examples=150, deadline=None)

@@ -6,6 +6,7 @@ import pytest
 
 from bertkit.tasks.entities import WordsExample, words_example
 from bertkit.tasks.token_classification import TagsResult, TokenClassification, tag_labels
+from tests.conftest import ORACLES
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 
@@ -26,6 +27,7 @@ def test_plain_tags_are_in_iob2_on_both_sides() -> None:
     assert task.gold_value(given) == task.answer_value(found) == ("O", "B-X", "I-X")
 
 
+@ORACLES
 def test_scores() -> None:
     seqeval = pytest.importorskip("seqeval.metrics")
     gold = ["B-PER I-PER O B-LOC", "O O", "I-LOC I-LOC B-LOC"]

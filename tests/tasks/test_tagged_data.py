@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,6 +99,7 @@ NUMBERS = {
 @pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "memory"])
 def test_a_column_groups_words_into_sentences(ending: str, numbers: str, write: Write) -> None:
+    pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame(ROWS, columns=["word", "tag"])
     table["sentence"] = NUMBERS[numbers]
     names = {"words": "word", "tags": "tag", "sentence": "sentence"}
@@ -164,6 +164,7 @@ def test_text_with_spans_is_read(form: str, write: Write) -> None:
     rows = [{"id": 1, "text": TEXT, **FORMS[form]}, {"id": 2, "text": "No name."}]
     rows[1] |= {next(iter(FORMS[form].keys() - {"tokens"})): []}
     file = str(write("spans.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
+    pandas = pytest.importorskip("pandas")
     for source in (file, rows, pandas.DataFrame(rows)):
         data = dataset(source)
         assert [(e.words, e.tags) for e in data.train] == [

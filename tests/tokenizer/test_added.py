@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 from bertkit.errors import BertkitError
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
-transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("transformers")
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZéï@<>[]#:/.漢"
 VOCABULARY = [
@@ -39,9 +39,11 @@ TEXTS = [
 
 def write_layout(layout: str, folder: Path, *, lowercase: bool) -> None:
     """Files of a tokenizer with added tokens, as different versions of transformers write them."""
+    from transformers import BertTokenizer
+
     plain = folder / "plain"
     Tokenizer.from_vocabulary(VOCABULARY, lowercase=lowercase).save(plain)
-    theirs = transformers.BertTokenizer.from_pretrained(plain)
+    theirs = BertTokenizer.from_pretrained(plain)
     theirs.add_tokens(ADDED)
     theirs.add_special_tokens({"extra_special_tokens": SPECIAL})
     theirs.save_pretrained(folder)
@@ -64,7 +66,9 @@ def write_layout(layout: str, folder: Path, *, lowercase: bool) -> None:
 
 def assert_same(own: Tokenizer, folder: Path) -> None:
     """Ids and offsets are those of transformers for hostile texts, one at a time and together."""
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(folder)
     assert len(theirs) == own.size
     draw = random.Random(0)
     texts = ["".join(draw.choices(TEXTS, k=draw.randint(1, 8))) for _ in range(1500)]
@@ -95,7 +99,7 @@ def test_ids_are_those_of_transformers(layout: str, lowercase: bool, tmp_path: P
         assert own.decode(ids, skip_special_tokens=True) == "x remdesivir"
 
 
-def test_thousands_of_added_tokens(tmp_path: Path) -> None:
+def test_thousands_of_added_tokens(tmp_path: Path, transformers: Any) -> None:
     draw = random.Random(1)
     words = ["".join(draw.choices("abcde", k=draw.randint(3, 9))) for _ in range(3000)]
     own = Tokenizer.from_vocabulary(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,8 @@ TEXTS = ["The river, the harbour!", "Ångström 漢字 [MASK]", "", "walking \u2
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_transformers_reads_what_is_saved(
-    lowercase: bool, tokenizer: Tokenizer, tmp_path: Path
+    lowercase: bool, tokenizer: Tokenizer, tmp_path: Path, transformers: Any
 ) -> None:
-    transformers = pytest.importorskip("transformers")
     own = Tokenizer.from_vocabulary(tokenizer.vocabulary, lowercase=lowercase)
     own.save(tmp_path)
     again = Tokenizer.load(tmp_path)

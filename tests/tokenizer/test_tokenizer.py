@@ -132,8 +132,9 @@ def test_ids_of_any_text(data: Path, tmp_path_factory: pytest.TempPathFactory, t
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ids_are_those_of_transformers(data: Path, tmp_path: Path, name: str) -> None:
-    transformers = pytest.importorskip("transformers")
+def test_ids_are_those_of_transformers(
+    data: Path, tmp_path: Path, name: str, transformers: Any
+) -> None:
     tokenizer = genuine(data, name)
     tokenizer.save(tmp_path)
     theirs = transformers.BertTokenizer.from_pretrained(tmp_path)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas
-
 from tests.markdown import ROOT
 
 IN_WHEEL = ("py.typed", "recipes/base.toml", "serve/web/index.html", "serve/web/page.js")
@@ -55,7 +53,9 @@ class Person:
         printed, _ = finish(self.start("-c", code), 0)
         return json.loads(printed.splitlines()[-1])
 
-    def table(self, name: str) -> pandas.DataFrame:
+    def table(self, name: str) -> Any:
+        import pandas
+
         return pandas.read_csv(self.folder / name)
 
     def json(self, name: str) -> Any:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForPreTraining
 
 from bertkit.checkpoints.pretrained import load_model, load_pretraining_model, read_pretrained
 from bertkit.corpus.prepare import prepare
@@ -110,8 +109,8 @@ def test_run_directory_is_complete(finished: Path, store: TokenStore) -> None:
 
 
 @pytest.mark.slow
-def test_model_directory_loads_in_transformers(finished: Path) -> None:
-    theirs = AutoModelForPreTraining.from_pretrained(finished / "model").eval()
+def test_model_directory_loads_in_transformers(finished: Path, transformers: Any) -> None:
+    theirs = transformers.AutoModelForPreTraining.from_pretrained(finished / "model").eval()
     ours = load_pretraining_model(finished / "model")
     tokenizer = Tokenizer.load(finished / "model")
     ids = [tokenizer.cls_id, *tokenizer.encode("river stone bridge").ids, tokenizer.sep_id]
