@@ -22,7 +22,9 @@ FIT: dict[str, Any] = {"epochs": 12, "learning_rate": 1e-2, "batch_size": 8, "pr
 
 @pytest.fixture(scope="module")
 def estimators() -> Any:
-    return pytest.importorskip("bertkit.sklearn")
+    import bertkit.sklearn
+
+    return bertkit.sklearn
 
 
 @pytest.fixture(scope="module")
