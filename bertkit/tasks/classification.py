@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -347,16 +347,8 @@ class LabelSetColumns(TextColumns):
     def label_of(self, row: Fields, location: str) -> tuple[str, ...] | None:
         if isinstance(self.label, str):
             return self.label_in(row.get(self.label), location)
-        values = {name: value_name(row.get(name)).lower() for name in self.label}
-        if not any(values.values()):
-            return None
-        for name, value in values.items():
-            if value not in BINARY:
-                raise BertkitError(
-                    f"{location}: '{name}' is {value[:40]!r}; each of several label columns needs "
-                    "0 or 1 in every row"
-                )
-        return tuple(name for name, value in values.items() if BINARY[value])
+        values = {name: row.get(name) for name in self.label}
+        return marked_labels(values, location) if any(map(value_name, values.values())) else None
 
     def check(self, examples: Sequence[TextExample]) -> None:
         """Raise if the labels are only 0 and 1, or if one is others with another separator."""
@@ -372,31 +364,48 @@ class LabelSetColumns(TextColumns):
                 f"column '{self.label}' holds only {' and '.join(sorted(first))}, not names; name "
                 "the columns of all labels, --label A B ..., or choose classification for one"
             )
-        separators = "" if self.separator else ",;#/+"
-        for (label, location), separator in product(first.items(), separators):
-            parts = [part.strip() for part in label.split(separator)]
-            if len(parts) > 1 and first.keys() >= {*parts}:
-                raise BertkitError(
-                    f"{location}: the label {label!r} consists of other labels of the file; add "
-                    f"--separator '{separator}' (or '|' if it is a label of its own)"
-                )
+        for separator in "" if self.separator else ",;#/+&":
+            parts = {name: [part.strip() for part in name.split(separator)] for name in first}
+            joined = {name: some for name, some in parts.items() if len(some) > 1 and all(some)}
+            names = first.keys() - joined.keys() | {*chain.from_iterable(joined.values())}
+            for label, some in joined.items():
+                if first.keys() >= {*some} or len(names) < len(first):
+                    raise BertkitError(
+                        f"{first[label]}: the label {label!r} seems to consist of other labels; "
+                        f"add --separator '{separator}' (or '|' if it is a label of its own)"
+                    )
 
     def label_in(self, value: Any, location: str) -> tuple[str, ...] | None:
         """Return the distinct label names in a field, in order, or None for null."""
         if value is None:
             return None
         value = from_json(value)
+        if isinstance(value, Mapping):  # choices of Label Studio, or 0 or 1 for each as in spaCy
+            value = value.get("choices") or marked_labels(value, location)
         if isinstance(value, str):
             value = value.split(self.separator or "|")
         elif not isinstance(value, list | tuple):
             value = sorted(value, key=str) if isinstance(value, set | frozenset) else [value]
         names = [name for name in map(value_name, value) if name]
-        if len(names) > len(set(names)) and set(names) <= {"0", "1"}:
+        marks = len(names) > len(set(names)) and {name.lower() for name in names} <= BINARY.keys()
+        if marks or any(isinstance(item, Mapping | list) for item in value):
             raise BertkitError(
-                f"{location}: the labels are {str(value)[:40]!r}, which looks like a 0 or 1 for "
-                "each label; write the names of the labels that apply"
+                f"{location}: the labels are {str(value)[:40]!r}, which looks like objects, or a 0 "
+                "or 1 for each label; write the names of the labels that apply"
             )
         return tuple(dict.fromkeys(names))
+
+
+def marked_labels(marks: Mapping[str, Any], location: str) -> tuple[str, ...]:
+    """Return the names whose value is 1 or true; every value must be 0 or 1, or false or true."""
+    values = {name: value_name(value).lower() for name, value in marks.items()}
+    for name, value in values.items():
+        if value not in BINARY:
+            raise BertkitError(
+                f"{location}: '{name}' is {value[:40]!r}; each of several labels needs 0 or 1 in "
+                "every row"
+            )
+    return tuple(name for name, value in values.items() if BINARY[value])
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from bertkit.text.documents import (
     TextCounts,
     class_names,
     complete_rows,
+    exported_row,
     plain_lines,
     require_columns,
     source_rows,
@@ -33,6 +35,8 @@ from bertkit.text.documents import (
 from bertkit.text.sources import Source, extension, find_sources, one_source
 
 Fields = Mapping[str, Any]
+PYTHON_NOTATION = re.compile(r"\s*(\['.*\]|\{'.*\})\s*", re.DOTALL)
+"""What str() makes of lists and arrays of texts and of dicts, as in CSV files of pandas."""
 Purpose = Literal["train", "dev", "test", "predict"]
 """What data is read for: labels are needed in "train" and "dev", are optional in "test", and are
 not read in "predict". Only "train" leaves out answers that cannot be learned."""
@@ -195,7 +199,9 @@ def from_json(value: Any) -> Any:
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
-            return value
+            if PYTHON_NOTATION.fullmatch(value):
+                what = "is in Python's notation; write JSON (json.dumps), or give the DataFrame"
+                raise BertkitError(f"the field {short_repr(value)} {what}") from None
     return value
 
 
@@ -253,7 +259,7 @@ def plain_value(value: Any) -> Any:
     return plain_value(value.tolist()) if hasattr(value, "tolist") else value
 
 
-def memory_fields(data: MemoryRows, columns: Sequence[str]) -> Iterator[tuple[str, Fields]]:
+def memory_fields(data: MemoryRows, columns: Sequence[str], counts: TextCounts) -> Iterator[Row]:
     """Yield the location and the fields of rows in memory; tuples are in the order of `columns`."""
     for number, row in enumerate(data.rows):
         location = f"{data.name}[{number}]"
@@ -265,7 +271,7 @@ def memory_fields(data: MemoryRows, columns: Sequence[str]) -> Iterator[tuple[st
                 f"({', '.join(columns)})",
                 code="record",
             )
-        yield location, row
+        yield location, exported_row(row, location, counts)
 
 
 # Files with rows ----------------------------------------------------------------------------------
@@ -284,7 +290,7 @@ def read_rows(
     """Yield (number from 0, "file:line", fields) of rows with all but the `optional` columns."""
     needed = [name for name in columns if name not in optional]
     if isinstance(data, MemoryRows):
-        rows = complete_rows(memory_fields(data, columns), data.name, needed, counts)
+        rows = complete_rows(memory_fields(data, columns, counts), data.name, needed, counts)
     else:
         wanted = None if whole else [*needed, *optional]
         sources = find_sources([str(data)], format=format)

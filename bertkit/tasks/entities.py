@@ -24,7 +24,6 @@ from bertkit.tasks.columns import (
     MemoryRows,
     Purpose,
     from_json,
-    memory_fields,
     read_rows,
     require_texts,
     row_texts,
@@ -43,7 +42,11 @@ TAG = re.compile(r"(?![BIESLU]-$)\S+")
 MARK = "(?P<mark>[BIESLUM])"
 STANDARD = re.compile(f"{MARK}(?:-(?P<kind>.+))?")
 """An entity tag such as B-PER; it has no type if all entities are of one type."""
-MARKED = (STANDARD, re.compile(f"{MARK}_(?P<kind>.+)"), re.compile(f"(?P<kind>.+)[-_]{MARK}"))
+MARKED = (
+    STANDARD,
+    re.compile(f"{MARK}[_:/](?P<kind>.+)"),
+    re.compile(f"(?P<kind>.+)[-_:/]{MARK}"),
+)
 UNMARKED = re.compile("(?:(?P<mark>[BI])-)?(?P<kind>.+)")
 """A type alone (IO): adjacent words of one type are one entity, as in transformers' pipeline."""
 
@@ -170,17 +173,18 @@ class WordColumns(Columns):
         return (self.text or self.words,)
 
     def fitted(self, data: str | MemoryRows) -> Self:
-        """Read rows as running text if the first has spans, whose columns may have usual names."""
+        """Read rows as running text if the tags are spans, whose columns may have usual names."""
         if self.text or self.sentence or (isinstance(data, str) and not self.in_rows(data)):
             return self
         text, tags = self.words, self.tags
-        if isinstance(data, MemoryRows):
-            rows: Any = memory_fields(data, [text, tags])
-        else:
-            rows = read_rows(data, TextCounts(), self.format, self.header, whole=True)
+        both, counts = [text, tags], TextCounts()
+        rows: Any = read_rows(data, counts, self.format, self.header, both, both, whole=True)
         row: Any = next(rows, [{}])[-1]
-        if (text, tags) == (WordColumns.words, WordColumns.tags) and not {text, tags} <= {*row}:
-            text, tags = "text", next((name for name in SPAN_COLUMNS if name in row), "")
+        if (text, tags) == (WordColumns.words, WordColumns.tags) and not {*both} <= {*row}:
+            tags = next((name for name in SPAN_COLUMNS if name in row), "")
+            return replace(self, text="text", tags=tags) if tags and "text" in row else self
+        while row and row.get(tags) in (None, ""):
+            row = next(rows, [{}])[-1]
         running = isinstance(row.get(text), str) and character_spans(row.get(tags)) is not None
         return replace(self, text=text, tags=tags) if running else self
 
@@ -313,7 +317,11 @@ def sentence_rows(
 
 SPAN_COLUMNS = ("entities", "spans", "labels", "label")
 """Where tools for annotation, such as doccano, Label Studio and Prodigy, write the spans."""
-SPAN_FIELDS = (("start", "start_offset"), ("end", "end_offset"), ("label", "labels", "type"))
+SPAN_FIELDS = (
+    ("start", "start_offset", "begin"),
+    ("end", "end_offset"),
+    ("label", "labels", "type"),
+)
 
 
 def character_spans(value: Any) -> list[tuple[int, int, str]] | None:

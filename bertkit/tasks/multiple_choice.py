@@ -69,8 +69,7 @@ class ChoiceColumns(Columns):
         """A row is left out if a text is empty or its key is out of range."""
         fields = {name: row[name] for name in self.choices}
         if len(self.choices) == 1:
-            listed = choice_list(row[self.choices[0]], location)
-            fields = {f"choice {number}": choice for number, choice in enumerate(listed, 1)}
+            fields = choice_fields(row[self.choices[0]], location)
         while len(fields) > 2 and not value_name(list(fields.values())[-1]):
             fields.popitem()
         texts = row_texts({**row, **fields}, (self.text, *fields), location, counts)
@@ -78,8 +77,14 @@ class ChoiceColumns(Columns):
             return None
         context, *choices = texts
         key = "" if purpose == "predict" else value_name(row.get(self.label))
-        label = self.choice_index(key, choices, location) if key else None
+        named = dict(zip(fields, choices, strict=True))
+        label = self.choice_index(key, named, location) if key else None
         if label == -1:
+            if key == str(len(choices)) and not self.first_choice:
+                raise BertkitError(
+                    f"{location}: the key is {key}, and the {key} choices are counted from 0; if "
+                    "keys count from 1, add --first-choice 1"
+                )
             counts.note(
                 "label that is no choice's column, letter, index (from "
                 f"{self.first_choice}) or text",
@@ -88,12 +93,13 @@ class ChoiceColumns(Columns):
             return None
         return ChoiceExample("", context, tuple(choices), label, location)
 
-    def choice_index(self, key: str, choices: Sequence[str], location: str) -> int:
+    def choice_index(self, key: str, named: Mapping[str, str], location: str) -> int:
         """Return the index of the choice that a key names, -1 if it names none."""
+        choices = list(named.values())
         by_text = [index for index, choice in enumerate(choices) if choice.strip() == key]
         text = by_text[0] if len(by_text) == 1 and self.key != "position" else -1
-        if self.header and len(self.choices) > 1 and key in self.choices:
-            position = self.choices.index(key)
+        if key in named and (self.header or len(self.choices) == 1):
+            position = list(named).index(key)
         elif key.isdecimal():
             position = int(key) - self.first_choice
         else:
@@ -110,7 +116,7 @@ class ChoiceColumns(Columns):
     def from_values(self, values: Sequence[Any], location: str, id: str) -> ChoiceExample:  # noqa: A002
         text, *choices = values
         if len(choices) == 1:
-            choices = list(choice_list(choices[0], location))
+            choices = list(choice_fields(choices[0], location).values())
         while len(choices) > 2 and choices[-1] in ("", None):
             choices.pop()
         require_texts(location, [text, *choices])
@@ -119,17 +125,18 @@ class ChoiceColumns(Columns):
         return ChoiceExample(id, text, tuple(choices), None, location)
 
 
-def choice_list(value: Any, location: str) -> Sequence[Any]:
-    """Return a list of choices, which may be written as JSON or, as in ARC, be a field "text"."""
-    listed = from_json(value)
+def choice_fields(value: Any, location: str) -> dict[str, Any]:
+    """Return name -> choice of a list, which may be JSON, or as in ARC "text" beside "label"."""
+    listed, names = from_json(value), None
     if isinstance(listed, Mapping):
-        listed = listed.get("text")
+        listed, names = listed.get("text"), listed.get("label")
     if not isinstance(listed, list | tuple):
         raise InputTypeError(
             f"{location}: choices must be a list of texts, not {short_repr(value)}; in a table, "
             "name a column for each: --choices A B ..."
         )
-    return listed
+    names = names or [f"choice {number}" for number in range(1, len(listed) + 1)]
+    return dict(zip(map(value_name, names), listed, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

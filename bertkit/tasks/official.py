@@ -1,8 +1,7 @@
 """Data sets by name: GLUE, SQuAD 1.1 and 2.0, SWAG and CoNLL-2003.
 
 These are the data sets of paper sections 4 and 5.3. Official files are read with their quirks.
-Models are saved with readable label names; the table of GLUE also has the spellings of its files,
-which its server expects too. `write_official` writes what the servers and official programs read.
+Models are saved with readable label names; the table of GLUE also has the spellings of its files.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.files import write_json, write_text
+from bertkit.files import write_json
 from bertkit.tasks.classification import TextExample
 from bertkit.tasks.columns import Purpose, read_rows, require_all
 from bertkit.tasks.entities import conll_sentences
@@ -47,7 +46,7 @@ class GlueTask(NamedTuple):
 
     folder: str
     labels: tuple[str, ...]  # in the order of the outputs; () for STS-B, which has numbers 0-5
-    file_labels: tuple[str, ...]  # the same labels as the files and the server spell them
+    file_labels: tuple[str, ...]  # the same labels as the files spell them
     text: str  # the column of sentence A
     pair: str  # the column of sentence B; "" if there is none
     label: str  # the column of the label in train and dev
@@ -123,14 +122,7 @@ def read_glue(name: str, path: str, counts: TextCounts, purpose: Purpose) -> lis
 def write_official(
     name: str, split: str, folder: Path, ids: Sequence[str], results: Sequence[Any]
 ) -> list[Path]:
-    """Write the files that the server or the official program of a data set reads.
-
-    For a test split of GLUE this is a table of `index` and `prediction` in the server's spelling,
-    with the numbers of STS-B clipped to 0 to 5; for questions, SPLIT/predictions.json and, if there
-    may be no answer, SPLIT/null_odds.json; for other data, nothing.
-    """
-    if name in GLUE and split.startswith("test"):
-        return [write_glue(name, split, folder, ids, results)]
+    """Write what SQuAD's program reads of questions: SPLIT/predictions.json and null_odds.json."""
     if name != "question-answering" and not name.startswith("squad"):
         return []
     fields = {"predictions": "answer", "null_odds": "null_odds"}
@@ -140,28 +132,6 @@ def write_official(
     for path, attribute in zip(paths, fields.values(), strict=True):
         write_json(path, dict(zip(ids, [getattr(r, attribute) for r in results], strict=True)))
     return paths
-
-
-def write_glue(
-    name: str, split: str, folder: Path, ids: Sequence[str], results: Sequence[Any]
-) -> Path:
-    """Write the file that the GLUE server takes for a test split."""
-    task = GLUE[name]
-    rows = sorted((int(number), result) for number, result in zip(ids, results, strict=True))
-    if [number for number, _ in rows] != list(range(len(rows))):
-        raise BertkitError(
-            f"a {task.folder} submission needs the IDs 0 to {len(ids) - 1}; predict the whole test "
-            "file"
-        )
-    spelling = dict(zip(task.labels, task.file_labels, strict=True))
-    lines = ["index\tprediction"]
-    for number, result in rows:
-        answer = spelling[result.label] if spelling else f"{min(max(result.value, 0.0), 5.0):.3f}"
-        lines.append(f"{number}\t{answer}")
-    files = {("mnli", "test"): "MNLI-m", ("mnli", "test-mismatched"): "MNLI-mm"}
-    path = folder / f"{files.get((name, split), task.folder)}.tsv"
-    write_text(path, "\n".join(lines) + "\n")
-    return path
 
 
 # SWAG ---------------------------------------------------------------------------------------------

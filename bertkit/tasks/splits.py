@@ -23,6 +23,13 @@ USUAL_SHARE = 0.1
 Split = tuple[str, Sequence[Any]]  # A name, such as dev-mismatched, and the examples
 
 
+def folded(value: Any) -> Any:
+    """Return texts without differences of case and white space, in tuples, too."""
+    if isinstance(value, tuple):
+        return tuple(map(folded, value))
+    return " ".join(value.split()).casefold() if isinstance(value, str) else value
+
+
 def note_equal_inputs(
     task: Task, train: Sequence[Any], others: Mapping[Any, Sequence[Any]], counts: TextCounts
 ) -> None:
@@ -30,11 +37,11 @@ def note_equal_inputs(
     key, golds = attrgetter(*task.input_fields), dict[Any, Any]()
     for example in train:
         gold = task.gold_value(example)
-        if golds.setdefault(key(example), gold) != gold:
+        if golds.setdefault(folded(key(example)), gold) != gold:
             counts.note("equal inputs with different labels, kept", example.location)
     for split, inputs in others.items():
         for example in inputs:
-            if key(example) in golds:
+            if folded(key(example)) in golds:
                 counts.note(f"{split} input that training has, too, kept", example.location)
 
 
@@ -46,8 +53,9 @@ def group_inputs(
     groups: dict[Any, list[int]] = {}
     for number, example in enumerate(inputs):
         # a sentence that several documents have is with the first of them
-        named = getattr(example, kind.group_by) if kind.group_by else key(example)
-        groups.setdefault(owner.setdefault(key(example), named), []).append(number)
+        text = folded(key(example))
+        named = folded(getattr(example, kind.group_by)) if kind.group_by else text
+        groups.setdefault(owner.setdefault(text, named), []).append(number)
     labels = [
         {*label_counts(inputs[i] for i in group)} if kind.has_labels else set()
         for group in groups.values()
@@ -65,7 +73,7 @@ def fold_numbers(kind: type[Task], inputs: Sequence[Any], folds: int) -> list[in
     """Return the fold of each input, from 1; all folds have about as many groups of each label."""
     groups, labels, order = group_inputs(kind, inputs)
     if len(groups) < folds:
-        raise BertkitError(f"{len(groups)} groups of inputs are too few for {folds} folds")
+        raise BertkitError(f"groups of equal inputs are too few for {folds} folds: {len(groups)}")
     numbers, strata = [0] * len(inputs), rarest_labels(labels)
     for position, group in enumerate(sorted(order, key=strata.__getitem__)):
         for i in groups[group]:
@@ -105,7 +113,7 @@ def hold_out(
         counts.note("label with too few inputs to hold one out, kept", f"label {label!r}")
     if not dev:
         raise BertkitError(
-            f"{len(inputs)} inputs are too few to hold some out for dev ({len(groups)} groups of "
-            "equal ones, or on one document); check the columns, or give --dev"
+            f"{len(inputs)} inputs are too few to hold some out for dev (groups of equal ones, or "
+            f"of one document: {len(groups)}); check the columns, or give --dev"
         )
     return train, dev

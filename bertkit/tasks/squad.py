@@ -165,6 +165,7 @@ def read_questions(
     """
     path, read = one_source(path).path, TextCounts(files=1)
     content = parse_json(path)
+    content = {"data": content} if isinstance(content, list) else content
     trivia = isinstance(content, dict) and "Data" in content
     try:
         questions = triviaqa_questions if trivia else squad_questions

@@ -27,6 +27,7 @@ from bertkit.model.heads import LossSum, Sums
 from bertkit.model.outputs import TokenClassificationModel
 from bertkit.tasks.entities import (
     STANDARD,
+    UNMARKED,
     WordColumns,
     WordsExample,
     entity_scores,
@@ -330,6 +331,8 @@ def tag_labels(inputs: Inputs) -> tuple[tuple[str, ...], bool]:
             f"the training data mixes tags such as B-PER with '{others[0]}'; correct one of them"
         )
     pattern = tag_pattern(seen)
+    if pattern is UNMARKED and {tag[:2] for tag in seen} >= {"b-", "i-"}:
+        raise BertkitError("tags such as b-per and i-per form no entities; write B-per and I-per")
     for match in map(pattern.fullmatch, seen - {"O"}) if pattern else ():
         if match and match["mark"]:
             tag, at = match.string, match.start("mark")

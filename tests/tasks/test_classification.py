@@ -20,6 +20,7 @@ from bertkit.tasks.classification import (
     TextExample,
     label_score,
 )
+from bertkit.tasks.columns import from_json
 from bertkit.tasks.regression import NumberResult, Regression
 from bertkit.tasks.types import DataFiles, TaskData, load_dataset
 from tests.conftest import ORACLES
@@ -172,6 +173,8 @@ def test_empty_sets_are_equal_and_have_nothing_right() -> None:
         ("", ()),
         (None, None),
         (7, ("7",)),
+        ({"choices": ["b", "a"]}, ("b", "a")),
+        ('{"a": 1.0, "b": 0.0, "c": true}', ("a", "c")),
     ],
 )
 def test_labels_in_a_field(value: Any, names: tuple[str, ...] | None) -> None:
@@ -179,8 +182,20 @@ def test_labels_in_a_field(value: Any, names: tuple[str, ...] | None) -> None:
 
 
 def test_a_vector_of_labels_is_refused() -> None:
-    with pytest.raises(BertkitError, match="0 or 1 for each label"):
-        LabelSetColumns().label_in([0, 1, 0], "f:1")
+    for value in ([0, 1, 0], [True, False, False], [{"name": "a"}]):
+        with pytest.raises(BertkitError, match="0 or 1 for each label"):
+            LabelSetColumns().label_in(value, "f:1")
+    for value in ({"a": 0.7, "b": 0.3}, {"name": "a"}):
+        with pytest.raises(BertkitError, match="needs 0 or 1"):
+            LabelSetColumns().label_in(value, "f:1")
+
+
+@pytest.mark.parametrize("field", ["['a', 'b']", "['a' 'b']", "{'text': ['a']}"])
+def test_python_s_notation_is_refused(field: str) -> None:
+    for read in (from_json, lambda value: LabelSetColumns().label_in(value, "f:1")):
+        with pytest.raises(BertkitError, match="JSON"):
+            read(field)
+    assert from_json("[ORDER] is 'late']") == "[ORDER] is 'late']"
 
 
 SETS = [("x one", "damage contact"), ("x two", ""), ("x three", "late"), ("x four", "contact")] * 2
@@ -229,6 +244,10 @@ def test_joined_labels_name_the_separator(separator: str) -> None:
     rows = [(text, names.replace(" ", f"{separator} ")) for text, names in [*SETS, ("y", "damage")]]
     with pytest.raises(BertkitError, match=f"--separator '[{separator}]'"):
         load_sets(rows)
+    joined = [(text, labels) for text, labels in rows if separator in labels]
+    never_alone = [*joined, ("z", f"late{separator}damage"), ("z", f"late{separator}contact")]
+    with pytest.raises(BertkitError, match=f"--separator '[{separator}]'"):
+        load_sets([*never_alone, ("z", f"contact{separator}late")])
     assert load_sets(rows, separator=separator).task.labels == ("contact", "damage", "late")
     whole = load_sets(rows, separator="|").task.labels
     assert f"damage{separator} contact" in whole, "the user says that labels are whole"

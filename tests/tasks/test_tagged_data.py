@@ -30,6 +30,8 @@ def dataset(train: Any, **columns: Any) -> TaskData:
 
 SPELLINGS = {
     "B_PER I_PER O B_LOC": ("O", "B_LOC", "B_PER", "I_LOC", "I_PER"),
+    "B:PER I:PER O B:LOC": ("O", "B:LOC", "B:PER", "I:LOC", "I:PER"),
+    "PER/B PER/I O LOC/B": ("O", "LOC/B", "LOC/I", "PER/B", "PER/I"),
     "PER-B PER-I O LOC-B": ("O", "LOC-B", "LOC-I", "PER-B", "PER-I"),
     "PER_B PER_E O LOC_S O PER_B PER_I PER_E": ("O", "LOC_B", "LOC_I", "PER_B", "PER_I"),
     "B-PER M-PER O S-LOC": ("O", "B-LOC", "B-PER", "I-LOC", "I-PER"),
@@ -153,6 +155,12 @@ FORMS: dict[str, Any] = {
     "label studio": {"label": [{"start": a, "end": b, "labels": [kind], "text": TEXT[a:b]}
                                for a, b, kind in SPANS]},
     "spacy": {"label": {"entities": [list(span) for span in SPANS]}},
+    "label studio, full": {
+        "data": {"text": TEXT},
+        "annotations": [{"result": [{"value": {"start": a, "end": b, "labels": [kind]},
+                                     "from_name": "ner", "type": "labels"} for a, b, kind in SPANS]
+                         + [{"type": "relation", "from_id": "x"}]}],
+    },
     "ours": {"entities": [{"type": kind, "start": a, "end": b} for a, b, kind in SPANS]},
 }  # fmt: skip
 WORDS = ("Mara", "Lind", "'s", "boat", "🚤", "left", "Bergen-Nord", ".")
@@ -161,8 +169,14 @@ TAGS = ("B-PER", "I-PER", "O", "O", "O", "O", "B-LOC", "O")
 
 @pytest.mark.parametrize("form", FORMS)
 def test_text_with_spans_is_read(form: str, write: Write) -> None:
-    rows = [{"id": 1, "text": TEXT, **FORMS[form]}, {"id": 2, "text": "No name."}]
-    rows[1] |= {next(iter(FORMS[form].keys() - {"tokens"})): []}
+    rows: list[Any] = [{"id": 1, "text": TEXT, **FORMS[form]}, {"id": 2, "text": "No name."}]
+    named = next(iter(FORMS[form].keys() - {"tokens"}))
+    if "data" in FORMS[form]:
+        del rows[0]["text"]
+        rows[1] = {"data": {"text": "No name."}, "annotations": [{"result": []}]}
+        named = "spans"
+    else:
+        rows[1] |= {named: []}
     file = str(write("spans.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
     pandas = pytest.importorskip("pandas")
     for source in (file, rows, pandas.DataFrame(rows)):
@@ -172,7 +186,6 @@ def test_text_with_spans_is_read(form: str, write: Write) -> None:
         ]  # fmt: skip
         assert data.columns["text"] == "text"
         assert not data.counts.skipped
-    named = next(iter(FORMS[form].keys() - {"tokens"}))
     assert dataset(file, words="text", tags=named).train == dataset(file).train
     assert dataset(file, text="text", tags=named).train == dataset(file).train
 
@@ -199,6 +212,15 @@ def test_what_is_no_span_is_an_error(label: Any, write: Write) -> None:
         dataset(file)
     with pytest.raises(BertkitError, match="spans"):
         dataset(file, text="text", tags="label")
+
+
+def test_spans_may_begin_later_and_lower_case_marks_are_refused(write: Write) -> None:
+    rows = [{"text": "No name.", "label": None}, {"text": TEXT, "label": [list(SPANS[0])]}]
+    data = dataset(str(write("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))))
+    assert [e.text for e in data.train] == [TEXT]
+    assert data.counts.skipped["row without label"] == 1
+    with pytest.raises(BertkitError, match="write B-per"):
+        dataset([(["a", "b", "c"], ["b-per", "i-per", "O"])])
 
 
 def test_columns_that_are_named_stay(write: Write) -> None:

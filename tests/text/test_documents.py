@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from bertkit.errors import BertkitError
+from bertkit.tasks.columns import read_rows
 from bertkit.text import Source, TextCounts, find_sources, read_documents
 from bertkit.text.documents import LONE_CR, REPLACED
 
@@ -191,6 +192,42 @@ def test_csv_and_tsv(file: File) -> None:
     assert read(file("a.tsv", f'text\tlabel\n"Open quote\t1\nB "b" b\t0\n{long}\t0\n'))[0] == (
         ['"Open quote', 'B "b" b', long.strip()]
     )
+
+
+@pytest.mark.parametrize("sign", [";", "\t", ","])
+def test_the_header_of_csv_shows_what_separates_fields(file: File, sign: str) -> None:
+    content = f'id{sign}text\n1{sign}One; two, three\n2{sign}"One; two, ""three"""\n'
+    content = content.replace("1;One; two, three", '1;"One; two, three"')
+    content = content.replace("1,One; two, three", '1,"One; two, three"')
+    assert read(file("a.csv", content))[0] == ["One; two, three", 'One; two, "three"']
+
+
+def test_full_exports_of_annotation_tools(file: File) -> None:
+    def choice(name: str, *choices: str) -> dict[str, Any]:
+        return {"value": {"choices": choices}, "from_name": name, "type": "choices"}
+
+    def row(*annotations: dict[str, Any]) -> dict[str, Any]:
+        return {"id": 1, "data": {"text": "One.", "page": 2}, "annotations": annotations}
+
+    tasks = [
+        row({"result": [choice("mood", "good")]}, {"result": [choice("mood", "bad")]}),
+        row({"was_cancelled": True, "result": [choice("mood", "bad")]}),
+        row({"result": [choice("mood", "good"), choice("topics", "a", "b")]}),
+        {"text": "Two.", "label": "x", "answer": "reject", "_task_hash": 7},
+    ]
+    counts = TextCounts()
+    path = file("a.json", json.dumps(tasks, indent=1))
+    rows = [row for _, _, row in read_rows(path, counts, whole=True)]
+    data = {"text": "One.", "page": 2}
+    assert rows == [
+        {**data, "spans": [], "label": "good", "mood": "good"},
+        {**data, "spans": None},
+        {**data, "spans": [], "mood": "good", "topics": ["a", "b"]},
+    ]
+    assert counts.skipped == {
+        "annotation beside the first of its text": 1,
+        "row that was rejected or ignored in Prodigy": 1,
+    }
 
 
 def write_parquet(path: Path, columns: list[list[Any]], names: list[str]) -> None:
