@@ -379,7 +379,7 @@ class LabelSetColumns(TextColumns):
         """Return the distinct label names in a field, in order, or None for null."""
         if value is None:
             return None
-        value = from_json(value)
+        value = from_json(value, location)
         if isinstance(value, Mapping):  # choices of Label Studio, or 0 or 1 for each as in spaCy
             value = value.get("choices") or marked_labels(value, location)
         if isinstance(value, str):

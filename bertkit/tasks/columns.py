@@ -193,7 +193,7 @@ def require_texts(location: str, values: Sequence[Any]) -> list[str]:
     return list(values)
 
 
-def from_json(value: Any) -> Any:
+def from_json(value: Any, where: str = "the data") -> Any:
     """Parse a field that is a JSON list or object; return any other field unchanged."""
     if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         try:
@@ -201,7 +201,7 @@ def from_json(value: Any) -> Any:
         except (ValueError, RecursionError):
             if PYTHON_NOTATION.fullmatch(value):
                 what = "is in Python's notation; write JSON (json.dumps), or give the DataFrame"
-                raise BertkitError(f"the field {short_repr(value)} {what}") from None
+                raise BertkitError(f"{where}: {short_repr(value)} {what}") from None
     return value
 
 

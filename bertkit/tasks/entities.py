@@ -284,7 +284,7 @@ class WordColumns(Columns):
 
 def listed(value: Any, column: str, location: str) -> Sequence[Any]:
     """Return the items of a list, of a list written as JSON, or of a text split at spaces."""
-    value = from_json(value)
+    value = from_json(value, location)
     if value is None or isinstance(value, str):
         # split only at spaces, as in CoNLL's files: other white space may be a word
         return [item for item in SPACES.split(value or "") if item]

@@ -127,7 +127,7 @@ class ChoiceColumns(Columns):
 
 def choice_fields(value: Any, location: str) -> dict[str, Any]:
     """Return name -> choice of a list, which may be JSON, or as in ARC "text" beside "label"."""
-    listed, names = from_json(value), None
+    listed, names = from_json(value, location), None
     if isinstance(listed, Mapping):
         listed, names = listed.get("text"), listed.get("label")
     if not isinstance(listed, list | tuple):

@@ -117,7 +117,7 @@ class QuestionColumns(Columns):
             return None
         golds = None
         if purpose != "predict" and self.answers in row:
-            golds = self.answers_in(from_json(row[self.answers]), location)
+            golds = self.answers_in(from_json(row[self.answers], location), location)
         return make_question("", texts[0], texts[1], golds, location, counts, purpose)
 
     def answers_in(self, value: Any, location: str) -> list[tuple[str, int | None]]:

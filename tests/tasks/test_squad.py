@@ -204,7 +204,7 @@ def test_malformed_files_are_one_line(
     [
         ("{", "is not valid JSON"),
         ('{"question": "a"}\n{"question": "b"}\n', "--format jsonl if it has an obj"),
-        ("[]", "is not as SQuAD's JSON"),
+        ("[]", "no usable question"),
         ('{"data": [{"title": "x"}]}', "no field 'paragraphs'"),
         ('{"data": [{"paragraphs": [{"qas": [{"id": "a", "question": "b"}]}]}]}', "no field 'con"),
     ],
