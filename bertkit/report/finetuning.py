@@ -68,10 +68,9 @@ def scores_table(values: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
 def settings_table(result: FinetuneResult) -> tuple[list[str], list[list[str]]]:
     """Return the median and the range of the main score of each setting."""
     metric, split = result.values["metric"], next(iter(result.best.scores))
-    rows = []
+    rows, kinds = [], ("median", "lowest", "highest", "deviation")
     for row in result.values["settings"]:
         spread = row["scores"].get(split, {}).get(metric)
-        kinds = ("median", "lowest", "highest", "deviation")
         cells = [
             "–" if spread is None or spread[k] is None else score_text(metric, spread[k])
             for k in kinds

@@ -127,7 +127,8 @@ class ChoiceColumns(Columns):
 
 def choice_fields(value: Any, location: str) -> dict[str, Any]:
     """Return name -> choice of a list, which may be JSON, or as in ARC "text" beside "label"."""
-    listed, names = from_json(value, location), None
+    listed: Any = from_json(value, location)
+    names: Any = ()
     if isinstance(listed, Mapping):
         listed, names = listed.get("text"), listed.get("label")
     if not isinstance(listed, list | tuple):
@@ -135,8 +136,10 @@ def choice_fields(value: Any, location: str) -> dict[str, Any]:
             f"{location}: choices must be a list of texts, not {short_repr(value)}; in a table, "
             "name a column for each: --choices A B ..."
         )
-    names = names or [f"choice {number}" for number in range(1, len(listed) + 1)]
-    return dict(zip(map(value_name, names), listed, strict=True))
+    known = [value_name(name) for name in names] if isinstance(names, list | tuple) else []
+    if len(known) != len(listed) or len({*known}) < len(known):
+        known = [f"choice {number}" for number in range(1, len(listed) + 1)]
+    return dict(zip(known, listed, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,11 @@ def test_the_names_of_listed_choices_are_keys() -> None:
         example = ChoiceColumns().example(row, "f:1", TextCounts(), "train")
         assert example is not None
         assert example.gold == index
+    for names in (["A"], ["A", "A", "B"], ["A", "B", "C", "C"], None):
+        row = {"text": "x", "choices": {**choices, "label": names}, "label": "r"}
+        example = ChoiceColumns().example(row, "f:1", TextCounts(), "train")
+        assert example is not None
+        assert (example.choices, example.gold) == (("p", "q", "r"), 2)
 
 
 def test_lists_of_choices_and_fewer_of_them() -> None:
