@@ -278,7 +278,15 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_json_lines(path: Path, rows: Iterable[Any]) -> None:
     """Write JSON lines atomically: a value on each line."""
-    write_text(path, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
+    write_text(path, "".join(map(json_line, rows)))
+
+
+def json_line(value: Any) -> str:
+    """Return a value as a line of standard JSON: NaN is null, and what JSON lacks is text."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
+    except (TypeError, ValueError):
+        return json.dumps(jsonable(value), ensure_ascii=False) + "\n"
 
 
 def map_array(path: Path) -> np.ndarray:

@@ -19,7 +19,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from bertkit.errors import BertkitError
-from bertkit.files import disk_errors, jsonable, write_text
+from bertkit.files import disk_errors, json_line, jsonable, write_json_lines
 from bertkit.processes import rank
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class Journal:
                     f"{self.path} is another run's journal; resume that run or choose a new folder"
                 )
             earlier = [record for record in records if record.get("step", 0) <= (resume_step or 0)]
-            write_text(self.path, "".join(json_line(record) for record in earlier))
+            write_json_lines(self.path, earlier)
         with disk_errors(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("a", encoding="utf-8", errors="backslashreplace")
@@ -296,11 +296,6 @@ class Journal:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def json_line(record: dict[str, Any]) -> str:
-    """Format a record as one line of standard JSON."""
-    return json.dumps(jsonable(record), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:

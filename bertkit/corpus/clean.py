@@ -303,11 +303,7 @@ def band_keys(document: str) -> np.ndarray:
 
 
 class KeySet:
-    """A set of 64-bit numbers at 8 bytes each (16 briefly, while sorted runs are merged).
-
-    New numbers are collected in a small Python set, then sorted into an array. An array is merged
-    with the one before it once it is half as long, so there are few, and each number moves rarely.
-    """
+    """A set of 64-bit numbers at 8 bytes each: few sorted arrays, and a Python set of new ones."""
 
     def __init__(self, waiting: int = 1 << 16) -> None:
         self.max_waiting = waiting
@@ -332,7 +328,7 @@ class KeySet:
             run = np.fromiter(self._waiting, dtype=np.uint64, count=len(self._waiting))
             self._waiting.clear()
             run.sort()
-            while self._runs and len(self._runs[-1]) <= 2 * len(run):
+            while self._runs and len(self._runs[-1]) <= 2 * len(run):  # so that numbers move rarely
                 run = np.concatenate([self._runs.pop(), run])
                 run.sort(kind="stable")  # detects the two sorted halves and merges them
             self._runs.append(run)

@@ -11,7 +11,7 @@ from typing import Any
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.finetuning.runs import labelled_part, score_remarks, write_results
-from bertkit.predict.load import TaskPredictor, load_predictor, text_columns_of
+from bertkit.predict.load import TaskPredictor, load_predictor
 from bertkit.progress import Console, console_or_new, counted
 from bertkit.tasks.classification import Classification, TextColumns
 from bertkit.tasks.columns import as_source, column_names
@@ -113,15 +113,15 @@ def evaluate(
             )
         check_model(predictor.task, name)
         files = DataFiles(data=None if data is None else Path(data))
-        options = predictor.columns_with(dict(columns or {}))
+        reader = predictor.columns_with(options := dict(columns or {}))
         if file is not None:
             source = as_source(file, part)
             named: dict[str, Any] = {split if split in ("train", "test") else "dev": source}
             files = replace(files, **named)
-            if isinstance(options, TextColumns) and not {"text", "pair"} & {*(columns or {})}:
-                names = column_names(source, options.format, header=options.header)
-                options = text_columns_of(options, names, predictor.pairs) if names else options
-        inputs = read_split(name, split, files, options, counts)
+            if isinstance(reader, TextColumns):
+                names = column_names(source, reader.format, header=reader.header)
+                reader = predictor.columns_among(names, options)
+        inputs = read_split(name, split, files, reader, counts)
         if data is None and all(example.gold is None for example in inputs):
             raise BertkitError(f"{part} has no labels to score by; bertkit predict needs none")
         shown.say(*describe_skipped(counts.skipped, counts.examples))

@@ -24,10 +24,9 @@ from types import SimpleNamespace
 from typing import IO, Any, TextIO
 
 from bertkit.errors import BertkitError
-from bertkit.files import check_output, disk_errors, from_home, jsonable, new_file
-from bertkit.predict.load import TaskPredictor, text_columns_of
+from bertkit.files import check_output, disk_errors, from_home, json_line, jsonable, new_file
+from bertkit.predict.load import TaskPredictor
 from bertkit.progress import Console, console_or_new, counted
-from bertkit.tasks.classification import TextColumns
 from bertkit.tasks.columns import Fields, column_names, is_plain
 from bertkit.tasks.official import SWAG_COLUMNS, read_swag
 from bertkit.tasks.sequences import no_progress
@@ -132,9 +131,7 @@ def file_examples(
         names = column_names(file, columns.format, header=columns.header)
         if predictor.details.get("data") == "swag" and {*SWAG_COLUMNS} <= {*names}:
             return iter(read_swag(file, counts, "predict"))
-        if isinstance(columns, TextColumns) and not options.keys() & {"text", "pair"}:
-            usual = text_columns_of(columns, names, predictor.pairs)
-            columns = usual if {*usual.inputs} <= {*names} else columns
+        columns = predictor.columns_among(names, options)
     return columns.read(file, counts, "predict", rows)
 
 
@@ -181,7 +178,7 @@ def new_rows(
         stream = sys.stdout  # kept: while a bar is up, sys.stdout prints above it instead
 
         def write_now(rows: Rows) -> None:
-            stream.writelines(json_text(row) + "\n" for row in rows)
+            stream.writelines(map(json_line, rows))
             stream.flush()
 
         yield write_now
@@ -190,7 +187,7 @@ def new_rows(
     with new_file(out) as temporary, disk_errors(out):
         if ending == ".jsonl":
             with open_text_file(temporary) as file:
-                yield lambda rows: file.writelines(json_text(row) + "\n" for row in rows)
+                yield lambda rows: file.writelines(map(json_line, rows))
             return
         with TemporaryFile(dir=temporary.parent) as waiting:
             names = dict.fromkeys(columns)
@@ -220,14 +217,6 @@ def waiting_rows(file: IO[bytes]) -> Iterator[Rows]:
     file.seek(0)
     while file.tell() < end:
         yield pickle.load(file)  # noqa: S301 - which this process has written
-
-
-def json_text(value: Any) -> str:
-    """Return a value of any column as JSON: NaN is null, and what JSON lacks is written as text."""
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError):
-        return json.dumps(jsonable(value), ensure_ascii=False)
 
 
 def cell(value: Any) -> str:

@@ -89,6 +89,18 @@ class TaskPredictor:
             columns = replace(columns, **saved)
         return columns
 
+    def columns_among(self, names: Sequence[str], options: dict[str, Any]) -> Columns:
+        """Return `columns_with`, or for texts without those columns, "text" and "pair"."""
+        columns = self.columns_with(options) if options else self.columns
+        if not isinstance(columns, TextColumns) or options.keys() & {"text", "pair"}:
+            return columns
+        if {*columns.inputs} <= {*names}:
+            # a model that does not record it may read pairs
+            unknown = self.pairs is None and not columns.pair and "pair" in names
+            return replace(columns, pair="pair") if unknown else columns
+        usual = replace(columns, text="text", pair="pair" if self.pairs or "pair" in names else "")
+        return usual if {*usual.inputs} <= {*names} else columns
+
     def __call__(self, inputs: Any, *more: Any) -> Any:
         """Return the result for an input, or a list of results for a list of inputs.
 
@@ -122,9 +134,8 @@ class TaskPredictor:
         assert isinstance(source, MemoryRows)
         columns, rows = self.columns, source.rows
         if rows and isinstance(rows[0], dict):
-            if isinstance(columns, TextColumns):
-                columns = text_columns_of(columns, list(rows[0]), self.pairs)
-            elif getattr(columns, "sentence", None) in rows[0]:  # one word a row
+            columns = self.columns_among(list(rows[0]), {})
+            if getattr(columns, "sentence", None) in rows[0]:  # one word a row
                 yield from columns.read(source, TextCounts(), "predict")
                 return
         for number, value in enumerate(rows):
@@ -182,15 +193,6 @@ class TaskPredictor:
                     code="pairs",
                 )
         return encode(self.task, inputs, self.tokenizer, self.model.config)
-
-
-def text_columns_of(columns: TextColumns, names: Sequence[str], pairs: bool | None) -> TextColumns:
-    """Return the columns of texts that are there: the model's, or text and pair."""
-    if all(name in names for name in columns.inputs):
-        # a model that does not record it may read pairs
-        unknown = pairs is None and not columns.pair and "pair" in names
-        return replace(columns, pair="pair") if unknown else columns
-    return replace(columns, text="text", pair="pair" if pairs or "pair" in names else "")
 
 
 def load(
