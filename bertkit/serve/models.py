@@ -138,50 +138,62 @@ def load_served_model(
     path = resolve_model(source)
     if path == Path(from_home(source)):  # loaded again, it is never taken from the hub
         source = str(path.absolute())
-    embeds = is_embedder(path)
-    home = read_pooling(path)[0] if embeds else model_folder(path)
+    home = read_pooling(path)[0] if is_embedder(path) else model_folder(path)
     start = read_pretrained(home)
-    operations: dict[str, Any] = {"tokens": Tokens(start), "attention-maps": AttentionMaps(start)}
-    details: dict[str, Any] = {"task_type": "encoder", "labels": []}
-    if not embeds and is_tuned(home):
-        predictor = load_predictor(home, device=device, precision=precision)
-        if top is not None and hasattr(predictor.task, "top"):
-            predictor.task = with_top(predictor.task, top)
-        task, mode = predictor.task, predictor.precision
-        details = {"task_type": task.task_type, "labels": list(task.labels)}
-        max_length = getattr(task, "max_length", start.config.max_position_embeddings)
-        operations[task.task_type] = TaskOperation(predictor)
+    if is_embedder(path) or not is_tuned(home):
+        operations, details = text_operations(path, start, precision, device)
     else:
-        if not embeds and has_masks(start):
-            details["task_type"] = "pretrained"
-            pretrained = load_pretrained(home, device=device, precision=precision)
-            operations["fill-mask"] = FillMask(pretrained)
-            if pretrained.model.nsp is not None and not pretrained.order:
-                operations["next-sentence"] = NextSentence(pretrained)
-            embedder = Embedder(  # which computes with the same encoder, not with a copy
-                *(pretrained.model.encoder, pretrained.tokenizer, TextPooling()),
-                *(pretrained.device, pretrained.precision),
-            )
-        else:
-            embedder = load_embedder(path, device=device, precision=precision)
-        operations["embeddings"] = EmbeddingOperation(embedder)
-        max_length, mode = embedder.max_length, embedder.mode
-    details |= {
-        "precision": mode,
-        "max_length": max_length,
-        "layers": start.config.num_hidden_layers,
-        "heads": start.config.num_attention_heads,
-    }
+        operations, details = task_operations(home, start, precision, device, top)
+    operations |= {"tokens": Tokens(start), "attention-maps": AttentionMaps(start)}
+    details["layers"] = start.config.num_hidden_layers
+    details["heads"] = start.config.num_attention_heads
     threads = 2 if choose_device(device).type == "cpu" and torch.get_num_threads() > 1 else 1
     worker = Worker(name, limits, metrics, threads)
     again = partial(load_served_model, name, source, limits, metrics, precision, device, top)
     return ServedModel(name, operations, worker, again, details)
 
 
-def has_masks(start: PretrainedWeights) -> bool:
-    """Whether the weights have a head for masked tokens; only bidirectional models qualify."""
+def task_operations(
+    home: Path, start: PretrainedWeights, precision: str, device: str, top: int | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Load a fine-tuned model; return the operation of its task, and its details."""
+    predictor = load_predictor(home, device=device, precision=precision)
+    if top is not None and hasattr(predictor.task, "top"):
+        predictor.task = with_top(predictor.task, top)
+    task = predictor.task
+    return {task.task_type: TaskOperation(predictor)}, {
+        "task_type": task.task_type,
+        "labels": list(task.labels),
+        "precision": predictor.precision,
+        "max_length": getattr(task, "max_length", start.config.max_position_embeddings),
+    }
+
+
+def text_operations(
+    path: Path, start: PretrainedWeights, precision: str, device: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Load a model that is not tuned; return embeddings, also masks and pairs, and its details."""
+    operations: dict[str, Any] = {}
     masked = any(name.startswith("mlm.") for name in start.tensors)
-    return masked and start.config.direction == "bidirectional"
+    pretrained = masked and start.config.direction == "bidirectional" and not is_embedder(path)
+    if pretrained:
+        predictor = load_pretrained(path, device=device, precision=precision)
+        operations["fill-mask"] = FillMask(predictor)
+        if predictor.model.nsp is not None and not predictor.order:
+            operations["next-sentence"] = NextSentence(predictor)
+        embedder = Embedder(  # which computes with the same encoder, not with a copy
+            *(predictor.model.encoder, predictor.tokenizer, TextPooling()),
+            *(predictor.device, predictor.precision),
+        )
+    else:
+        embedder = load_embedder(path, device=device, precision=precision)
+    operations["embeddings"] = EmbeddingOperation(embedder)
+    return operations, {
+        "task_type": "pretrained" if pretrained else "encoder",
+        "labels": [],
+        "precision": embedder.mode,
+        "max_length": embedder.max_length,
+    }
 
 
 class Service:
