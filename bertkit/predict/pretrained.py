@@ -141,18 +141,15 @@ class Predictor:
             raise BertkitError(f"top must be between 1 and {self.tokenizer.size:,}, got {top}")
         candidates: list[Any] = []
         for chunk in text_chunks(text):
-            masked = [self.mask_windows(chunk_text, top) for chunk_text in chunk]
-            for original, prepared in zip(chunk, masked, strict=True):
-                if not prepared.windows:
-                    raise BertkitError(
-                        f"there is no {MASK} in the text {original[:60]!r}; put one where a token "
-                        "is missing"
-                    )
-            candidates += self.mask_candidates(masked)
+            candidates += self.mask_candidates([self.mask_windows(item, top) for item in chunk])
         return candidates
 
     def mask_windows(self, text: str, top: int) -> MaskedText:
         """Cut a window of token ids around each `[MASK]` of a text."""
+        if MASK not in text:
+            raise BertkitError(
+                f"there is no {MASK} in the text {text[:60]!r}; put one where a token is missing"
+            )
         first, *rest = self.tokenizer.encode_batch(text.split(MASK))
         ids, masks = list(first), []
         for part in rest:
