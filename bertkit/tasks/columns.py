@@ -144,7 +144,7 @@ class Columns(ABC):
                 yield example._replace(id=str(number))
         if not used:
             why = first_left_out(read) or ": it has no rows"
-            raise BertkitError(f"{data} has no row that can be used{why}")
+            raise BertkitError(f"{getattr(data, 'name', data)} has no row that can be used{why}")
         counts += read
 
     def read_lines(self, path: str | Path, counts: TextCounts) -> Iterator[Any]:

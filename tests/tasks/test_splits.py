@@ -134,3 +134,11 @@ def test_a_share_beside_dev_data_and_too_few_groups_are_refused() -> None:
         fold_numbers(TASKS["regression"], load_dataset(
             "regression", DataFiles(train=[ROWS["regression"](n) for n in range(3)] * 9), whole=True
         ).train, 5)  # fmt: skip
+
+
+def test_a_generator_is_read_once() -> None:
+    train, dev = (((f"{word} {n}", "ab"[n % 2]) for n in range(9)) for word in ("one", "two"))
+    data = load_dataset("classification", DataFiles(train=train, dev=dev))
+    assert (len(data.train), len(data.dev[0][1])) == (9, 9)
+    with pytest.raises(BertkitError, match=r"^train has no row"):
+        load_dataset("classification", DataFiles(train=iter([])))
