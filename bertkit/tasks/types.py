@@ -155,7 +155,8 @@ def load_dataset(
 ) -> TaskData:
     """Read an official set, or the user's data for a task type; `whole` holds nothing out."""
     key, kind = name.lower(), task_class(name)
-    files = replace(files, **{split: files.source(split) for split in ("train", "dev", "test")})
+    sources: dict[str, Any] = {split: files.source(split) for split in ("train", "dev", "test")}
+    files = replace(files, **sources)
     check_files(key, files, has_columns=bool(columns), whole=whole)
     if isinstance(columns, Mapping | None):
         columns = cast("Columns", make_options(kind, kind.columns, columns or {}))
