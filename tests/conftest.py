@@ -223,7 +223,8 @@ def read_rows(*words: Any, **options: Any) -> Iterator[tuple[str, Any]]:
 def python(*words: object, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run Python in a process of its own, and keep what it prints."""
     command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=check, **options)
+    options = {"capture_output": True, "text": True, "timeout": 300, **options}
+    return subprocess.run(command, check=check, **options)
 
 
 class Bomb:

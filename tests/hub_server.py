@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -35,8 +34,6 @@ class Repository:
     trees: dict[str, dict[str, bytes]] = field(default_factory=dict)
     """Commit -> its files, where they are not `files`."""
     messages: list[str] = field(default_factory=list)
-    ignored: str = ""
-    """The pattern in its `.gitignore`."""
 
     def files_at(self, commit: str) -> dict[str, bytes]:
         return self.trees.get(commit, self.files)
@@ -57,12 +54,6 @@ class Hub:
     asked: list[str] = field(default_factory=list)
     break_after: int = 0
     """The next large file ends after so many bytes."""
-    answer: Any = None
-    """What every request to write is answered; None for the right answers. Bytes are sent as is."""
-    status: dict[str, int] = field(default_factory=dict)
-    """Part of an address, or PUT for large files -> the status with which writing is refused."""
-    full: bool = False
-    """Whether large files cannot be stored."""
     url: str = ""
     cdn: str = ""
     """Another host, as large files have."""
@@ -95,12 +86,6 @@ def running_hub() -> Iterator[Hub]:
             content = self.body()
             digest = hashlib.sha256(content).hexdigest()
             hub.asked.append(f"PUT {urlsplit(self.path).path}")
-            if hub.full:
-                self.send(507, b"", {})
-                return
-            if "PUT" in hub.status:
-                self.refuse(hub.status["PUT"], "Refused", head=False)
-                return
             assert self.path == f"/lfs/{digest}"
             hub.objects[digest] = content
             self.send(200, b"", {})
@@ -112,14 +97,8 @@ def running_hub() -> Iterator[Hub]:
             body = self.body()
             if given not in {f"Bearer {hub.token}", f"Bearer {hub.reader}"}:
                 self.refuse(401, "Unauthorized", head=False)
-            elif isinstance(hub.answer, bytes):
-                self.send(200, hub.answer, {"content-type": "text/html"})
-            elif hub.answer is not None:
-                self.send_json(hub.answer)
-            elif refused := [code for part, code in hub.status.items() if part in path]:
-                self.refuse(refused[0], "Refused", head=False)
             elif path == "/api/validate-yaml":
-                self.validate(json.loads(body)["content"])
+                self.send_json({"errors": [], "warnings": []})
             elif given != f"Bearer {hub.token}":
                 self.refuse(403, "Forbidden", head=False)
             elif path == "/api/repos/create":
@@ -136,12 +115,6 @@ def running_hub() -> Iterator[Hub]:
                 self.rfile.readline()
                 return b"".join(parts)
             return self.rfile.read(int(self.headers.get("content-length") or 0))
-
-        def validate(self, card: str) -> None:
-            """The hub refuses, among others, licenses that it does not know."""
-            bad = "license: unheard-of" in card
-            errors = [{"message": '"license" must be one of [...]'}] if bad else []
-            self.send_json({"errors": errors, "warnings": []}, 400 if bad else 200)
 
         def create(self, wanted: dict[str, Any]) -> None:
             name = f"{wanted['organization']}/{wanted['name']}"
@@ -164,18 +137,11 @@ def running_hub() -> Iterator[Hub]:
                     {
                         "path": one["path"],
                         "uploadMode": "lfs" if one["size"] > LARGE else "regular",
-                        "shouldIgnore": fnmatch(one["path"], repository.ignored),
+                        "shouldIgnore": False,
                     }
                     for one in json.loads(body)["files"]
                 ]
                 self.send_json({"files": files})
-            elif what.startswith("branch/"):
-                branch = what.removeprefix("branch/")
-                if branch in repository.revisions:
-                    self.send_json({"error": "exists"}, 409)
-                    return
-                repository.revisions[branch] = repository.revisions["main"]
-                self.send_json({})
             elif what.startswith("commit/"):
                 branch = what.removeprefix("commit/")
                 parent = json.loads(body.splitlines()[0])["value"].get("parentCommit")

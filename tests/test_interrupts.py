@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bertkit.training.distributed import GracefulStop
+from tests.conftest import python
 
 WORK = """
 import os, signal, sys, time
@@ -61,15 +62,6 @@ sys.argv = ["bertkit", "report", "nowhere"]
 from bertkit.__main__ import program
 program()
 """
-
-
-def python(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words],
-        check=False,
-        timeout=50,
-        **{"capture_output": True, "text": True, **options},  # type: ignore[call-overload]
-    )
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ def test_training_fits_questions_with_images() -> None:
     assert loss_of([*range(len(data))]).item() < 0.8 * before
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_accuracy_of_each_contestant(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

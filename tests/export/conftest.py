@@ -12,34 +12,14 @@ from bertkit.checkpoints.save import save_model
 from bertkit.checkpoints.sentence_transformers import TextPooling
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel, ReplacedTokenModel
-from bertkit.tasks.classification import Classification, MultiLabelClassification
-from bertkit.tasks.multiple_choice import MultipleChoice
-from bertkit.tasks.question_answering import QuestionAnswering
-from bertkit.tasks.regression import Regression
-from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import tiny_config
 from tests.networks import save_task, write_pooling
-
-TASKS: dict[str, Any] = {
-    "classify": Classification(("dry", "damp", "wet"), max_length=40),
-    "multi-label": MultiLabelClassification(("a", "b"), max_length=40),
-    "regress": Regression(max_length=40),
-    "choose": MultipleChoice(max_length=40),
-    "tag": TokenClassification(("O", "B-X", "I-X"), max_length=40),
-    "answer": QuestionAnswering(null=True, max_length=40, stride=8, max_question_length=16),
-}
+from tests.predict.conftest import TASKS
 
 
 def sizes(tokenizer: Tokenizer, **changes: Any) -> ModelConfig:
-    values: dict[str, Any] = {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "max_position_embeddings": 40,
-        "initializer_range": 0.2,
-    }
-    return ModelConfig(vocab_size=tokenizer.size, **{**values, **changes})
+    return tiny_config(tokenizer, **{"num_hidden_layers": 1, "initializer_range": 0.2, **changes})
 
 
 @pytest.fixture(scope="session")

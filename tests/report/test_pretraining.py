@@ -152,6 +152,7 @@ def page_of(run: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_needs_nothing_else(text: str) -> None:
     found = Page(text)
     assert text.startswith("<!DOCTYPE html>")
@@ -168,6 +169,7 @@ def test_the_page_is_whole_and_needs_nothing_else(text: str) -> None:
     assert ("meta", "name", "viewport") in found.attributes
 
 
+@pytest.mark.slow
 def test_references_inside_the_drawings_are_to_ids_that_exist(text: str) -> None:
     found = Page(text)
     used = {value[1:] for _, name, value in found.attributes if name == "xlink:href"}
@@ -177,6 +179,7 @@ def test_references_inside_the_drawings_are_to_ids_that_exist(text: str) -> None
     assert used | clips <= set(found.ids)
 
 
+@pytest.mark.slow
 def test_colours_follow_the_page(text: str) -> None:
     drawings = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
     assert not re.search(r"(fill|stroke): *#[0-9a-f]{6}", drawings)
@@ -185,6 +188,7 @@ def test_colours_follow_the_page(text: str) -> None:
         assert text.count(f"--{variable[6:-1]}:#") == 2  # once light, once dark
 
 
+@pytest.mark.slow
 def test_the_scores_are_those_of_the_journal(text: str) -> None:
     found = Page(text)
     for row in (

@@ -17,7 +17,6 @@ from bertkit.checkpoints.pretrained import load_config, load_pretraining_model, 
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
 from bertkit.tasks.types import load_task_model
-from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import Bomb, load_encoder
 
 CPU = torch.device("cpu")
@@ -128,12 +127,6 @@ def test_weights_that_are_no_numbers_are_refused(number: float, model: Path) -> 
     tensors["bert.pooler.dense.bias"][3] = number
     save_file(tensors, model / "model.safetensors")
     is_refused(load_encoder, model, match=r"pooler\.dense\.bias has NaN or infinite numbers")
-
-
-def test_vocabularies_that_do_not_fit_are_refused(model: Path) -> None:
-    larger = [*Tokenizer.load(model).vocabulary, "one", "more"]
-    Tokenizer.from_vocabulary(larger, lowercase=True).save(model)
-    is_refused(read_pretrained, model, match="tokenizer has")
 
 
 def test_two_tensors_for_one_parameter_are_refused(model: Path) -> None:

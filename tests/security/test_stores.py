@@ -156,9 +156,3 @@ def test_files_of_a_checkpoint_lie_beside_it(tmp_path: Path) -> None:
         write_json(path / PROGRESS, {**content, "sha256": digest(content)})
         with pytest.raises(BertkitError, match="is not a file next to it"):
             load_checkpoint(path, 3)
-
-
-FIELDS = st.sampled_from(["format", "step", "files", "progress", "sha256", "bytes", "name", "more"])
-NAMES = st.sampled_from(
-    ["", ".", "a\0b", "\ud800.safetensors", "x" * 300, PROGRESS, "none.safetensors"]
-)

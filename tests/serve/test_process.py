@@ -104,6 +104,7 @@ def test_many_clients_get_their_own_answers_in_order(own: Running, models: Path)
     asyncio.run(ask_all())
 
 
+@pytest.mark.slow
 def test_too_many_connections_are_refused_until_some_close(own: Running) -> None:
     with ExitStack() as stack:
         for _ in range(60):
