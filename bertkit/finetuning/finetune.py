@@ -429,6 +429,8 @@ def train_run(
         predictions: dict[str, list[Any]] = {}
         with Journal(folder, setup.console, resume_step=loop.step) as log:
             setup.console.say(*loop.notes)
+            if loop.step:
+                setup.console.say(f"{title}: resuming after {loop.step:,} of {loop.total:,} steps")
             log.write(
                 {"kind": "start", "step": loop.step, **asdict(run), "steps_total": loop.total}
             )
@@ -464,6 +466,8 @@ def train_run(
             except DivergedError as error:
                 diverged = reason = f"diverged: {error}"
             log.write({"kind": "end", "step": loop.step, "reason": reason})
+        if reason.startswith("stopped early"):
+            setup.console.say(f"{title}: {reason}")
     seconds = round(earlier + time.perf_counter() - began, 1)
     scores: Scores = {} if diverged else state["scores"]
     metric = scores[first][setup.metric] if scores else None

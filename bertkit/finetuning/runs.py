@@ -452,8 +452,9 @@ def run_text(result: RunResult, main: str = "") -> str:
 
 
 def finished_text(result: FinetuneResult) -> str:
-    """Say that a folder is finished, with its best run."""
-    return f"{result.folder} is finished; best: {run_text(result.best, result.values['metric'])}"
+    """Say that a folder is finished, with its best run and the scores of all splits."""
+    best = replace(result.best, scores=result.best.scores | result.values["scores"])
+    return f"{result.folder} is finished; best: {run_text(best, result.values['metric'])}"
 
 
 def setting_text(row: dict[str, Any], main: str) -> str:

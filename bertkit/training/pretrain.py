@@ -182,6 +182,7 @@ def train(run: Run, log: Journal, stop: GracefulStop, notes: list[str]) -> int |
     seconds = time.perf_counter() - started
     reason = "interrupted" if stopped else "finished"
     log.write({"kind": "end", "step": run.step, "reason": reason, "seconds": seconds})
+    run.console.close()
     if not stopped:
         run.console.say(f"finished: the model is in {run.folder / 'model'}")
         return None

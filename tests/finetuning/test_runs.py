@@ -117,7 +117,11 @@ def test_a_finished_run_is_not_repeated(pretrained: Path, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("pause", [0.0, train.CHECKPOINT_SECONDS])
 def test_a_stopped_run_ends_with_the_same_bytes(
-    pause: float, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pause: float,
+    pretrained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(train, "CHECKPOINT_SECONDS", pause)
     monkeypatch.setattr(train, "CHECKPOINT_SHARE", math.inf)
@@ -139,6 +143,7 @@ def test_a_stopped_run_ends_with_the_same_bytes(
         saved = {7: [], 13: ["step-00000012"], 60: ["step-00000060"]}[stop]
         assert steps == ([] if pause else saved), "a run of seconds has no checkpoint"
     resumed = finetune("classification", pretrained, tmp_path / "s", train=data, settings=FAST)
+    assert pause or "resuming after 60 of" in capfd.readouterr().err
     whole = finetune("classification", pretrained, tmp_path / "w", train=data, settings=FAST)
     assert resumed.scores == whole.scores
     for name in ("model/model.safetensors", "predictions/dev.jsonl"):
@@ -177,18 +182,20 @@ def test_the_same_command_returns_at_once(
 ) -> None:
     data = write_csv(tmp_path / "data.csv", PAIRS)
     words = f"finetune classification --model {pretrained} --train {data} --out {tmp_path / 'b'}"
-    words += " --epochs 2"
+    words += f" --epochs 2 --test {write_csv(tmp_path / 'test.csv', PAIRS[:6])}"
     monkeypatch.setattr(sys, "argv", ["bertkit", *words.split()])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 0
-    assert len(capsys.readouterr().err.splitlines()) <= 10
+    assert len(capsys.readouterr().err.splitlines()) <= 10 + 3  # of the test file
     with monkeypatch.context() as patch:
         patch.setattr("bertkit.cli.app.application", None)
         with pytest.raises(SystemExit) as end:
             main()
         assert end.value.code == 0
-        assert "is finished; best: b4-lr0.0005-e2" in capsys.readouterr().err
+        shown = capsys.readouterr().err
+        assert "is finished; best: b4-lr0.0005-e2" in shown
+        assert "; test accuracy" in shown
         write_csv(data, PAIRS[1:])
         with pytest.raises(TypeError):
             main()
@@ -236,7 +243,9 @@ def test_a_grid_keeps_the_best_of_its_runs(pretrained: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_early_stopping_keeps_the_best_evaluation(pretrained: Path, tmp_path: Path) -> None:
+def test_early_stopping_keeps_the_best_evaluation(
+    pretrained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     training = TrainingSettings(early_stopping=2, eval_every=3, precision="fp32")
     settings = FinetuneSettings(grid=GRID, training=training)
     data = rows("classification")
@@ -248,6 +257,7 @@ def test_early_stopping_keeps_the_best_evaluation(pretrained: Path, tmp_path: Pa
     assert result.best.metric == max(evaluations)
     assert len(evaluations) - 1 - evaluations.index(max(evaluations)) == 2
     assert records[-1]["reason"].startswith("stopped early")
+    assert records[-1]["reason"] in capfd.readouterr().err
     assert evaluate(tmp_path, data, precision="fp32").scores["accuracy"] == result.best.metric
 
 

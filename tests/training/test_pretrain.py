@@ -69,11 +69,14 @@ def finished(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return run
 
 
-def test_a_recipe_may_be_a_path(store: TokenStore, tmp_path: Path) -> None:
+def test_a_recipe_may_be_a_path(
+    store: TokenStore, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     recipe = tmp_path / "own.v2.toml"
     recipe.write_text(ONE_STEP)
     assert pretrain(recipe, store, tmp_path / "run") is None
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["recipe_name"] == "own.v2"
+    assert capfd.readouterr().err.splitlines()[-1].startswith("finished")
 
 
 @pytest.mark.slow
