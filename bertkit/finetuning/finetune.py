@@ -429,8 +429,6 @@ def train_run(
         predictions: dict[str, list[Any]] = {}
         with Journal(folder, setup.console, resume_step=loop.step) as log:
             setup.console.say(*loop.notes)
-            if loop.step:
-                setup.console.say(f"{title}: resuming after {loop.step:,} of {loop.total:,} steps")
             log.write(
                 {"kind": "start", "step": loop.step, **asdict(run), "steps_total": loop.total}
             )

@@ -95,6 +95,7 @@ class TaskTraining:
                 if latest is not None:
                     restore_training(latest, self.model, self.optimizer)
                     self.step, self.progress = latest.step, latest.progress
+                    self.notes.append(f"resuming after {self.step:,} of {self.total:,} steps")
             self.next_save = monotonic() + CHECKPOINT_SECONDS
         except BaseException:
             self.stack.close()
