@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -56,10 +56,6 @@ NO_ANSWER = (0, 0)  # the target (start, end) of a window without the answer: th
 USUAL_STRIDE, USUAL_QUESTION, USUAL_WINDOW = 128, 64, 384
 LENGTH_BONUS = 0.01
 """What each token of a window adds to the context of its tokens (`run_squad.py`, line 542)."""
-SCORE_NAMES = {"f1": "f1", "exact": "exact_match", "HasAns_f1": "answerable_f1",
-               "HasAns_exact": "answerable_exact_match",
-               "NoAns_exact": "unanswerable_accuracy"}  # fmt: skip
-"""Score of the official programs -> its name here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,39 +312,35 @@ class QuestionAnswering(Task):
         )
 
     def decided(self, results: Results) -> list[Any]:
-        """Above the threshold there is no answer."""
-        decided = []
-        for answer in results:
-            best = answer.best
-            if (self.null and answer.null_odds > self.threshold) or not best.text:
-                chance = answer.no_answer_probability if self.null else best.probability
-                values: tuple[Any, ...] = ("", None, None, chance)
-            else:
-                values = (best.text, best.start, best.end, best.probability)
-            fields = ("answer", "start", "end", "probability")
-            decided.append(replace(answer, **dict(zip(fields, values, strict=True))))
-        return decided
+        return [self.with_answer(result) for result in results]
+
+    def with_answer(self, result: Answer) -> Answer:
+        """Return a result with its best span as the answer, or without one above the threshold."""
+        best = result.best
+        if best.text and not (self.null and result.null_odds > self.threshold):
+            start, end, chance = best.start, best.end, best.probability
+            return replace(result, answer=best.text, start=start, end=end, probability=chance)
+        chance = result.no_answer_probability if self.null else best.probability
+        return replace(result, answer="", start=None, end=None, probability=chance)
 
     def gold_value(self, example: QuestionExample) -> Any:
         return tuple(answer.text for answer in example.answers or ())
 
     def score(self, inputs: Inputs, results: Results) -> Metrics:
-        return named_scores(inputs, [result.answer for result in results])
+        return squad_scores(inputs, [result.answer for result in results])
 
     def baseline(self, inputs: Inputs) -> Metrics:
         """Never an answer in 2.0, the whole context in 1.1."""
-        return named_scores(inputs, ["" if self.null else e.context for e in inputs])
+        return squad_scores(inputs, ["" if self.null else e.context for e in inputs])
 
     def calibrated(self, inputs: Inputs, results: Results) -> Self:
         """Return the task with the threshold of the best F1, if some have none (section 4.3)."""
         if not (self.null and any(example.answers == () for example in inputs)):
             return self
-        pairs = list(zip(inputs, results, strict=True))
-        odds = {example.id: scores.null_odds for example, scores in pairs}
-        texts = {example.id: scores.best.text for example, scores in pairs}
-        lowest = float(best_threshold(inputs, texts, odds)["best_f1_threshold"])
+        odds = [result.null_odds for result in results]
+        lowest = best_threshold(inputs, [result.best.text for result in results], odds)
         # All thresholds up to the next odds score the same; take the middle for new questions.
-        above = min((value for value in odds.values() if value > lowest), default=math.inf)
+        above = min((value for value in odds if value > lowest), default=math.inf)
         middle = (lowest + above) / 2
         return replace(self, threshold=middle if middle < above else lowest)
 
@@ -356,13 +348,6 @@ class QuestionAnswering(Task):
 def question_length(max_length: int) -> int:
     """Return the default maximum question length in tokens: 64, or half of a short window."""
     return min(USUAL_QUESTION, max(8, max_length // 2))
-
-
-def named_scores(inputs: Sequence[QuestionExample], answers: Sequence[str]) -> dict[str, float]:
-    """Return the official scores of answers, as fractions, under our names."""
-    texts: Mapping[str, str] = {e.id: text for e, text in zip(inputs, answers, strict=True)}
-    scores = squad_scores(inputs, texts)
-    return {name: scores[key] / 100 for key, name in SCORE_NAMES.items() if key in scores}
 
 
 def candidates(

@@ -13,16 +13,17 @@ the paper, contexts are the first 400 words of the documents in which one of the
 from __future__ import annotations
 
 import json
-import math
 import re
 import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.tasks.columns import (
@@ -94,16 +95,15 @@ class QuestionColumns(Columns):
     wanted = "(question, context) tuples"
 
     def in_rows(self, path: str | Path) -> bool:
-        """JSON with the column of questions, but without paragraphs, has rows."""
+        """JSON has rows unless it begins as that of SQuAD or of TriviaQA."""
         if self.format != "auto" or extension(str(path)) not in {"", ".json"}:
             return True
         try:
             with open_binary(one_source(path).path) as stream:
-                head = stream.read(HEAD_BYTES).decode(errors="replace")
+                head = stream.read(HEAD_BYTES)
         except DAMAGE:
-            return False
-        names = {f'"{self.question}"', json.dumps(self.question)}
-        return '"paragraphs"' not in head and any(name in head for name in names)
+            return True  # reading the rows will report it
+        return b'"paragraphs"' not in head and b'"Data"' not in head
 
     def read_own_format(
         self, path: str | Path, counts: TextCounts, purpose: Purpose
@@ -155,13 +155,11 @@ class QuestionColumns(Columns):
 def read_questions(
     path: str | Path, counts: TextCounts, purpose: Purpose = "train", version: str = ""
 ) -> list[QuestionExample]:
-    """Read a JSON file of questions, of SQuAD or TriviaQA, into memory.
+    """Read a JSON file of questions, of SQuAD or TriviaQA, whose archive has `evidence/`, too.
 
-    Training needs the position of an answer in the context, so an answer that is not there is left
-    out, and so is a question without any other. The metric compares texts, so it needs both (with
-    `start` -1), and empty questions and contexts. `version` is "1.1" or "2.0", the rules for
-    scoring; without it, a file is 2.0 if its field `version` says so or a question has
-    `is_impossible`. A file of TriviaQA stands in a folder beside `evidence/`, as in its archive.
+    Training leaves out answers that are not in the context, and questions without any other; the
+    metric compares texts, so it needs them. `version` is "1.1" or "2.0", the rules for scoring;
+    without it, a file is 2.0 if its field `version` says so or a question has `is_impossible`.
     """
     path, read = one_source(path).path, TextCounts(files=1)
     content = parse_json(path)
@@ -387,72 +385,49 @@ def is_version2(inputs: Sequence[QuestionExample]) -> bool:
     return any(question.version2 or question.answers == () for question in inputs)
 
 
-def raw_scores(
-    inputs: Sequence[QuestionExample], predictions: Mapping[str, str]
-) -> dict[str, tuple[float, float]]:
-    """Return id -> (exact, F1), each the best over the gold answers."""
-    version2, scores = is_version2(inputs), {}
-    for question in inputs:
-        if question.answers is None:
-            raise BertkitError(f"{question.location}: no gold answers; use a dev file")
-        golds = [answer.text for answer in question.answers]
+def question_scores(
+    inputs: Sequence[QuestionExample], answers: Sequence[str]
+) -> list[tuple[float, float]]:
+    """Return the (exact match, F1) of each answer, each the best over the gold answers."""
+    version2, scores = is_version2(inputs), []
+    for question, answer in zip(inputs, answers, strict=True):
+        golds = [gold.text for gold in question.answers or ()]
         if version2:
             golds = [gold for gold in golds if normalize_answer(gold)] or [""]
-        prediction = predictions[question.id]
-        scores[question.id] = (
-            max(exact_match(prediction, gold) for gold in golds),
-            max(answer_f1(prediction, gold, version2=version2) for gold in golds),
-        )
+        exact = max(exact_match(answer, gold) for gold in golds)
+        scores.append((exact, max(answer_f1(answer, gold, version2=version2) for gold in golds)))
     return scores
 
 
-def squad_scores(
-    inputs: Sequence[QuestionExample], predictions: Mapping[str, str]
-) -> dict[str, float]:
-    """Compute the official programs' scores in percent, of the text for the id of each question."""
-    scores, result = raw_scores(inputs, predictions), dict[str, float]()
-    groups = {"": inputs}
+def squad_scores(inputs: Sequence[QuestionExample], answers: Sequence[str]) -> dict[str, float]:
+    """Compute the official programs' scores of the answer to each question, as fractions."""
+    scores = np.array(question_scores(inputs, answers))
+    exact, f1 = scores.mean(axis=0).tolist()
+    result = {"f1": f1, "exact_match": exact}
     if is_version2(inputs):
-        groups["HasAns_"] = [question for question in inputs if question.answers]
-        groups["NoAns_"] = [question for question in inputs if not question.answers]
-    for prefix, questions in groups.items():
-        pairs = [scores[question.id] for question in questions]
-        if pairs or not prefix:
-            means = (100.0 * sum(values) / len(pairs) for values in zip(*pairs, strict=True))
-            names = (f"{prefix}exact", f"{prefix}f1", f"{prefix}total")
-            result |= dict(zip(names, (*means, len(pairs)), strict=True))
+        answerable = np.array([bool(question.answers) for question in inputs])
+        if answerable.any():
+            exact, f1 = scores[answerable].mean(axis=0).tolist()
+            result |= {"answerable_f1": f1, "answerable_exact_match": exact}
+        if not answerable.all():
+            result["unanswerable_accuracy"] = scores[~answerable, 0].mean().item()
     return result
 
 
 def best_threshold(
-    inputs: Sequence[QuestionExample],
-    predictions: Mapping[str, str],
-    null_odds: Mapping[str, float],
-) -> dict[str, float]:
-    """Find the thresholds for the null odds with the highest exact match and F1 (2.0).
+    inputs: Sequence[QuestionExample], answers: Sequence[str], null_odds: Sequence[float]
+) -> float:
+    """Return the threshold for the null odds with the highest F1 (2.0); no answer is above it.
 
-    A question whose odds are above the threshold counts as answered with "". `predictions` has the
-    best text that is not empty, and `null_odds` the finite score of no answer relative to it. The
-    result has `best_exact`, `best_exact_threshold`, `best_f1`, `best_f1_threshold` (in percent).
-
-    This differs from evaluate-v2.0.py in two cases where its threshold does not give the score that
-    it reports: questions with equal odds are decided together, and if never answering is best and
-    some odds are 0 or less, the threshold is below all odds and not 0.
+    `answers` are the best texts that are not empty. Unlike in evaluate-v2.0.py, questions with
+    equal odds are decided together, and the threshold is below all odds if never answering is best.
     """
-    scores = raw_scores(inputs, predictions)
-    answerable = {question.id for question in inputs if question.answers}
-    ordered = sorted(scores, key=lambda question_id: null_odds[question_id])
-    result: dict[str, float] = {}
-    for column, name in enumerate(("exact", "f1")):
-        best = current = float(sum(question_id not in answerable for question_id in scores))
-        threshold = min(0.0, math.nextafter(null_odds[ordered[0]], -math.inf))
-        for odds, group in groupby(ordered, key=lambda question_id: null_odds[question_id]):
-            for question_id in group:
-                if question_id in answerable:
-                    current += scores[question_id][column]
-                else:
-                    current -= bool(predictions[question_id])
-            if current > best:
-                best, threshold = current, odds
-        result |= {f"best_{name}": 100.0 * best / len(inputs), f"best_{name}_threshold": threshold}
-    return result
+    scores = question_scores(inputs, answers)
+    gains = [
+        f1 if question.answers else -float(bool(answer))
+        for question, answer, (_, f1) in zip(inputs, answers, scores, strict=True)
+    ]
+    levels, indices = np.unique(np.array(null_odds, dtype=float), return_inverse=True)
+    totals = np.cumsum(np.bincount(indices, gains))  # what answering up to a level gains
+    best = int(totals.argmax())
+    return float(levels[best]) if totals[best] > 0 else min(0.0, np.nextafter(levels[0], -np.inf))

@@ -69,7 +69,7 @@ def test_flat_rows_in_json(tmp_path: Path, indent: int | None, wrapped: bool) ->
     path.write_text(json.dumps({"data": rows} if wrapped else rows, indent=indent))
     found = list(QuestionColumns(question="asked").read(path, TextCounts()))
     assert [example.answers for example in found] == [(GoldAnswer("1895", 19),), ()]
-    with pytest.raises(BertkitError, match="--question"):
+    with pytest.raises(BertkitError, match="no column 'question'"):
         list(QuestionColumns().read(path, TextCounts()))
 
 
@@ -262,23 +262,21 @@ def test_f1_by_hand() -> None:
 
 def test_scores_of_version_1_by_hand() -> None:
     inputs = [question("a", "black cat", "dog"), question("b", "cat"), question("c", "the")]
-    scores = squad_scores(inputs, {"a": "a black dog", "b": "dog", "c": "an"})
-    assert scores == {
-        "exact": pytest.approx(100 / 3),  # c: both are empty, which 1.1 gives no F1
-        "f1": pytest.approx(100 * (2 / 3) / 3),
-        "total": 3,
+    assert squad_scores(inputs, ["a black dog", "dog", "an"]) == {
+        "f1": pytest.approx((2 / 3) / 3),
+        "exact_match": pytest.approx(1 / 3),  # c: both are empty, which 1.1 gives no F1
     }
 
 
 def test_scores_of_version_2_by_hand() -> None:
     inputs = [question("a", "black cat"), question("b"), question("c", "the"), question("d")]
-    predictions = {"a": "cat", "b": "", "c": "", "d": "cat"}
-    scores = squad_scores(inputs, predictions)
-    assert scores["exact"] == 50.0
-    assert scores["f1"] == pytest.approx(100 * (2 / 3 + 1 + 1) / 4)
-    assert (scores["HasAns_total"], scores["NoAns_total"]) == (2, 2)
-    assert (scores["HasAns_exact"], scores["NoAns_exact"]) == (50.0, 50.0)
-    assert scores["HasAns_f1"] == pytest.approx(100 * (2 / 3 + 1) / 2)
+    assert squad_scores(inputs, ["cat", "", "", "cat"]) == {
+        "f1": pytest.approx((2 / 3 + 1 + 1) / 4),
+        "exact_match": 0.5,
+        "answerable_f1": pytest.approx((2 / 3 + 1) / 2),
+        "answerable_exact_match": 0.5,
+        "unanswerable_accuracy": 0.5,
+    }
 
 
 @pytest.mark.slow
@@ -297,8 +295,9 @@ def test_published_predictions_get_their_published_scores(
     counts = TextCounts()
     inputs = read_squad(data / "squad" / f"dev-v{version}.json", counts, purpose="dev")
     predictions = json.loads((data / "squad" / "published-predictions" / file).read_text())
-    scores = squad_scores(inputs, predictions)
-    assert (round(scores["exact"], 3), round(scores["f1"], 3)) == (exact, overlap)
+    scores = squad_scores(inputs, [predictions[given.id] for given in inputs])
+    percent = [round(100 * scores[name], 3) for name in ("exact_match", "f1")]
+    assert percent == [exact, overlap]
     assert {given.id for given in inputs} == set(predictions)
     assert not counts.skipped
 
@@ -310,45 +309,35 @@ ROWS = st.lists(
 )
 
 
-def answered(
-    predictions: dict[str, str], odds: dict[str, float], threshold: float
-) -> dict[str, str]:
-    """The predictions by a threshold for the odds of no answer."""
-    return {name: "" if odds[name] > threshold else text for name, text in predictions.items()}
+def f1_at(
+    inputs: list[QuestionExample], texts: list[str], odds: list[float], threshold: float
+) -> float:
+    """The F1 by a threshold for the odds of no answer."""
+    answers = ["" if odd > threshold else text for text, odd in zip(texts, odds, strict=True)]
+    return squad_scores(inputs, answers)["f1"]
 
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(rows=ROWS)
 def test_best_threshold_is_the_best_of_all_thresholds(rows: list[tuple[bool, str, int]]) -> None:
-    inputs, predictions, odds = [question("none")], {"none": ""}, {"none": 0.5}
+    inputs, texts, odds = [question("none")], [""], [0.5]
     for index, (answerable, text, value) in enumerate(rows):
         inputs.append(question(str(index), *(["black cat"] if answerable else [])))
-        predictions[str(index)] = text
-        odds[str(index)] = float(value)
-    best = best_threshold(inputs, predictions, odds)
-    for name in ("exact", "f1"):
-        scores = [
-            squad_scores(inputs, answered(predictions, odds, threshold))[name]
-            for threshold in [-9.0, *sorted(odds.values())]
-        ]
-        assert best[f"best_{name}"] == pytest.approx(max(scores))
-        texts = answered(predictions, odds, best[f"best_{name}_threshold"])
-        reached = squad_scores(inputs, texts)
-        assert reached[name] == pytest.approx(best[f"best_{name}"])
+        texts.append(text)
+        odds.append(float(value))
+    best = best_threshold(inputs, texts, odds)
+    highest = max(f1_at(inputs, texts, odds, threshold) for threshold in [-9.0, *odds])
+    assert f1_at(inputs, texts, odds, best) == pytest.approx(highest)
 
 
 def test_best_threshold_by_hand() -> None:
     inputs = [question("a", "cat"), question("b", "black cat"), question("c"), question("d", "x")]
-    predictions = {"a": "cat", "b": "cat", "c": "dog", "d": "x"}
-    odds = {"a": -5.0, "b": -1.0, "c": 0.0, "d": 4.0}
-    best = best_threshold(inputs, predictions, odds)
-    assert (best["best_exact"], best["best_exact_threshold"]) == (50.0, -5.0)
-    assert best["best_f1"] == pytest.approx(100 * (1 + 2 / 3 + 1) / 4)
-    assert best["best_f1_threshold"] == -1.0
-    nothing = best_threshold([question("a"), question("b")], {"a": "x", "b": "y"}, {"a": 1, "b": 2})
-    assert nothing["best_exact"] == 100.0
-    assert nothing["best_exact_threshold"] == 0.0
+    texts, odds = ["cat", "cat", "dog", "x"], [-5.0, -1.0, 0.0, 4.0]
+    best = best_threshold(inputs, texts, odds)
+    assert best == -1.0
+    assert f1_at(inputs, texts, odds, best) == pytest.approx((1 + 2 / 3 + 1) / 4)
+    assert best_threshold([question("a"), question("b")], ["x", "y"], [1.0, 2.0]) == 0.0
 
 
 def test_an_answer_without_a_start_is_found_at_the_borders_of_words() -> None:
