@@ -139,7 +139,6 @@ def finetune(
     splits = {"train": train, "dev": dev, "test": test}
     files = replace(files or DataFiles(), **{k: v for k, v in splits.items() if v is not None})
     inputs = [f for f in (files.train, files.dev, files.test) if isinstance(f, str | Path)]
-    digests = file_digests(inputs, start.path)
     if isinstance(task, str):
         positions = start.config.max_position_embeddings
         whole = settings.grid.folds > 0
@@ -155,19 +154,19 @@ def finetune(
                 result = read_results(out)
                 shown.say(finished_text(result))
             else:
-                result = train_all(setup, out, {**shared, "digests": digests})
+                digests = {"digests": file_digests(inputs, start.path)}
+                result = train_all(setup, out, shared | digests)
             for folder in (out / "checkpoints", *out.glob("runs/*/model")):
                 shutil.rmtree(folder, ignore_errors=True)  # what only unfinished runs need
             return result
 
 
 def file_digests(inputs: Sequence[Path | str], model: Path) -> dict[str, str]:
-    """Return path -> SHA-256 of each file that is read; {} if not all of them are local."""
+    """Return path -> SHA-256 of each file that is read; {} if not all of them are local files."""
     data = [Path(from_home(path)) for path in inputs if path]
     files = [p for p in (*model.glob("*"), *model.glob("*/*")) if p.suffix in MODEL_FILES]
-    if not (data and files and all(path.is_file() for path in data)):
-        return {}
-    return {str(path): sha256_file(path) for path in (*data, *files) if path.is_file()}
+    local = data and all(path.is_file() for path in (*data, *files))
+    return {str(path): sha256_file(path) for path in (*data, *files)} if local else {}
 
 
 @dataclass(frozen=True)
@@ -226,7 +225,8 @@ class Setup:
         """Return the results for a split; `show` is whether to show the progress of much work."""
         items = self.items[split]
         total = sum(len(item.parts) for item in items.items)
-        if show := show and total > SHOWN_WINDOWS:
+        show = show and total > SHOWN_WINDOWS
+        if show:
             self.console.start(total, title=split, unit="windows")
         outputs = run_task(
             model,
@@ -275,24 +275,12 @@ def prepare(
     settings = replace(settings, grid=settings.grid.chosen(*size))
     dev = data.dev or [("dev", data.train)]  # all of it is held out in one fold or another
     baselines = {name: task.baseline(inputs) for name, inputs in dev}
-    metric = settings.metric or task.metric
-    known = baselines[dev[0][0]]
-    if twice := sorted(known.keys() & metrics.keys()):
-        raise BertkitError(f"{task.task_type} has a metric '{twice[0]}'; rename your own")
-    check_known("metric", metric, (*known, *metrics), code="metric")
-    if metric in known and metric.endswith("error"):
-        raise BertkitError(
-            f"runs are compared by a score that is better if higher, and {metric} is not; choose "
-            f"{task.metric}",
-            code="metric",
-        )
-    splits = (("train", data.train), *data.dev, *data.test)
-    items = {
-        name: encode(task, inputs, start.tokenizer, start.config)
-        for name, inputs in splits
-        if inputs
-    }
-    for name, encoded in items.items():
+    metric = checked_metric(settings.metric or task.metric, task, baselines[dev[0][0]], metrics)
+    items = {}
+    for name, inputs in (("train", data.train), *data.dev, *data.test):
+        if not inputs:
+            continue
+        items[name] = encoded = encode(task, inputs, start.tokenizer, start.config)
         mean = encoded.tokens / max(1, encoded.inputs)
         console.say(
             f"{name}: {counted(encoded.inputs, 'inputs')}, {mean:.1f} tokens each, "
@@ -312,12 +300,28 @@ def prepare(
     )  # fmt: skip
 
 
+def checked_metric(
+    metric: str, task: Task, known: Mapping[str, float], metrics: Mapping[str, Metric]
+) -> str:
+    """Return the metric by which runs are compared, which is a known one or the user's."""
+    if twice := sorted(known.keys() & metrics.keys()):
+        raise BertkitError(f"{task.task_type} has a metric '{twice[0]}'; rename your own")
+    check_known("metric", metric, (*known, *metrics), code="metric")
+    if metric in known and metric.endswith("error"):
+        raise BertkitError(
+            f"runs are compared by a score that is better if higher, and {metric} is not; choose "
+            f"{task.metric}",
+            code="metric",
+        )
+    return metric
+
+
 def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> FinetuneResult:
     """Train the runs that are missing, then write the best model and `results.json`."""
     runs, console = setup.settings.grid.runs(), setup.console
     single, folds = len(runs) == 1, setup.settings.grid.folds
     results: list[RunResult] = []
-    best_name, best_predictions = "", dict[str, list[Any]]()
+    predictions: dict[str, dict[str, list[Any]]] = {}  # the best run -> split -> its results
     numbers = fold_numbers(type(setup.task), setup.data.train, folds) if folds else []
     for number, run in enumerate(runs, 1):
         folder = out if single else out / "runs" / run.name
@@ -326,7 +330,7 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
             continue
         title = run.name if single else f"run {number} of {len(runs)}, {run.name}"
         part = setup.with_fold(numbers, run.fold) if folds else setup
-        result, predictions = train_run(part, run, folder, title)
+        result, predicted = train_run(part, run, folder, title)
         results.append(result)
         if not single:
             write_json(folder / "run.json", asdict(result))
@@ -334,11 +338,11 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
             keep_best_model(out, results)
             console.say(f"run {number} of {len(runs)}, {run_text(result, setup.metric)}")
         if best_run_name(results) == run.name:
-            best_name, best_predictions = run.name, predictions
-    best = fold_means(results, setup.metric) if folds else best_run(results)
-    rows = grid_summary(results)
+            predictions = {run.name: predicted}
+    rows, best = grid_summary(results), best_run(results)
     if folds:
-        best = train_whole(setup, best, out / "runs" / best.name)
+        means = fold_means(results, setup.metric)
+        best = train_whole(setup, means, out / "runs" / means.name)
         results.append(best)
     if not single:
         source = out / "runs" / best.name / "model"
@@ -346,18 +350,15 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
             raise BertkitError(f"{source} is gone; delete {source.parent} to train the run again")
         with new_folder(out / "model") as folder:
             shutil.copytree(source, folder, dirs_exist_ok=True)
-    predicted = predict_splits(setup, out, best_predictions if best_name == best.name else {})
+    predicted = predict_splits(setup, out, predictions.get(best.name, {}))
     scores = {name: values["scores"] for name, values in predicted.items() if values["scores"]}
-    scores = (best.scores if folds else {}) | scores
     values = {
         **described,
         "best": best.name,
-        "scores": scores,
+        "scores": (best.scores if folds else {}) | scores,
         "predicted": predicted,
         "baseline": setup.baselines,
-        "windowed": {name: items.windowed for name, items in setup.items.items()},
-        "cut": {name: items.cut for name, items in setup.items.items()},
-        "unknown_tokens": {name: items.unknown_tokens for name, items in setup.items.items()},
+        "inputs": {name: items.counts() for name, items in setup.items.items()},
         "settings": rows,
         "runs": [asdict(result) for result in results],
         "environment": environment(),
@@ -365,6 +366,13 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
     write_json(out / "results.json", values)
     if not single:
         console.say(*(setting_text(row, setup.metric) for row in rows))
+    say_best(setup, out, best)
+    return FinetuneResult(out, best, tuple(results), values)
+
+
+def say_best(setup: Setup, out: Path, best: RunResult) -> None:
+    """Say which run is the best, where its model is, and what to try if it learned nothing."""
+    folds, console = setup.settings.grid.folds, setup.console
     how = f", trained on all inputs; scores are means of {folds} folds" if folds else ""
     console.say(f"best: {run_text(best, setup.metric)}{how}; the model is in {out / 'model'}")
     if best.degenerate:
@@ -373,21 +381,18 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
             f"even the best run learned nothing: it {best.degenerate}. Try a learning rate of "
             f"{3 * rate:.3g} or {rate / 3:.3g}, more epochs, or more seeds"
         )
-    return FinetuneResult(out, best, tuple(results), values)
 
 
 def train_whole(setup: Setup, means: RunResult, folder: Path) -> RunResult:
     """Train the best setting of the folds on all inputs; its scores are the means of the folds."""
-    task = setup.task
+    if (folder / "model").is_dir():
+        return means
     if means.threshold is not None:
-        task = replace(task, threshold=means.threshold)  # type: ignore[type-var]
-    if not (folder / "model").is_dir():
-        run = RunSettings(**means.settings)
-        trained, _ = train_run(replace(setup, task=task), run, folder, "all inputs")
-        if trained.degenerate:
-            raise DivergedError(f"the run on all inputs {trained.degenerate}")
-        return replace(means, seconds=trained.seconds)
-    return means
+        setup = replace(setup, task=replace(setup.task, threshold=means.threshold))  # type: ignore[type-var]
+    trained, _ = train_run(setup, RunSettings(**means.settings), folder, "all inputs")
+    if trained.degenerate:
+        raise DivergedError(f"the run on all inputs {trained.degenerate}")
+    return replace(means, seconds=trained.seconds)
 
 
 def best_run_name(results: Sequence[RunResult]) -> str:
@@ -435,12 +440,12 @@ def train_run(
             setup.console.start(loop.total, loop.step, title=title)
             window, reason = MetricWindow(), "finished"
             first = setup.data.dev[0][0] if setup.data.dev else ""
-            every = loop.evaluation_interval(setup.items[first]) if first else 0
+            every = loop.evaluation_interval(setup.items[first]) if first else loop.total
             try:
                 for update in loop.updates():
                     window.add(update)
                     last = loop.step == loop.total
-                    evaluating = last or (first and loop.step % every == 0)
+                    evaluating = last or loop.step % every == 0
                     if not (evaluating or loop.step % LOG_EVERY == 0):
                         continue
                     log.write(window.close(), show=True)
@@ -510,7 +515,7 @@ def evaluate_run(
 def predict_splits(
     setup: Setup, out: Path, made: Mapping[str, list[Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Write the results of the best model; return split -> its scores and files."""
+    """Write the results of the best model; return split -> its scores and their intervals."""
     home, loaded = out / "model", None
     task = saved_task(task_details(home), home)
     predicted = {}
@@ -526,14 +531,10 @@ def predict_splits(
         scores = setup.score(task, known, scored) if known else {}
         interval = main_interval(task, scores, len(known))
         if known:
-            remarks = score_remarks(task, name, known, scored, scores)
             if name not in setup.baselines:  # those of dev are shown with the best run
                 setup.console.say(f"{name}: {scores_text(scores, setup.metric)}")
+            remarks = score_remarks(task, name, known, scored, scores)
             setup.console.say(*([note] if note else []), *remarks)
-        predicted[name] = {
-            "scores": scores,
-            "inputs": len(inputs),
-            "scored": len(known),
-            "intervals": {task.metric: interval} if interval else {},
-        }
+        intervals = {task.metric: interval} if interval else {}
+        predicted[name] = {"scored": len(known), "scores": scores, "intervals": intervals}
     return predicted

@@ -101,6 +101,11 @@ class Items:
             text += f", {self.unknown_tokens:,} tokens [UNK] ({share:.1%})"
         return text
 
+    def counts(self) -> dict[str, Any]:
+        """Return the counts that the records of runs and evaluations have."""
+        names = ("inputs", "windowed", "cut", "unknown_tokens")
+        return {name: getattr(self, name) for name in names}
+
     def plus(self, other: Items) -> Items:
         """Return the counts of both, without the sequences."""
         return Items(

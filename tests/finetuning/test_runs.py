@@ -266,7 +266,7 @@ def test_held_out_data_keeps_labels_and_groups(pretrained: Path, tmp_path: Path)
     data = [*rows("classification"), {"text": "walking", "label": "rare"}]
     result = finetune("classification", pretrained, tmp_path / "a", train=data, settings=FAST)
     assert "rare" in result.values["labels"]
-    assert result.values["predicted"]["dev"]["inputs"] == 4
+    assert result.values["inputs"]["dev"]["inputs"] == 4
     questions = rows("question-answering")[:12]
     for number, row in enumerate(questions):
         row["context"] = ("meadow river forest", "meadow stone forest")[number % 2]
@@ -274,7 +274,7 @@ def test_held_out_data_keeps_labels_and_groups(pretrained: Path, tmp_path: Path)
     result = finetune(
         "question-answering", pretrained, tmp_path / "b", train=questions, settings=FAST
     )
-    assert result.values["predicted"]["dev"]["inputs"] == 6, "questions on a context stay together"
+    assert result.values["inputs"]["dev"]["inputs"] == 6, "questions on a context stay together"
 
 
 @pytest.mark.slow
