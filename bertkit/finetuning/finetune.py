@@ -345,11 +345,8 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
         best = train_whole(setup, means, out / "runs" / means.name)
         results.append(best)
     if not single:
-        source = out / "runs" / best.name / "model"
-        if not source.is_dir():
-            raise BertkitError(f"{source} is gone; delete {source.parent} to train the run again")
         with new_folder(out / "model") as folder:
-            shutil.copytree(source, folder, dirs_exist_ok=True)
+            shutil.copytree(out / "runs" / best.name / "model", folder, dirs_exist_ok=True)
     predicted = predict_splits(setup, out, predictions.get(best.name, {}))
     scores = {name: values["scores"] for name, values in predicted.items() if values["scores"]}
     values = {
@@ -526,7 +523,7 @@ def predict_splits(
         if results is None:
             loaded = loaded or load_task_model(home, setup.device)
             results = task.decided(setup.predict(loaded.model, name, inputs, show=True))
-        write_results(setup.data.name, name, out / "predictions", inputs, results)
+        write_results(name, out / "predictions", inputs, results)
         known, scored, note = labelled_part(inputs, results)
         scores = setup.score(task, known, scored) if known else {}
         interval = main_interval(task, scores, len(known))

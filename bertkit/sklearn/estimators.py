@@ -36,7 +36,7 @@ from bertkit.sklearn.inputs import (
     read_texts,
 )
 from bertkit.tasks.task import TrainingData, encode
-from bertkit.tasks.types import TASKS, TaskData, make_options, with_top
+from bertkit.tasks.types import TASKS, TaskData, make_options
 from bertkit.text.documents import TextCounts
 from bertkit.training.device import choose_device, choose_precision
 
@@ -50,7 +50,7 @@ class FittedModel:
             write(home)
             paths = [path for path in sorted(home.rglob("*")) if path.is_file()]
             self.files = {path.relative_to(home).as_posix(): path.read_bytes() for path in paths}
-        self._used: tuple[tuple[str, str], TaskPredictor] | None = None
+        self._used: tuple[Any, TaskPredictor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a pickle or a copy, without the network that is in use."""
@@ -61,13 +61,12 @@ class FittedModel:
         with new_folder(Path(from_home(folder))) as target:
             self._write(target)
 
-    def predictor(self, device: str, precision: str) -> TaskPredictor:
+    def predictor(self, **options: Any) -> TaskPredictor:
         """Return the predictor of the model, which is kept until the options change."""
-        if self._used is None or self._used[0] != (device, precision):
+        if self._used is None or self._used[0] != options:
             with TemporaryDirectory(prefix="bertkit-") as folder:
                 self._write(Path(folder))
-                loaded = load_predictor(folder, device=device, precision=precision)
-            self._used = (device, precision), loaded
+                self._used = options, load_predictor(folder, **options)
         return self._used[1]
 
     def _write(self, folder: Path) -> None:
@@ -165,10 +164,11 @@ class TunedEstimator(BaseEstimator):
     def _texts(self, table: Any, y: Any = UNLABELLED, *, reset: bool) -> np.ndarray:
         return read_texts(self, table, y, reset=reset, maximum=2)
 
-    def _results(self, X: Any) -> list[Any]:
+    def _results(self, X: Any, **options: Any) -> list[Any]:
         check_is_fitted(self, "model_")
         examples = examples_of_texts(self._texts(X, reset=False))
-        return self.model_.predictor(self.device, self.precision).predict(examples)
+        options |= {"device": self.device, "precision": self.precision}
+        return self.model_.predictor(**options).predict(examples)
 
     def _weights(self, names: dict[Any, str], present: set[str]) -> Any:
         """Return class weights by name, without those of classes that a fold lacks."""
@@ -234,14 +234,9 @@ class BertClassifier(ClassifierMixin, TunedEstimator):
         self.classes_, self._names = classes, names
         return self
 
-    def _predictor(self) -> TaskPredictor:
-        predictor = super()._predictor()
-        predictor.task = with_top(predictor.task, len(self._names))
-        return predictor
-
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class or label, (rows, classes)."""
-        results = self._results(X)
+        results = self._results(X, top=len(self._names))
         # a column of an indicator matrix that was always 0 has no output
         return np.array(
             [[result.probabilities.get(name, 0.0) for name in self._names] for result in results]

@@ -358,8 +358,7 @@ class LabelSetColumns(TextColumns):
         for example in examples:
             for label in example.gold if isinstance(example.gold, tuple) else ():
                 first.setdefault(label, example.location)
-        alone = all(len(example.gold or ()) < 2 for example in examples)  # type: ignore[arg-type]
-        if first and alone and {label.lower() for label in first} <= BINARY.keys():
+        if first and {label.lower() for label in first} <= BINARY.keys():
             raise BertkitError(
                 f"column '{self.label}' holds only {' and '.join(sorted(first))}, not names; name "
                 "the columns of all labels, --label A B ..., or choose classification for one"

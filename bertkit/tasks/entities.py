@@ -262,10 +262,9 @@ class WordColumns(Columns):
 
     def from_values(self, values: Sequence[Any], location: str, id: str) -> WordsExample:  # noqa: A002
         """A text is split into words, and a list of words is taken as it is."""
-        text_or_words = values[0] if len(values) == 1 else values
-        several = isinstance(text_or_words, tuple | list)
-        require_texts(location, text_or_words if several else [text_or_words])
-        return words_example(id, text_or_words, location, location)
+        [value] = values
+        require_texts(location, value if isinstance(value, tuple | list) else values)
+        return words_example(id, value, location, location)
 
     def from_value(self, value: Any, location: str, id: str) -> WordsExample:  # noqa: A002
         if isinstance(value, Mapping):
@@ -274,9 +273,8 @@ class WordColumns(Columns):
             column = next((name for name in (first, *running) if name in value), first)
             require_columns(location, [column], list(map(str, value)))
             value = value[column] if running[column] else self.words_in(value[column], location)
-        if isinstance(value, tuple | list):
-            return self.from_values([value], location, id)
-        return super().from_value(value, location, id)
+        whole = isinstance(value, tuple | list)  # and not an item for each column
+        return super().from_value([value] if whole else value, location, id)
 
     def from_line(self, line: str, location: str, id: str, document: int) -> WordsExample:  # noqa: A002
         return words_example(id, line, f"{location.rpartition(':')[0]}#{document}", location)

@@ -41,6 +41,9 @@ class OfficialSet:
 # GLUE ---------------------------------------------------------------------------------------------
 
 
+SPLITS = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
+
+
 class GlueTask(NamedTuple):
     """The files, columns, labels and metrics of a task of GLUE."""
 
@@ -51,15 +54,18 @@ class GlueTask(NamedTuple):
     pair: str  # the column of sentence B; "" if there is none
     label: str  # the column of the label in train and dev
     metrics: tuple[str, ...]  # the metrics that GLUE reports, the main one first
-    splits: tuple[str, ...] = ("train", "dev", "test")
+    splits: Mapping[str, str] = SPLITS
+    """Split -> the name of its file."""
 
 
 BINARY, YES_NO = ("0", "1"), ("entailment", "not_entailment")
 NLI = ("entailment", "neutral", "contradiction")
 SINGLE, PAIR = ("sentence", "", "label"), ("sentence1", "sentence2", "label")
 ACCURACY = ("accuracy",)
-MNLI_SPLITS = ("train", "dev", "dev-mismatched", "test", "test-mismatched")
 # fmt: off
+MNLI_SPLITS = {"train": "train.tsv",
+               "dev": "dev_matched.tsv", "dev-mismatched": "dev_mismatched.tsv",
+               "test": "test_matched.tsv", "test-mismatched": "test_mismatched.tsv"}
 GLUE = {
     "cola": GlueTask("CoLA", ("unacceptable", "acceptable"), BINARY, *SINGLE, ("matthews",)),
     "sst-2": GlueTask("SST-2", ("negative", "positive"), BINARY, *SINGLE, ACCURACY),
@@ -74,12 +80,7 @@ GLUE = {
     "rte": GlueTask("RTE", YES_NO, YES_NO, *PAIR, ACCURACY),
     "wnli": GlueTask("WNLI", ("not_entailment", "entailment"), BINARY, *PAIR, ACCURACY),
 }
-GLUE_FILES = {
-    ("mnli", "dev"): ("dev_matched.tsv",), ("mnli", "dev-mismatched"): ("dev_mismatched.tsv",),
-    ("mnli", "test"): ("test_matched.tsv",), ("mnli", "test-mismatched"): ("test_mismatched.tsv",),
-}
 # fmt: on
-"""The names of files that are not those of their splits."""
 COLA_COLUMNS = ("source", "label", "author's label", "sentence")
 
 
@@ -120,17 +121,16 @@ def read_glue(name: str, path: str, counts: TextCounts, purpose: Purpose) -> lis
 
 
 def write_official(
-    name: str, split: str, folder: Path, ids: Sequence[str], results: Sequence[Any]
+    split: str, folder: Path, ids: Sequence[str], results: Sequence[Any]
 ) -> list[Path]:
     """Write what SQuAD's program reads of questions: SPLIT/predictions.json and null_odds.json."""
-    if name != "question-answering" and not name.startswith("squad"):
+    if not results or not hasattr(results[0], "null_odds"):
         return []
-    fields = {"predictions": "answer", "null_odds": "null_odds"}
-    if name == "squad-1.1":
-        del fields["null_odds"]
-    paths = [folder / split / f"{file}.json" for file in fields]
-    for path, attribute in zip(paths, fields.values(), strict=True):
-        write_json(path, dict(zip(ids, [getattr(r, attribute) for r in results], strict=True)))
+    paths = []
+    for file, attribute in (("predictions", "answer"), ("null_odds", "null_odds")):
+        paths.append(folder / split / f"{file}.json")
+        values = [getattr(result, attribute) for result in results]
+        write_json(paths[-1], dict(zip(ids, values, strict=True)))
     return paths
 
 
@@ -161,7 +161,7 @@ def read_swag(path: str, counts: TextCounts, purpose: Purpose) -> list[ChoiceExa
 OFFICIAL: dict[str, OfficialSet] = {
     name: OfficialSet(
         "classification" if task.labels else "regression",
-        {split: GLUE_FILES.get((name, split), (f"{split}.tsv",)) for split in task.splits},
+        {split: (file,) for split, file in task.splits.items()},
         partial(read_glue, name),
         f"get {task.folder} from {GLUE_SITE}",
         {"labels": task.labels, "metrics": task.metrics} if task.labels else {},

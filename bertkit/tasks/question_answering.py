@@ -53,7 +53,7 @@ from bertkit.tasks.task import (
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 NO_ANSWER = (0, 0)  # the target (start, end) of a window without the answer: the index of [CLS]
-USUAL_STRIDE, USUAL_QUESTION, USUAL_WINDOW = 128, 64, 384
+USUAL_STRIDE, USUAL_QUESTION, USUAL_WINDOW, SHORTEST_WINDOW = 128, 64, 384, 8
 LENGTH_BONUS = 0.01
 """What each token of a window adds to the context of its tokens (`run_squad.py`, line 542)."""
 
@@ -62,9 +62,9 @@ LENGTH_BONUS = 0.01
 class QuestionWindows(WindowLengths):
     """The lengths of windows of questions with their contexts."""
 
-    max_question_length: int = 0
-    """Maximum tokens of a question; longer ones are cut and counted. 0 for 64, as in the published
-    code, or half of a window if that is less."""
+    max_question_length: int = USUAL_QUESTION
+    """Maximum tokens of a question, and at most half of a window; longer ones are cut and
+    counted."""
     max_answer_length: int = 30
     """Maximum tokens of a predicted answer, as in the published code; longer answers in the data
     are counted."""
@@ -72,7 +72,7 @@ class QuestionWindows(WindowLengths):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_question_length < 0 or self.max_answer_length < 1:
+        if self.max_question_length < 1 or self.max_answer_length < 1:
             raise BertkitError("--max-question-length and --max-answer-length must be above 0")
 
 
@@ -184,12 +184,16 @@ class QuestionAnswering(Task):
     metric = "f1"
 
     def __post_init__(self) -> None:
-        if self.max_length - self.max_question_length - 3 < 1:
+        if self.max_length < SHORTEST_WINDOW:
             raise BertkitError(
-                f"windows of {self.max_length} tokens have no room for the context behind a "
-                f"question of {self.max_question_length} and 3 special tokens; raise --max-length "
-                "or lower --max-question-length"
+                f"windows of {self.max_length} tokens have no room for a question and its context; "
+                f"--max-length is at least {SHORTEST_WINDOW}"
             )
+
+    @property
+    def question_limit(self) -> int:
+        """The maximum tokens of a question: at most half of a window."""
+        return min(self.max_question_length, self.max_length // 2)
 
     @classmethod
     def from_data(cls, data: TrainingData) -> Self:
@@ -198,14 +202,13 @@ class QuestionAnswering(Task):
             null=any(example.answers == () for example in data.examples),
             max_length=data.max_length,
             stride=windows.stride,
-            max_question_length=windows.max_question_length or question_length(data.max_length),
+            max_question_length=windows.max_question_length,
             max_answer_length=windows.max_answer_length,
         )
 
     @classmethod
-    def from_transformers(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
-        window = QuestionWindows().length(max_length)
-        return {"max_length": window, "max_question_length": question_length(window)}
+    def from_transformers(cls, max_length: int) -> dict[str, Any]:
+        return {"max_length": QuestionWindows().length(max_length)}
 
     def build(self, config: ModelConfig) -> SpanModel:
         return SpanModel(config)
@@ -220,7 +223,7 @@ class QuestionAnswering(Task):
                 context, encoding = example.context, tokenizer.encode(example.context)
             windows = self.span_windows(question, context, encoding, tokenizer)
             windowed += len(windows) > 1
-            cut += len(question) > self.max_question_length
+            cut += len(question) > self.question_limit
             empty += not question or not len(windows[0].offsets)
             golds = example.answers or ()
             spans = first_aligned(golds, windows)
@@ -229,7 +232,7 @@ class QuestionAnswering(Task):
                 sequence = Encoded(window.ids, window.first)
                 items.append(Item(i, [ItemPart((sequence,), (*(span or NO_ANSWER), window))]))
         lost = {
-            f"questions cut at {self.max_question_length} tokens": cut,
+            f"questions cut at {self.question_limit} tokens": cut,
             "answers in no window whole": unaligned,
             "questions without tokens, or with a context without": empty,
         }
@@ -239,7 +242,7 @@ class QuestionAnswering(Task):
         self, question: Sequence[int], context: str, encoding: Any, tokenizer: Tokenizer
     ) -> list[SpanWindow]:
         """Cut an encoded context into overlapping windows, each behind the question."""
-        question_ids = question[: self.max_question_length]
+        question_ids = question[: self.question_limit]
         head = np.array([tokenizer.cls_id, *question_ids, tokenizer.sep_id], dtype=np.int32)
         tail = np.array([tokenizer.sep_id], dtype=np.int32)
         ids = np.array(encoding.ids, dtype=np.int32)
@@ -343,11 +346,6 @@ class QuestionAnswering(Task):
         above = min((value for value in odds if value > lowest), default=math.inf)
         middle = (lowest + above) / 2
         return replace(self, threshold=middle if middle < above else lowest)
-
-
-def question_length(max_length: int) -> int:
-    """Return the default maximum question length in tokens: 64, or half of a short window."""
-    return min(USUAL_QUESTION, max(8, max_length // 2))
 
 
 def candidates(

@@ -78,6 +78,7 @@ class Regression(TextTask):
     metric = "spearman"
     answer_field = "value"
     labels = ()
+    unsaved = ("unit", "mean")  # a saved model predicts the numbers themselves
 
     @classmethod
     def from_data(cls, data: TrainingData) -> Self:
@@ -93,11 +94,6 @@ class Regression(TextTask):
             return cls(data.max_length, data.windows.stride)
         unit = 2.0 ** round(math.log2(max(spread, 2.0**-100)))
         return cls(data.max_length, data.windows.stride, unit, mean)
-
-    def settings(self) -> dict[str, Any]:
-        """A saved model predicts the numbers themselves."""
-        settings = super().settings()
-        return {name: settings[name] for name in settings if name not in {"unit", "mean"}}
 
     def prepare_network(self, network: Any, *, keep_head: bool) -> Any:
         if not keep_head:
@@ -122,13 +118,12 @@ class Regression(TextTask):
         gold = np.array([self.target_of(example) for example in inputs], dtype=float)
         predicted = np.array([result.value for result in results])
         constant = len(gold) < 2 or np.ptp(gold) == 0 or np.ptp(predicted) == 0
-        sides = {"pearson": (gold, predicted), "spearman": (ranks(gold), ranks(predicted))}
-        return {
-            **{
-                name: 0.0 if constant else np.corrcoef(*s)[0, 1].item() for name, s in sides.items()
-            },
-            "mean_squared_error": float(np.mean((gold - predicted) ** 2)),
-        }
+        pearson, spearman = (
+            0.0 if constant else np.corrcoef(*sides)[0, 1].item()
+            for sides in ((gold, predicted), (ranks(gold), ranks(predicted)))
+        )
+        error = float(np.mean((gold - predicted) ** 2))
+        return {"pearson": pearson, "spearman": spearman, "mean_squared_error": error}
 
     def baseline(self, inputs: Inputs) -> Metrics:
         mean = float(np.mean([example.gold for example in inputs]))

@@ -175,6 +175,8 @@ class Task(ABC):
     group_by: ClassVar[str] = ""
     """The field of examples whose equal values stay together when data is held out."""
     has_labels: ClassVar[bool] = False
+    unsaved: ClassVar[tuple[str, ...]] = ("labels", "top")
+    """The fields that are not among the settings in `bertkit.json`."""
     labels: tuple[str, ...]
     """The names of the classes, in the order of the outputs; () if there are none."""
 
@@ -189,7 +191,7 @@ class Task(ABC):
         """Make the task for training data, which determines its labels and other settings."""
 
     @classmethod
-    def from_transformers(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
+    def from_transformers(cls, max_length: int) -> dict[str, Any]:
         """Return settings for a model that transformers fine-tuned, from its config.json."""
         return {"max_length": max_length}
 
@@ -250,8 +252,8 @@ class Task(ABC):
         raise BertkitError(f"{self.task_type} has no classes, so leave out class weights")
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings for `bertkit.json`: every field but the labels and what is shown."""
-        return {n: value for n, value in as_json(self).items() if n not in ("labels", "top")}
+        """Return the settings for `bertkit.json`."""
+        return {name: value for name, value in as_json(self).items() if name not in self.unsaved}
 
 
 # Batches ------------------------------------------------------------------------------------------

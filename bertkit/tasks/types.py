@@ -86,17 +86,22 @@ def model_columns(
 ) -> Columns:
     """Return columns with the caller's options; the others are from the model's `bertkit.json`."""
     columns: Columns = make_options(task, task.columns, options)
-    saved, types = details.get("columns") or {}, get_type_hints(task.columns)
-    left_out = {*columns.file_options, *options}
-    remembered = {name: saved[name] for name in saved if name in types and name not in left_out}
-    for name, value in remembered.items():
-        if not matches_type(value, types[name]):
-            raise BertkitError(f"the model's bertkit.json has {value!r:.40} for the option {name}")
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in remembered.items()
-    }
-    return replace(columns, **values)
+    saved, left_out = details.get("columns") or {}, {*columns.file_options, *options}
+    names = get_type_hints(task.columns).keys() - left_out
+    return replace(
+        columns, **saved_values(task.columns, {n: saved[n] for n in saved if n in names})
+    )
+
+
+def saved_values(kind: Any, values: Mapping[str, Any], source: str = "the model") -> dict[str, Any]:
+    """Return the values of a dataclass's fields in a `bertkit.json`, each of the right type."""
+    types = get_type_hints(kind)
+    for name, value in values.items():
+        wanted = types.get(name)
+        absurd = type(value) is int and not -MAX_SETTING * (wanted is float) <= value <= MAX_SETTING
+        if wanted is None or absurd or not matches_type(value, wanted):
+            raise BertkitError(f"{source}: the setting '{name}' cannot be {value!r:.40}")
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
 # Data sets ---------------------------------------------------------------------------------------
@@ -190,7 +195,7 @@ def official_dataset(
     """Read an official set; a test file that is absent leaves nothing to predict."""
     official, kind = OFFICIAL[name], task_class(name)
     examples = {
-        split: read_official(name, split, files, counts, purpose_of(split))
+        split: read_official(name, split, files, counts, cast("Purpose", split.split("-")[0]))
         for split in official.files
         if not split.startswith("test")
         or files.source(split)
@@ -205,12 +210,6 @@ def official_dataset(
     dev = [(split, inputs) for split, inputs in examples.items() if split.startswith("dev")]
     test = [(split, inputs) for split, inputs in examples.items() if split.startswith("test")]
     return TaskData(name, task, train, dev, test, counts, {"data": str(files.data or "")})
-
-
-def purpose_of(split: str) -> Purpose:
-    """Return what a split, such as dev-mismatched, is read for."""
-    purposes: dict[str, Purpose] = {"train": "train", "dev": "dev", "test": "test"}
-    return purposes[split.partition("-")[0]]
 
 
 def read_official(
@@ -365,7 +364,7 @@ def task_details(folder: Path) -> dict[str, Any]:
             "bertkit predict embed or bertkit predict fill-mask"
         )
     labels = label_names(config, folder)
-    settings = task.from_transformers(config.get("max_position_embeddings", 512), labels)
+    settings = task.from_transformers(config.get("max_position_embeddings", 512))
     # for tasks without label names, transformers writes LABEL_0, LABEL_1
     names = labels if task.has_labels else list(task.labels)
     kind = {"task": task.task_type, "head": task.head, "problem_type": task.problem_type}
@@ -416,11 +415,5 @@ def saved_task(details: Mapping[str, Any], source: Path) -> Task:
         raise BertkitError(f"{path}: labels must be a list of names, and settings an object")
     if task.has_labels and len(set(labels or ())) < len(labels or ()):
         raise BertkitError(f"{source}: two labels have one name; give each its own (id2label)")
-    types = get_type_hints(task)
-    for setting, value in settings.items():
-        wanted = types.get(setting)
-        absurd = type(value) is int and not -MAX_SETTING * (wanted is float) <= value <= MAX_SETTING
-        if wanted is None or absurd or not matches_type(value, wanted):
-            raise BertkitError(f"{path}: the setting '{setting}' cannot be {value!r:.40}")
-    values = {n: tuple(v) if isinstance(v, list) else v for n, v in settings.items()}
+    values = saved_values(task, settings, str(path))
     return task(**values, **({"labels": tuple(labels or ())} if task.has_labels else {}))

@@ -89,14 +89,8 @@ def describe_skipped(skipped: Mapping[str, int], examples: Mapping[str, str]) ->
 def read_documents(source: Source, counts: TextCounts, *, column: str = "text") -> Iterator[str]:
     """Yield the documents of a source, stripped, not empty, and encodable as UTF-8.
 
-    Args:
-        source: a source from `find_sources`.
-        counts: the counts to update while reading.
-        column: the field that holds the text (JSON lines, CSV, TSV, Parquet, Hugging Face).
-
-    Raises:
-        BertkitError: the file is missing, damaged or not UTF-8, no row has the column, or an
-            optional library is absent. The message names the file.
+    `column` holds the text in formats with columns. A file that is missing, damaged or not UTF-8,
+    or has no text in the column, is a BertkitError that names it.
     """
     if source.format == "unknown":
         counts.note("file of unknown type", source.path)

@@ -33,15 +33,9 @@ WIDE_SPACES = "\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x
 def split_sentences(document: str, language: str = "en") -> list[str]:
     """Return the sentences of a document in order, stripped and not empty.
 
-    Only white space is lost: the joined sentences are the document without it. Unicode's wide
-    spaces become plain ones.
-
-    Args:
-        document: any text; every line end that Unicode knows ends a sentence.
-        language: a code such as "en" or "pt-BR" (upper or lower case; a region makes no
-            difference). If a language has no rules, sentencex uses those of a related one
-            (Bavarian: German), and English rules for codes it does not know. "lines" makes each
-            line one sentence, as `google-research/bert` does.
+    Only white space is lost, and Unicode's wide spaces become plain ones. `language` is a code such
+    as "en" or "pt-BR" (a region makes no difference); for one without rules, sentencex uses those
+    of a related language, or of English. "lines" makes each line a sentence, as BERT's code does.
     """
     code = language_code(language)
     if code == "lines":

@@ -90,18 +90,11 @@ def find_sources(
 ) -> list[Source]:
     """Expand the user's paths into sources, in their order and sorted within each path.
 
-    Args:
-        paths: files, folders (read recursively; hidden files are left out), globs (`**` too),
-            and Hugging Face data sets as `hf:NAME`, `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (by
-            default the split "train").
-        format: one of `FORMATS` for every file, or "auto" to use the extension before .gz, .bz2,
-            .xz or .zst; a text file that starts with `<doc ` then has WikiExtractor's format. A
-            file with an unknown extension becomes a source of format "unknown" if a folder or a
-            glob contained it, and is an error if it was named.
-
-    Raises:
-        BertkitError: a path is missing, a folder or glob holds nothing to read, the format is
-            unknown, or it is a URL.
+    Paths are files, folders (read recursively; hidden files are left out), globs (`**` too), and
+    data sets as `hf:NAME`, `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (by default "train"). With
+    the format "auto", the extension before .gz, .bz2, .xz or .zst decides; a text file that starts
+    with `<doc ` has WikiExtractor's format. A file with an unknown extension becomes a source of
+    format "unknown" if a folder or a glob contained it, and is an error if it was named.
     """
     check_known("format", format, (*FORMATS, "auto"))
     if not paths:

@@ -56,13 +56,12 @@ def test_mnli_rows_without_agreement_and_two_splits(tmp_path: Path) -> None:
 
 
 def test_files_for_official_programs(tmp_path: Path) -> None:
-    assert write_official("rte", "test", tmp_path, [], []) == []
+    assert write_official("test", tmp_path, [], []) == []
     answers = [SimpleNamespace(answer="1895", null_odds=-2.5)]
-    files = write_official("squad-2.0", "dev", tmp_path, ["q"], answers)
+    files = write_official("dev", tmp_path, ["q"], answers)
     contents = [json.loads(file.read_text()) for file in files]
     assert contents == [{"q": "1895"}, {"q": -2.5}]
-    [only] = write_official("squad-1.1", "test", tmp_path, ["q"], answers)
-    assert only == tmp_path / "test" / "predictions.json"
+    assert files[0] == tmp_path / "dev" / "predictions.json"
 
 
 def test_swag(data: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def make_windows(question: str, context: str, tokenizer: Tokenizer, **lengths: i
     task = QuestionAnswering(**lengths)  # type: ignore[arg-type]
     [ids] = tokenizer.encode_batch([question])
     windows = task.span_windows(ids, context, tokenizer.encode(context), tokenizer)
-    return Made(windows, max(0, len(ids) - task.max_question_length))
+    return Made(windows, max(0, len(ids) - task.question_limit))
 
 
 def decode(
@@ -113,7 +113,7 @@ def test_a_long_question_is_cut_and_a_wide_stride_is_narrowed() -> None:
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ({"max_length": 67}, "windows of 67 tokens have no room"),
+        ({"max_length": 7}, "windows of 7 tokens have no room"),
     ],
 )
 def test_impossible_lengths_are_refused(lengths: dict[str, int], message: str) -> None:
@@ -382,7 +382,7 @@ def test_windows_overlap_however_short_they_are() -> None:
     starts = [int(window.offsets[0, 0]) // 2 for window in made]
     assert starts == [0, 9, 18, 27, 36][: len(starts)], "3/4 of 12 tokens"
     assert len(starts) == 5
-    for room in range(2, 13):
+    for room in range(4, 13):
         made = make_windows(
             "x", context, UNCASED, max_length=room + 4, max_question_length=1
         ).windows
