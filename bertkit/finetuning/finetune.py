@@ -330,7 +330,7 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
             continue
         title = run.name if single else f"run {number} of {len(runs)}, {run.name}"
         part = setup.with_fold(numbers, run.fold) if folds else setup
-        result, predicted = train_run(part, run, folder, title)
+        result, made = train_run(part, run, folder, title)
         results.append(result)
         if not single:
             write_json(folder / "run.json", asdict(result))
@@ -338,7 +338,7 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
             keep_best_model(out, results)
             console.say(f"run {number} of {len(runs)}, {run_text(result, setup.metric)}")
         if best_run_name(results) == run.name:
-            predictions = {run.name: predicted}
+            predictions = {run.name: made}
     rows, best = grid_summary(results), best_run(results)
     if folds:
         means = fold_means(results, setup.metric)

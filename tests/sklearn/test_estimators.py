@@ -71,9 +71,9 @@ def test_several_labels(estimators: Any, pretrained: Path) -> None:
     assert model.predict_proba(TEXTS).shape == (24, 2)
 
 
-def test_each_of_many_classes_has_its_probability(pretrained: Path) -> None:
+def test_each_of_many_classes_has_its_probability(estimators: Any, pretrained: Path) -> None:
     texts = [f"river {number}" for number in range(120)] * 2
-    model = BertClassifier(pretrained, epochs=1, batch_size=60, precision="fp32")
+    model = estimators.BertClassifier(pretrained, epochs=1, batch_size=60, precision="fp32")
     chances = model.fit(texts, texts).predict_proba(texts[:2])
     assert (chances > 0).all()
     assert chances.sum(axis=1) == pytest.approx([1.0, 1.0])
