@@ -409,7 +409,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def exclusive_lock(folder: Path, wait: float = 0.0) -> Iterator[None]:
-    """Lock a folder, made if missing, for the block; wait some seconds for another process."""
+    """Lock a folder for the block, after up to `wait` seconds; a kill releases it."""
     give_up = time.monotonic() + max(wait, 0.2)  # others hold it for a moment to see if it is free
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

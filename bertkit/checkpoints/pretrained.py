@@ -107,7 +107,7 @@ class PretrainedWeights:
     def build(
         self, make: Callable[[ModelConfig], Model], *, keep_head: bool, copy: bool = True
     ) -> LoadResult[Model]:
-        """Build a model with these weights (of the head, too, or not), copied or shared."""
+        """Build a model with these weights, copied or shared; a head that is not kept is new."""
         tensors = {
             name: tensor.clone() if copy else tensor
             for name, tensor in self.tensors.items()

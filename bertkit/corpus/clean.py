@@ -268,7 +268,7 @@ def hash_segments(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def exact_key(document: str) -> int:
-    """Return a hash of the text; n documents have n^2 / 2^65 collisions, ten million 3e-6."""
+    """Return a 64-bit hash of the text, ignoring case and white space."""
     text = " ".join(document.casefold().split())
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little")

@@ -136,7 +136,7 @@ def file_examples(
 
 
 def result_row(example: Any, rows: dict[str, Fields], result: Any, labels: int) -> dict[str, Any]:
-    """Return a result with the columns of its input; flat columns give the number of `labels`."""
+    """Return a result with its input's columns, which leave `rows`; `labels`: 0 if not flat."""
     values = result.to_dict()
     if labels and isinstance(values.get("probabilities"), dict):
         shares = values.pop("probabilities")
