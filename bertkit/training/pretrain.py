@@ -8,6 +8,7 @@ processes, they share every batch, and rank 0 writes.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Generator, Sequence
@@ -362,8 +363,7 @@ def fit_recipe(run: Run, minutes: float, *, compiled: bool) -> list[str]:
     else:
         share = min(MEASURED_SECONDS, MEASURED_SHARE * 60 * minutes) / len(asked[:-1])
         times, spent = measure_updates(run, share, compiled=compiled)
-        left = 60 * minutes - spent
-        numbers = ranks.on_rank0(lambda: scaled_updates(run, times, left)) or asked
+        numbers = ranks.on_rank0(lambda: scaled_updates(run, times, minutes, spent)) or asked
         each = " and ".join(f"{seconds:.3g}" for _, seconds in times)
         line = (
             f"{minutes:g} minutes of training are {sum(numbers[:-1]):,} updates "
@@ -408,8 +408,10 @@ def measure_updates(
     return times, time.perf_counter() - began
 
 
-def scaled_updates(run: Run, times: Sequence[tuple[float, float]], seconds: float) -> list[int]:
-    """Return the updates of each phase, and of the warm-up, that fit into some seconds.
+def scaled_updates(
+    run: Run, times: Sequence[tuple[float, float]], minutes: float, spent: float
+) -> list[int]:
+    """Return the updates of each phase, and of the warm-up, that fit after the seconds `spent`.
 
     An evaluation takes a third of the time that training on its examples would.
     """
@@ -421,12 +423,12 @@ def scaled_updates(run: Run, times: Sequence[tuple[float, float]], seconds: floa
         evaluation = each * rows / phases.batch_sizes[phase] / 3
         fixed += first + evaluation
         proportional += phases.steps[phase] * (each + evaluation / every.evaluate_every)
-    scale = (seconds - fixed) / proportional
+    scale = (60 * minutes - spent - fixed) / proportional
     if scale * min(phases.steps) < 1:
-        needed = (fixed + proportional / min(phases.steps)) / 60
+        needed = 1.1 * (spent + fixed + proportional / min(phases.steps)) / 60
         raise BertkitError(
             "the time is too short for one update of each phase; give --minutes "
-            f"{needed + 1:.0f} or more, smaller batches or fewer phases",
+            f"{math.ceil(needed)} or more, smaller batches or fewer phases",
             code="number",
         )
     steps = [int(scale * count) for count in phases.steps]

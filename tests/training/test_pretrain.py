@@ -521,6 +521,16 @@ def test_minutes_decide_the_updates_once(
         pretrain(TOY, store, tmp_path / "short", minutes=1e-4)
 
 
+def test_more_minutes_are_named_than_were_too_few(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "measure_updates", lambda *_, **__: ([(30.0, 0.001)] * 2, 61.0))
+    stop_after(1, monkeypatch)
+    with pytest.raises(BertkitError, match="give --minutes 3 or more"):
+        pretrain(TOY, store, tmp_path, minutes=2)
+    assert pretrain(TOY, store, tmp_path, minutes=3) == signal.SIGTERM
+
+
 @pytest.mark.parametrize("copied", [True, False])
 def test_positions_of_a_longer_phase_begin_as_copies(
     store: TokenStore, tmp_path: Path, copied: bool
