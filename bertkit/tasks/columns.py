@@ -25,7 +25,7 @@ from bertkit.text.documents import (
     TextCounts,
     class_names,
     complete_rows,
-    exported_row,
+    json_lines,
     plain_lines,
     require_columns,
     source_rows,
@@ -316,8 +316,44 @@ def file_rows(
     if source.format in ("text", "wikiextractor"):
         raise BertkitError(f"{source.path} has no columns; give its format: csv or tsv")
     counts.files += 1
-    for location, fields in source_rows(source, counts, needed, wanted, header):
+    if source.format == "jsonl":
+        exported = (
+            (location, row and exported_row(row, location, counts))
+            for location, row in json_lines(source, counts)
+        )
+        rows = complete_rows(exported, source.path, needed, counts)
+    else:
+        rows = source_rows(source, counts, needed, wanted, header)
+    for location, fields in rows:
         yield location, plain_value(fields)
+
+
+def exported_row(
+    row: Mapping[str, Any], location: str, counts: TextCounts
+) -> Mapping[str, Any] | None:
+    """Return a row, None if it was rejected in Prodigy; of Label Studio's full export the columns.
+
+    They are those of the data, `spans`, and the choices by control, of a single one as `label`.
+    """
+    if row.get("answer") in ("reject", "ignore") and "_task_hash" in row:
+        counts.note("row that was rejected or ignored in Prodigy", location)
+        return None
+    data, annotations = row.get("data"), row.get("annotations")
+    if not (isinstance(data, Mapping) and isinstance(annotations, list)):
+        return row
+    used = [item for item in annotations if not item.get("was_cancelled")]
+    if len(used) > 1:
+        counts.note("annotation beside the first of its text", location, len(used) - 1)
+    spans, named = [], dict[str, list[str]]()
+    for item in used[0].get("result") or () if used else ():
+        value = item.get("value") or {}
+        if "start" in value:
+            spans.append(value)
+        elif "choices" in value:
+            named.setdefault(item.get("from_name"), []).extend(value["choices"])
+    chosen = {name: some[0] if len(some) == 1 else some for name, some in named.items()}
+    label = {"label": next(iter(chosen.values()))} if len(chosen) == 1 else {}
+    return {**data, "spans": spans if used else None, **label, **chosen}
 
 
 def column_names(data: str | MemoryRows, format: str = "auto", *, header: bool = True) -> list[str]:  # noqa: A002

@@ -341,13 +341,11 @@ def json_lines(source: Source, counts: TextCounts) -> Iterator[Row]:
             values = ((number, row) for number, row in enumerate(rows, 1))
     usable = not head
     for number, row in values:
-        location = f"{source.path}:{number}"
         if isinstance(row, dict):
             usable = True
-            yield location, exported_row(row, location, counts)
         else:
-            counts.note("line is not a JSON object", location)
-            yield location, None
+            counts.note("line is not a JSON object", f"{source.path}:{number}")
+        yield f"{source.path}:{number}", row if isinstance(row, dict) else None
     if not usable:
         raise BertkitError(
             f"{source.path}:{head[0][0]}: no line is a JSON object, and the file as a whole is no "
@@ -355,48 +353,15 @@ def json_lines(source: Source, counts: TextCounts) -> Iterator[Row]:
         )
 
 
-def exported_row(
-    row: Mapping[str, Any], location: str, counts: TextCounts
-) -> Mapping[str, Any] | None:
-    """Return a row, None if it was rejected in Prodigy; of Label Studio's full export the columns.
-
-    They are those of the data, `spans`, and the choices by control, of a single one as `label`.
-    """
-    if row.get("answer") in ("reject", "ignore") and "_task_hash" in row:
-        counts.note("row that was rejected or ignored in Prodigy", location)
-        return None
-    data, annotations = row.get("data"), row.get("annotations")
-    if not (isinstance(data, Mapping) and isinstance(annotations, list)):
-        return row
-    used = [item for item in annotations if not item.get("was_cancelled")]
-    if len(used) > 1:
-        counts.note("annotation beside the first of its text", location, len(used) - 1)
-    spans, named = [], dict[str, list[str]]()
-    for item in used[0].get("result") or () if used else ():
-        value = item.get("value") or {}
-        if "start" in value:
-            spans.append(value)
-        elif "choices" in value:
-            named.setdefault(item.get("from_name"), []).extend(value["choices"])
-    chosen = {name: some[0] if len(some) == 1 else some for name, some in named.items()}
-    label = {"label": next(iter(chosen.values()))} if len(chosen) == 1 else {}
-    return {**data, "spans": spans if used else None, **label, **chosen}
-
-
-def split_rows(
-    source: Source, counts: TextCounts, header: object
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line number and the fields of each row of CSV, or of TSV, without quotes.
-
-    A header of CSV that has semicolons or tabs, but no comma, shows what separates the fields.
-    """
+def split_rows(source: Source, counts: TextCounts, header: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line number and the fields of each row of CSV, or of TSV, without quotes."""
     csv.field_size_limit((1 << 31) - 1)
     start = 1
     with open_text(source, counts, newline="") as lines:
         if source.format == "tsv":
             reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         else:  # strict: an unclosed quote would otherwise swallow the rest of the file
-            first = next(lines, "")
+            first = next(lines, "")  # a header without a comma shows another separator
             signs = [sign for sign in ";\t" if sign in first and "," not in first]
             sign = signs[0] if signs and header is True else ","
             reader = csv.reader(chain([first], lines), delimiter=sign, strict=True)
