@@ -5,9 +5,9 @@ take turns, and a ratio is between the two runs of a pair. A run warms up, repea
 reports the fastest repetition, which other programs disturb least.
 
     python -m benchmarks.versions --data FOLDER --before TREE --after TREE [--only WORKLOAD ...]
-    python -m benchmarks.versions --data FOLDER --neighbour
+    python -m benchmarks.versions --data FOLDER --neighbour [--before TREE]
 
-results/versions.json has the medians and their spread. With --neighbour a tree is measured alone
+results/versions.json has the medians and their spread. With --neighbour trees are measured alone
 and beside a busy core, with OpenMP's threads spinning and asleep: results/contention.json.
 """
 
@@ -63,9 +63,8 @@ class Folders(NamedTuple):
 
     def mixed(self, count: int) -> list[str]:
         """Return texts of one to about 300 tokens: lines without the marks, cut."""
-        lines = [
-            line for line in self.wikipedia(2).splitlines() if line.strip("\n ")[:1] not in "<"
-        ]
+        wikipedia = self.wikipedia(2).splitlines()
+        lines = [line for line in wikipedia if line.strip("\n ")[:1] not in "<"]
         return [line[: 40 + 97 * number % 1200] for number, line in enumerate(lines[:count])]
 
     def examples(self, count: int) -> list[dict[str, str]]:
@@ -268,26 +267,28 @@ def compared(runs: list[list[Result]]) -> dict[str, Any]:
     return row
 
 
-def beside_neighbour(tree: Path, data: Path, work: Path, rounds: int) -> dict[str, Any]:
+def beside_neighbour(trees: list[Path], data: Path, work: Path, rounds: int) -> dict[str, Any]:
     """Return the seconds of some workloads alone and beside a busy core, by policy, in turns."""
     seconds: dict[tuple[str, str], dict[str, list[float]]] = {}
+    cases = [(f"threads {policy}", trees[-1], env) for policy, env in POLICIES.items()]
+    cases += [("before", tree, POLICIES["spin"]) for tree in trees[:-1]]
     for name in rounds * CONTENDED:
-        for policy, variables in POLICIES.items():
+        for case, tree, variables in cases:
             for beside in ("alone", "beside_a_busy_core"):
                 code = f"while {beside != 'alone'}: pass"
                 with subprocess.Popen([sys.executable, "-c", code]) as neighbour:
                     try:
-                        run = run_once(name, tree, data, work, **variables)
+                        run = run_once(name, tree, data, work / tree.name, **variables)
                     finally:
                         neighbour.kill()
-                times = seconds.setdefault((name, policy), {}).setdefault(beside, [])
+                times = seconds.setdefault((name, case), {}).setdefault(beside, [])
                 times.append(run.get("typical_seconds", run["seconds"]))
-                print(name, policy, beside, times[-1], flush=True)
+                print(name, case, beside, times[-1], flush=True)
     rows: dict[str, Any] = {}
-    for (name, policy), times in seconds.items():
+    for (name, case), times in seconds.items():
         row = {f"seconds_{beside}": summary(values) for beside, values in times.items()}
         alone, busy = (spread["median"] for spread in row.values())
-        rows[f"{name}, threads {policy}"] = {**row, "times_slower": round(busy / alone, 2)}
+        rows[f"{name}, {case}"] = {**row, "times_slower": round(busy / alone, 2)}
     return rows
 
 
@@ -311,11 +312,11 @@ def main() -> None:
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         work = (options.work or Path(temporary)).resolve()
+        trees = [tree.resolve() for tree in (options.before, options.after) if tree]
         if options.neighbour:
-            rows = beside_neighbour(options.after.resolve(), options.data, work, options.pairs)
+            rows = beside_neighbour(trees, options.data, work, options.pairs)
             print(write_result("contention", rows, folder=options.out))
             return
-        trees = options.before.resolve(), options.after.resolve()
         for name in options.only:
             runs = [
                 [run_once(name, tree, options.data, work / tree.name) for tree in trees]
