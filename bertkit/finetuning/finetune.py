@@ -86,6 +86,8 @@ MODEL_FILES = {".json", ".txt", ".safetensors", ".bin"}
 NOT_BETTER = "is no better than an answer that ignores the input"
 JUDGED_INPUTS = 10
 """The number of dev inputs from which a run may be said to have learned nothing."""
+CONVERGED_LOSS = 0.01
+"""The training loss, a cross entropy, below which further epochs change nothing."""
 
 Metric = Callable[[list[Any], list[Any]], float]
 """(gold labels, predictions) of a whole split -> a score; higher is better. Both are plain values:
@@ -183,6 +185,7 @@ class Setup:
     device: torch.device
     precision: str
     keep_head: bool
+    until_converged: bool  # whether runs end once the training loss is below `CONVERGED_LOSS`
     items: Mapping[str, Items]  # split -> sequences, of train, dev and test
     baselines: Scores  # dev split -> the best scores of an answer that ignores the input
 
@@ -206,6 +209,7 @@ class Setup:
             "training": as_json(replace(settings.training, precision=self.precision)),
             "new_head": settings.new_head,
             **({"random_init": True} if settings.random_init else {}),
+            **({"until_converged": True} if self.until_converged else {}),
         }
 
     def with_fold(self, numbers: Sequence[int], fold: int) -> Setup:
@@ -272,6 +276,7 @@ def prepare(
     task, same_task = label_order(data, start)
     size = start.config.hidden_size, len(data.train), task.task_type
     console.say(*settings.grid.reasons(*size))
+    until_converged = not (settings.grid.epochs or task.problem_type)  # the loss: a cross entropy
     settings = replace(settings, grid=settings.grid.chosen(*size))
     dev = data.dev or [("dev", data.train)]  # all of it is held out in one fold or another
     baselines = {name: task.baseline(inputs) for name, inputs in dev}
@@ -295,8 +300,8 @@ def prepare(
         console.say("reusing the checkpoint's task head")
     console.say(*device_notes(device, precision))
     return Setup(
-        data, task, start, settings, console, metrics, metric, device, precision, keep_head, items,
-        baselines,
+        data, task, start, settings, console, metrics, metric, device, precision, keep_head,
+        until_converged, items, baselines,
     )  # fmt: skip
 
 
@@ -441,14 +446,14 @@ def train_run(
             try:
                 for update in loop.updates():
                     window.add(update)
-                    last = loop.step == loop.total
-                    evaluating = last or loop.step % every == 0
+                    reason = reason_to_end(setup, loop, window)
+                    evaluating = reason or loop.step % every == 0
                     if not (evaluating or loop.step % LOG_EVERY == 0):
                         continue
                     log.write(window.close(), show=True)
                     if evaluating:
                         with loop.whole_model() as model:
-                            made = evaluate_run(setup, run, model, state, folder, last=last)
+                            made = evaluate_run(setup, run, model, state, folder, last=bool(reason))
                         predictions = made or predictions
                     if evaluating and first:
                         values = state["values"]
@@ -457,17 +462,17 @@ def train_run(
                         worse = len(values) - 1 - values.index(max(values))
                         if 0 < training.early_stopping <= worse:
                             reason = f"stopped early, {worse} evaluations after the best"
-                            break
-                    if not last:
-                        state["seconds"] = earlier + time.perf_counter() - began
-                        if saved := loop.save({"evaluation": state}):
-                            log.write(saved)
-                        window.restart()
+                    if reason:
+                        break
+                    state["seconds"] = earlier + time.perf_counter() - began
+                    if saved := loop.save({"evaluation": state}):
+                        log.write(saved)
+                    window.restart()
             except DivergedError as error:
                 diverged = reason = f"diverged: {error}"
             log.write({"kind": "end", "step": loop.step, "reason": reason})
-        if reason.startswith("stopped early"):
-            setup.console.say(f"{title}: {reason}")
+        if reason != "finished" and not diverged:
+            setup.console.say(f"{title}: {reason}, after {loop.step} of {loop.total} steps")
     seconds = round(earlier + time.perf_counter() - began, 1)
     scores: Scores = {} if diverged else state["scores"]
     metric = scores[first][setup.metric] if scores else None
@@ -476,6 +481,16 @@ def train_run(
         RunResult(run.name, asdict(run), scores, metric, degenerate, seconds, threshold),
         predictions,
     )
+
+
+def reason_to_end(setup: Setup, loop: TaskTraining, window: MetricWindow) -> str:
+    """Return why training ends after this update; "" if it goes on."""
+    if loop.step == loop.total:
+        return "finished"
+    ends_epoch = loop.step % loop.updates_per_epoch == 0
+    if setup.until_converged and ends_epoch and window.so_far()["loss"] < CONVERGED_LOSS:
+        return f"ended at a training loss below {CONVERGED_LOSS}"
+    return ""
 
 
 def evaluate_run(

@@ -261,6 +261,32 @@ def test_early_stopping_keeps_the_best_evaluation(
     assert evaluate(tmp_path, data, precision="fp32").scores["accuracy"] == result.best.metric
 
 
+@pytest.mark.parametrize("epochs", [(), (20,)])
+def test_training_that_has_converged_ends_unless_epochs_are_set(
+    pretrained: Path, tmp_path: Path, epochs: tuple[int, ...]
+) -> None:
+    grid = Grid(batch_size=(8,), learning_rate=(1e-2,), epochs=epochs)
+    settings, data = replace(FAST, grid=grid), rows("classification")
+    finetune("classification", pretrained, tmp_path, train=data, dev=data[:8], settings=settings)
+    records = journal(tmp_path)
+    updates = [record for record in records if record["kind"] == "step"]
+    planned, last = records[0]["steps_total"], updates[-1]
+    assert planned == 20 * len(data) / 8
+    assert last["loss"] < 0.01
+    if epochs:
+        assert last["step"] == planned
+        assert records[-1]["reason"] == "finished"
+    else:
+        assert last["step"] < planned
+        assert last["step"] % (len(data) / 8) == 0
+        assert all(u["loss"] > 0.01 for u in updates if u["step"] % 6 == 0 and u is not last)
+        other = replace(settings, grid=replace(grid, epochs=(20,)))
+        with pytest.raises(BertkitError, match="other settings"):
+            finetune(
+                "classification", pretrained, tmp_path, train=data, dev=data[:8], settings=other
+            )
+
+
 @pytest.mark.slow
 def test_held_out_data_keeps_labels_and_groups(pretrained: Path, tmp_path: Path) -> None:
     data = [*rows("classification"), {"text": "walking", "label": "rare"}]
