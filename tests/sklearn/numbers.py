@@ -37,45 +37,20 @@ class OfNumbers:
 
 
 class NumberClassifier(OfNumbers, BertClassifier):
-    def __init__(
-        self,
-        model: Any = None,
-        *,
-        epochs: int = 1,
-        learning_rate: float = 1e-2,
-        class_weight: Any = None,
-        precision: str = "fp32",
-        random_state: Any = 1,
-    ) -> None:
-        super().__init__(
-            model,
-            epochs=epochs,
-            learning_rate=learning_rate,
-            class_weight=class_weight,
-            precision=precision,
-            random_state=random_state,
-        )
+    pass
 
 
 class NumberRegressor(OfNumbers, BertRegressor):
-    def __init__(
-        self,
-        model: Any = None,
-        *,
-        epochs: int = 1,
-        learning_rate: float = 1e-2,
-        precision: str = "fp32",
-        random_state: Any = 1,
-    ) -> None:
-        super().__init__(
-            model,
-            epochs=epochs,
-            learning_rate=learning_rate,
-            precision=precision,
-            random_state=random_state,
-        )
+    pass
 
 
 class NumberEmbedder(OfNumbers, BertEmbedder):
-    def __init__(self, model: Any = None, *, precision: str = "fp32") -> None:
-        super().__init__(model, precision=precision)
+    pass
+
+
+FIT: dict[str, Any] = {"epochs": 1, "learning_rate": 1e-2, "precision": "fp32", "random_state": 1}
+ESTIMATORS = {
+    "classifier": NumberClassifier(None, **FIT),
+    "regressor": NumberRegressor(None, **FIT),
+    "embedder": NumberEmbedder(None, precision="fp32"),
+}

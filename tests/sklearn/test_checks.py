@@ -12,13 +12,13 @@ from tests.conftest import ORACLES
 
 @ORACLES
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["NumberClassifier", "NumberRegressor", "NumberEmbedder"])
+@pytest.mark.parametrize("name", ["classifier", "regressor", "embedder"])
 def test_checks(name: str, pretrained: Path, subtests: pytest.Subtests) -> None:
     from sklearn.utils.estimator_checks import estimator_checks_generator
 
-    from tests.sklearn import numbers
+    from tests.sklearn.numbers import ESTIMATORS
 
-    for estimator, check in estimator_checks_generator(getattr(numbers, name)()):
+    for estimator, check in estimator_checks_generator(ESTIMATORS[name]):
         if "readonly_memmap" in str(check):
             continue  # the same again with arrays that become texts anyway
         with subtests.test(getattr(check, "func", check).__name__):
