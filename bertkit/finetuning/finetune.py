@@ -1,10 +1,9 @@
 """Fine-tuning: trains one run, or each run of a grid, and keeps the best model (section A.3).
 
 A single run leaves `model/`, `results.json`, `journal.jsonl` and `predictions/` in its folder. The
-runs of a grid have a folder each, `runs/NAME/`, with a journal and a `run.json`; `model/` is that
-of the best run. With folds, each is a run of the grid, and the best setting is then trained on all
-inputs. A run that was stopped resumes from its last checkpoint, and finished runs are not
-repeated.
+runs of a grid have a folder each, `runs/NAME/`; `model/` is that of the best one. With folds, each
+is a run of the grid, and the best setting is then trained on all inputs. A run that was stopped
+resumes from its last checkpoint, and finished runs are not repeated.
 """
 
 from __future__ import annotations

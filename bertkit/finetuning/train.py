@@ -1,11 +1,10 @@
 """One fine-tuning run, which trains a checkpoint on a task's items (paper sections 4 and A.3).
 
 Only the word embeddings that the training data uses are trained, with the same result as training
-all. A token that never occurs has a zero gradient in every step, so its Adam moments stay 0 and its
-row only shrinks by weight decay, each step by the factor 1 - learning rate x decay. So the rows
-that occur are fine-tuned in a small matrix, and the others are shrunk once at the end. On small
-data sets with a vocabulary of 30,522 this saves most of the optimizer's work: half of the
-parameters of a small BERT are word embeddings.
+all: the row of a token that never occurs has no gradient and only shrinks by weight decay, each
+step by the factor 1 - learning rate x decay. So the rows that occur are fine-tuned in a small
+matrix, and the others are shrunk once at the end, which saves most of the optimizer's work on small
+data: half of the parameters of a small BERT are word embeddings.
 """
 
 from __future__ import annotations
@@ -217,9 +216,8 @@ class CompactEmbeddings:
     @torch.no_grad()
     def restore(self, shrinkage: float) -> None:
         """Write the trained rows back and multiply all others by `shrinkage`, the total decay."""
-        tuned = self.encoder.word_embeddings.weight
         self.whole.weight.mul_(shrinkage)
-        self.whole.weight[self.used] = tuned.to(self.whole.weight.dtype)
+        self.whole.weight[self.used] = self.encoder.word_embeddings.weight
         self.encoder.word_embeddings = self.whole
 
     @contextmanager
@@ -227,7 +225,7 @@ class CompactEmbeddings:
         """Give the encoder the matrix that `restore` would leave, within a block."""
         compact = self.encoder.word_embeddings
         rows = self.whole.weight.detach() * shrinkage
-        rows[self.used] = compact.weight.detach().to(rows.dtype)
+        rows[self.used] = compact.weight.detach()
         self.encoder.word_embeddings = nn.Embedding(rows.shape[0], rows.shape[1], _weight=rows)
         try:
             yield

@@ -186,11 +186,28 @@ class TextTask(Task):
         return self.results(inputs, means) if inputs else []
 
 
-def training_labels(data: TrainingData, *, at_least: int) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class LabelTask(TextTask):
+    """A task whose outputs are classes."""
+
+    labels: tuple[str, ...]
+    max_length: int = 512
+    stride: int = 0
+    top: int = 0  # the number of probabilities in a result; see `shown_probabilities`
+    has_labels = True
+    least_labels: ClassVar[int] = 1
+
+    @classmethod
+    def from_data(cls, data: TrainingData) -> Self:
+        labels = training_labels(data, cls.least_labels)
+        return cls(labels, max_length=data.max_length, stride=data.windows.stride)
+
+
+def training_labels(data: TrainingData, least: int) -> tuple[str, ...]:
     """Return the sorted labels of the training data; similar ones are noted in counts."""
     seen = label_counts(data.examples)
     note_similar(seen, data.counts)
-    if len(seen) < at_least:
+    if len(seen) < least:
         what = f"only the label {next(iter(seen))!r}" if seen else "no label"
         raise BertkitError(
             f"the training data has {what} in column '{', '.join(data.columns.targets)}'; there is "
@@ -246,25 +263,16 @@ class LabelResult(Result):
 
 
 @dataclass(frozen=True)
-class Classification(TextTask):
+class Classification(LabelTask):
     """A task with one label for each input."""
 
-    labels: tuple[str, ...]
     metrics: tuple[str, ...] = ("accuracy", "macro_f1")
     """Names of `label_score`; runs are compared by the first."""
-    max_length: int = 512
-    stride: int = 0
-    top: int = 0  # the number of probabilities in a result; see `shown_probabilities`
     task_type = "classification"
     columns = LabelColumns
-    has_labels = True
     target_dtype = np.int64
     answer_field = "label"
-
-    @classmethod
-    def from_data(cls, data: TrainingData) -> Self:
-        labels = training_labels(data, at_least=2)
-        return cls(labels, max_length=data.max_length, stride=data.windows.stride)
+    least_labels = 2
 
     @property
     def metric(self) -> str:
@@ -417,24 +425,14 @@ class LabelSetResult(Result):
 
 
 @dataclass(frozen=True)
-class MultiLabelClassification(TextTask):
+class MultiLabelClassification(LabelTask):
     """A task with any number of labels for each input."""
 
-    labels: tuple[str, ...]
-    max_length: int = 512
-    stride: int = 0
-    top: int = 0  # the number of probabilities in a result; see `shown_probabilities`
     task_type = "multi-label-classification"
     problem_type = "multi_label_classification"
     columns = LabelSetColumns
-    has_labels = True
     answer_field = "labels"
     metric = "micro_f1"
-
-    @classmethod
-    def from_data(cls, data: TrainingData) -> Self:
-        labels = training_labels(data, at_least=1)
-        return cls(labels, max_length=data.max_length, stride=data.windows.stride)
 
     def target_of(self, example: TextExample) -> np.ndarray:
         wanted = self.gold_value(example)

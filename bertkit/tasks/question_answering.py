@@ -1,11 +1,10 @@
 """Answering a question by a span of its context (paper sections 4.2 and 4.3; SQuAD 1.1 and 2.0).
 
 A start vector and an end vector score each token; training maximises the probability of the right
-start and end among the tokens of the window, and [CLS] means "no answer here" (in a left-to-right
-network, the scores of [CLS] are read at the last [SEP]: see `SpanModel`). The details are those of
-`run_squad.py` in google-research/bert: a context that is too long becomes overlapping windows, and
-a token in several windows may start an answer only in the one where it has the most context on both
-sides. Tokens have exact character offsets, so answers are slices of the raw context.
+start and end among the tokens of the window, and [CLS] means "no answer here" (see `SpanModel` for
+left-to-right networks). As in `run_squad.py` of google-research/bert, a long context becomes
+overlapping windows, and a token may start an answer only where it has the most context on both
+sides. Answers are slices of the raw context.
 """
 
 from __future__ import annotations
@@ -287,10 +286,8 @@ class QuestionAnswering(Task):
     def best_spans(self, windows: Sequence[tuple[SpanWindow, np.ndarray]], context: str) -> Answer:
         """Find the best spans over all windows of a question, before the threshold.
 
-        The candidates are the pairs of the `nbest` best starts among the context tokens of each
-        window and their `nbest` best ends; if no pair is valid, all starts and ends are tried. A
-        span must start at a token that the window owns, must not end before it starts, and has at
-        most `max_answer_length` tokens. Of spans with the same text, only the best is kept.
+        They pair the `nbest` best starts of a window with its `nbest` best ends; if no pair is
+        valid, all starts and ends are tried. Of spans with the same text, the best counts.
         """
         spans: list[Span] = []
         for limit in (self.nbest, None):

@@ -1,10 +1,9 @@
 """Regression: a number for a text or a pair of texts (paper section 4.1; STS-B).
 
-The number is the output of one linear layer on the pooled [CLS], without a sigmoid. Updates move it
-by about the learning rate, whatever the numbers are, so that prices would not be reached. So large
-and tiny numbers, and those far from 0 for their spread, are measured in a unit that is a power of
-two near their standard deviation: the loss is that of these, the layer's outputs are multiplied by
-the unit, and its bias begins at the mean.
+The number is the output of one linear layer on the pooled [CLS]. Updates move it by about the
+learning rate, so that prices would not be reached. So large and tiny numbers, and those far from 0
+for their spread, are measured in a unit that is a power of two near their standard deviation, by
+which the layer's outputs are multiplied, and the layer's bias begins at their mean.
 """
 
 from __future__ import annotations

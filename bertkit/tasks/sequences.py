@@ -1,16 +1,13 @@
 """Sequences: windows for inputs longer than the model, and one function that runs any network.
 
 - One text becomes windows of the maximum length, each `stride` tokens after the previous one.
-- Of a pair, the shorter text stays whole if it takes at most half of the room, and the longer one
-  is windowed. Otherwise both are windowed, each in half of the room, and window i of one is paired
-  with the window of the other at the same relative position.
+- Of a pair, the shorter text stays whole if it takes at most half of the room. Otherwise both are
+  windowed in half of the room each, and those at the same relative position make pairs.
 - A word or a context token is predicted only in the window that gives it the most context on its
   shorter side, hence exactly once.
 
-`run_model` sorts sequences by length, so that a batch has similar lengths, and packs them by a
-token budget; a batch that does not fit into a GPU's memory is halved. On a CPU, each thread
-computes batches of its own if there are enough of them; on a GPU, a batch is read back after the
-next one is launched.
+`run_model` packs sequences of similar lengths by a token budget. On a CPU, each thread computes
+batches of its own if there are enough; on a GPU, a batch is read back after the next is launched.
 """
 
 from __future__ import annotations

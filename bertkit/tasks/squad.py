@@ -1,12 +1,9 @@
 """SQuAD's files and metrics (paper sections 4.2 and 4.3), and TriviaQA's files.
 
-SQuAD-JSON 1.1 is of Rajpurkar et al. 2016 (arXiv 1606.05250), 2.0 of Rajpurkar et al. 2018 (arXiv
-1806.03822). Exact match and F1 are computed as evaluate-v1.1.py and evaluate-v2.0.py compute them;
-the two differ if an answer is empty after normalisation, and `is_version2` decides which of them
-scores a set of questions.
+Scores are those of evaluate-v1.1.py (Rajpurkar et al. 2016, arXiv 1606.05250) and evaluate-v2.0.py
+(2018, arXiv 1806.03822), which differ if an answer is empty after normalisation.
 
-The paper fine-tunes on TriviaQA (Joshi et al. 2017, arXiv 1705.03551) before SQuAD 1.1 (table 2).
-Its questions have an answer with aliases and documents that may contain it, but no position. As in
+TriviaQA (Joshi et al. 2017, arXiv 1705.03551) has answers with aliases but without positions. As in
 the paper, contexts are the first 400 words of the documents in which one of these names occurs.
 """
 

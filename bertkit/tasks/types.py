@@ -1,8 +1,7 @@
 """The task types by name (paper section 4): their options, data sets and fine-tuned models.
 
-A data set is an official one by name, or the user's files for a task type. bertkit's model
-directories describe their task in `bertkit.json`. In others, `config.json` names the class
-(BertForSequenceClassification, ...) and the labels.
+A data set is an official one by name, or the user's files for a task type. A model's task is in
+`bertkit.json`; in directories of transformers, `config.json` names the class and the labels.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from bertkit.errors import BertkitError, flag, nearest, short_repr
 from bertkit.files import as_json, from_home, matches_type, read_optional
 from bertkit.model.encoder import check_vocabulary
 from bertkit.model.outputs import ClassificationModel
-from bertkit.tasks.classification import Classification, MultiLabelClassification
+from bertkit.tasks.classification import Classification, LabelTask, MultiLabelClassification
 from bertkit.tasks.columns import Columns, MemoryRows, Purpose, as_source
 from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tasks.official import OFFICIAL, official_file
@@ -334,7 +333,7 @@ def with_null_threshold(task: Task, details: Mapping[str, Any], threshold: float
 
 def with_top(task: Task, top: int) -> Task:
     """Return a task of labels whose results have the probabilities of the `top` best ones."""
-    if not isinstance(task, Classification | MultiLabelClassification) or top < 1:
+    if not isinstance(task, LabelTask) or top < 1:
         raise BertkitError(
             f"top is the number of labels to show, 1 or more, for classification; not {top} for "
             f"{task.task_type}"
