@@ -129,10 +129,7 @@ class TaskTraining:
             yield update
 
     def batches(self) -> Iterator[tuple[list[TaskBatch], None]]:
-        """Yield the micro-batches of each remaining update.
-
-        The order of an epoch depends on nothing but the seed and the epoch.
-        """
+        """Yield the micro-batches of each remaining update, in an order of seed and epoch alone."""
 
         def targets(*parts: Any) -> tuple[dict[str, Tensor], dict[str, int]]:
             tensors, counts = self.task.targets(*parts)
@@ -282,8 +279,7 @@ def tuned_details(data: TaskData, task: Task) -> dict[str, Any]:
 def label_order(data: TaskData, start: PretrainedWeights) -> tuple[Task, bool]:
     """Return the task of a data set for a start, and whether the start's head is for the same task.
 
-    If the start was fine-tuned for the same labels, they get its order. Only those of the user's
-    data do, since the metrics of an official set depend on the order.
+    Labels of the user's data get the order of a start that was fine-tuned for the same ones.
     """
     task, details = data.task, dict(start.details)
     if "task" not in details:  # the task may be in the config.json of transformers

@@ -1,9 +1,8 @@
 """Convert raw text to documents (BERT section 3.1: the corpus must keep documents whole).
 
-BERT's sentence pairs come from running text, so every reader here yields whole documents: blocks
-between blank lines (the input format of the BERT release), WikiExtractor's `<doc>` elements, or one
-row of JSON lines, CSV, TSV, Parquet or a Hugging Face data set. Files are streamed: memory grows
-with the longest document, not with the file. Every change and omission is counted.
+A document is a block between blank lines (the input format of the BERT release), a `<doc>` of
+WikiExtractor, or a row of JSON lines, CSV, TSV, Parquet or a Hugging Face data set. Files are
+streamed: memory grows with the longest document. Every change and omission is counted.
 """
 
 from __future__ import annotations
@@ -155,11 +154,7 @@ def cut_blocks(
 def open_text(
     source: Source, counts: TextCounts, newline: str | None = None
 ) -> Iterator[Iterator[str]]:
-    """Yield the lines of a file: UTF-8, or UTF-16 that begins with its byte order mark.
-
-    Invalid bytes become U+FFFD and are counted. A file in another encoding is an error, and so is
-    one that is missing or damaged.
-    """
+    """Yield the lines of a file of UTF-8 or marked UTF-16; invalid bytes become U+FFFD, counted."""
     number = 0
 
     def lines(text: Iterable[str]) -> Iterator[str]:
@@ -201,10 +196,7 @@ def check_encoding(stream: io.BufferedReader[Any], path: str) -> str:
 
 
 def plain_lines(source: Source, counts: TextCounts) -> Iterator[tuple[int, str]]:
-    r"""Yield the number and text of every line; "\r\n" and "\r" end a line as "\n" does.
-
-    A "\r" in a file of other line ends is counted, as it may be meant as a part of a line.
-    """
+    r"""Yield the number and text of every line; a "\r" in a file of other line ends is counted."""
     first = broken = others = 0
     with open_text(source, counts, newline="") as lines:
         for number, line in enumerate(lines, 1):

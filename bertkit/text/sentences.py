@@ -1,10 +1,9 @@
 """Split documents into sentences, the unit of BERT's sentence pairs (section 3.1, task 2).
 
 A line end always ends a sentence, as in the input format of the BERT release. Within a line,
-Wikimedia's sentencex finds the boundaries by rules for some 300 languages. This module works around
-two of its faults: it fails on wide spaces next to an initial ("Vitamin B<no-break space>. C"), and
-its time grows with the square of the length of a line that is not ASCII (400,000 Chinese
-characters: 22 s), so long lines are split in windows.
+Wikimedia's sentencex finds the boundaries. It fails on wide spaces next to an initial ("Vitamin
+B<no-break space>. C"), and its time grows with the square of the length of a line that is not
+ASCII (400,000 Chinese characters: 22 s), so long lines are split in windows.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from bertkit.errors import BertkitError
 WINDOW = 4000
 """The length in characters; 5 of 337,000 lines of English Wikipedia are longer."""
 WINDOW_STEPS = 8
-"""The maximum number of windows that read a character. In "A.A.A." the library ends a sentence at
-the first dot only, and a window that moved by two characters would read nearly the same text
-again."""
+"""The maximum number of windows that read a character, such as of "A.A.A." without sentences."""
 CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
 REGION = re.compile(r"(?!nds-nl$)([a-z]{2,3})(-[a-z]{4})?-([a-z]{2}|[0-9]{3})")
 """A code with a region, and perhaps a script before it; nds-nl is a language."""
@@ -33,9 +30,8 @@ WIDE_SPACES = "\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x
 def split_sentences(document: str, language: str = "en") -> list[str]:
     """Return the sentences of a document in order, stripped and not empty.
 
-    Only white space is lost, and Unicode's wide spaces become plain ones. `language` is a code such
-    as "en" or "pt-BR" (a region makes no difference); for one without rules, sentencex uses those
-    of a related language, or of English. "lines" makes each line a sentence, as BERT's code does.
+    Only white space is lost. `language` is a code such as "en" or "pt-BR"; one without rules has
+    those of a related language, or of English. "lines" makes each line a sentence.
     """
     code = language_code(language)
     if code == "lines":
@@ -78,9 +74,8 @@ def language_code(language: str) -> str:
 def segment_windows(code: str, line: str) -> Iterator[str]:
     """Yield the segments of a long line from windows that each start at a boundary.
 
-    The last segment of a window may be incomplete, so the next window starts with it. A window
-    without a boundary, or with one only near its start, is joined to what follows: no sentence is
-    cut because of its length, and no character is read by more than about WINDOW_STEPS windows.
+    The next window starts with the last segment, which may be incomplete. A window without a
+    boundary, or with one only near its start, is joined to what follows.
     """
     start = 0
     unfinished: list[str] = []

@@ -92,9 +92,8 @@ def find_sources(
 
     Paths are files, folders (read recursively; hidden files are left out), globs (`**` too), and
     data sets as `hf:NAME`, `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (by default "train"). With
-    the format "auto", the extension before .gz, .bz2, .xz or .zst decides; a text file that starts
-    with `<doc ` has WikiExtractor's format. A file with an unknown extension becomes a source of
-    format "unknown" if a folder or a glob contained it, and is an error if it was named.
+    the format "auto", the extension before .gz, .bz2, .xz or .zst and a first `<doc ` decide. A
+    file with another extension is an error if it was named, and else of the format "unknown".
     """
     check_known("format", format, (*FORMATS, "auto"))
     if not paths:
