@@ -286,10 +286,8 @@ def prepare(
             continue
         items[name] = encoded = encode(task, inputs, start.tokenizer, start.config)
         mean = encoded.tokens / max(1, encoded.inputs)
-        console.say(
-            f"{name}: {counted(encoded.inputs, 'inputs')}, {mean:.1f} tokens each, "
-            f"{encoded.described()}"
-        )
+        about = f"{counted(encoded.inputs, 'inputs')}, {mean:.1f} tokens each"
+        console.say(f"{name}: {about}, {encoded.described()}")
     for name, scores in baselines.items():
         console.say(f"{name}, input-independent baseline: {scores_text(scores, metric)}")
     device = choose_device(settings.device)
@@ -540,12 +538,10 @@ def predict_splits(
         write_results(name, out / "predictions", inputs, results)
         known, scored, note = labelled_part(inputs, results)
         scores = setup.score(task, known, scored) if known else {}
-        interval = main_interval(task, scores, len(known))
         if known:
             if name not in setup.baselines:  # those of dev are shown with the best run
                 setup.console.say(f"{name}: {scores_text(scores, setup.metric)}")
-            remarks = score_remarks(task, name, known, scored, scores)
-            setup.console.say(*([note] if note else []), *remarks)
-        intervals = {task.metric: interval} if interval else {}
+            setup.console.say(*note, *score_remarks(task, name, known, scored, scores))
+        intervals = {task.metric: ends} if (ends := main_interval(task, scores, len(known))) else {}
         predicted[name] = {"scored": len(known), "scores": scores, "intervals": intervals}
     return predicted

@@ -361,11 +361,11 @@ def write_results(
 
 def labelled_part(
     inputs: Sequence[Any], results: Sequence[Any]
-) -> tuple[list[Any], list[Any], str]:
-    """Return the labelled inputs, their results, and a note on how many have no label."""
+) -> tuple[list[Any], list[Any], list[str]]:
+    """Return the labelled inputs, their results, and a note if some have no label."""
     known = [number for number, example in enumerate(inputs) if example.gold is not None]
     lost = len(inputs) - len(known)
-    note = f"without a label, so not scored: {lost:,} of {len(inputs):,} inputs" if lost else ""
+    note = [f"without a label, so not scored: {lost:,} of {len(inputs):,} inputs"] if lost else []
     return [inputs[i] for i in known], [results[i] for i in known], note
 
 
@@ -409,10 +409,8 @@ def main_interval(task: Task, scores: dict[str, float], inputs: int) -> list[flo
         return None
     value = scores[task.metric]
     if task.metric in ("matthews", "pearson", "spearman"):
-        half, middle = (
-            1.96 / max(inputs - 3, 0.1) ** 0.5,
-            math.atanh(min(max(value, -0.9999), 0.9999)),
-        )
+        half = 1.96 / max(inputs - 3, 0.1) ** 0.5
+        middle = math.atanh(min(max(value, -0.9999), 0.9999))
         return [math.tanh(middle - half), math.tanh(middle + half)]
     squared = 1.96**2 / inputs
     middle, half = value + squared / 2, math.sqrt(squared * (value * (1 - value) + squared / 4))

@@ -130,7 +130,7 @@ def evaluate(
         task_of_set = official_task(predictor.task, name)
         scores = task_of_set.score(known, scored) if known else {}
         if known:
-            notes = [f"{part}: {note}"] if note else []
+            notes = [f"{part}: {line}" for line in note]
             shown.say(*notes, *score_remarks(task_of_set, part, known, scored, scores))
         return Evaluation(predictor, name, part, inputs, results, items, len(known), scores)
 
