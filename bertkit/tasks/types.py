@@ -87,17 +87,19 @@ def model_columns(
     columns: Columns = make_options(task, task.columns, options)
     saved, left_out = details.get("columns") or {}, {*columns.file_options, *options}
     names = get_type_hints(task.columns).keys() - left_out
-    return replace(
-        columns, **saved_values(task.columns, {n: saved[n] for n in saved if n in names})
-    )
+    known = {name: saved[name] for name in saved if name in names}
+    return replace(columns, **saved_values(task.columns, known, "the model", least=-1))
 
 
-def saved_values(kind: Any, values: Mapping[str, Any], source: str = "the model") -> dict[str, Any]:
+def saved_values(
+    kind: Any, values: Mapping[str, Any], source: str, *, least: int = 0
+) -> dict[str, Any]:
     """Return the values of a dataclass's fields in a `bertkit.json`, each of the right type."""
     types = get_type_hints(kind)
     for name, value in values.items():
         wanted = types.get(name)
-        absurd = type(value) is int and not -MAX_SETTING * (wanted is float) <= value <= MAX_SETTING
+        lowest = -MAX_SETTING if wanted is float else least
+        absurd = type(value) is int and not lowest <= value <= MAX_SETTING
         if wanted is None or absurd or not matches_type(value, wanted):
             raise BertkitError(f"{source}: the setting '{name}' cannot be {value!r:.40}")
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
