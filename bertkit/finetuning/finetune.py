@@ -535,7 +535,7 @@ def predict_splits(
         if results is None:
             loaded = loaded or load_task_model(home, setup.device)
             results = task.decided(setup.predict(loaded.model, name, inputs, show=True))
-        write_results(name, out / "predictions", inputs, results)
+        write_results(setup.data.name, name, out / "predictions", inputs, results)
         known, scored, note = labelled_part(inputs, results)
         scores = setup.score(task, known, scored) if known else {}
         if known:

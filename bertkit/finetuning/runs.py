@@ -343,7 +343,7 @@ def metric_spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def write_results(
-    split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
+    name: str, split: str, folder: Path, inputs: Sequence[Any], results: Sequence[Any]
 ) -> list[Path]:
     """Write FOLDER/SPLIT.jsonl, an object for each input, and the official files of the set."""
     from bertkit.tasks.official import write_official  # imports torch
@@ -356,7 +356,7 @@ def write_results(
             rows[-1] |= {"gold": example.gold, "text": example.text, "pair": example.pair}
     write_json_lines(path, rows)
     ids = [example.id for example in inputs]
-    return [path, *write_official(split, folder, ids, results)]
+    return [path, *write_official(name, split, folder, ids, results)]
 
 
 def labelled_part(

@@ -41,7 +41,7 @@ class Evaluation:
 
     def save(self, out: Path) -> list[Path]:
         """Write predictions, official files, and a record with the scores; return the files."""
-        files = write_results(self.split, out, self.inputs, self.results)
+        files = write_results(self.name, self.split, out, self.inputs, self.results)
         files.append(out / f"{self.split}-scores.json")
         record = {
             "task": self.name,

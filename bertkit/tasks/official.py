@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.files import write_json
+from bertkit.files import write_json, write_text
 from bertkit.tasks.classification import TextExample
 from bertkit.tasks.columns import Purpose, read_rows, require_all
 from bertkit.tasks.entities import conll_sentences
@@ -49,7 +49,7 @@ class GlueTask(NamedTuple):
 
     folder: str
     labels: tuple[str, ...]  # in the order of the outputs; () for STS-B, which has numbers 0-5
-    file_labels: tuple[str, ...]  # the same labels as the files spell them
+    file_labels: tuple[str, ...]  # the same labels as the files and the server spell them
     text: str  # the column of sentence A
     pair: str  # the column of sentence B; "" if there is none
     label: str  # the column of the label in train and dev
@@ -121,9 +121,11 @@ def read_glue(name: str, path: str, counts: TextCounts, purpose: Purpose) -> lis
 
 
 def write_official(
-    split: str, folder: Path, ids: Sequence[str], results: Sequence[Any]
+    name: str, split: str, folder: Path, ids: Sequence[str], results: Sequence[Any]
 ) -> list[Path]:
-    """Write what SQuAD's program reads of questions: SPLIT/predictions.json and null_odds.json."""
+    """Write what official programs read: GLUE's table of a test split, or SQuAD's JSON files."""
+    if name in GLUE and split.startswith("test"):
+        return [write_glue(name, split, folder, ids, results)]
     if not results or not hasattr(results[0], "null_odds"):
         return []
     paths = []
@@ -132,6 +134,28 @@ def write_official(
         values = [getattr(result, attribute) for result in results]
         write_json(paths[-1], dict(zip(ids, values, strict=True)))
     return paths
+
+
+def write_glue(
+    name: str, split: str, folder: Path, ids: Sequence[str], results: Sequence[Any]
+) -> Path:
+    """Write the file that the GLUE server takes for a test split."""
+    task = GLUE[name]
+    rows = sorted((int(number), result) for number, result in zip(ids, results, strict=True))
+    if [number for number, _ in rows] != list(range(len(rows))):
+        raise BertkitError(
+            f"a {task.folder} submission needs the IDs 0 to {len(ids) - 1}; predict the whole test "
+            "file"
+        )
+    spelling = dict(zip(task.labels, task.file_labels, strict=True))
+    lines = ["index\tprediction"]
+    for number, result in rows:
+        answer = spelling[result.label] if spelling else f"{min(max(result.value, 0.0), 5.0):.3f}"
+        lines.append(f"{number}\t{answer}")
+    files = {("mnli", "test"): "MNLI-m", ("mnli", "test-mismatched"): "MNLI-mm"}
+    path = folder / f"{files.get((name, split), task.folder)}.tsv"
+    write_text(path, "\n".join(lines) + "\n")
+    return path
 
 
 # SWAG ---------------------------------------------------------------------------------------------

@@ -56,9 +56,23 @@ def test_mnli_rows_without_agreement_and_two_splits(tmp_path: Path) -> None:
 
 
 def test_files_for_official_programs(tmp_path: Path) -> None:
-    assert write_official("test", tmp_path, [], []) == []
+    ids = ["1", "0", "2"]
+    named = [SimpleNamespace(label=x) for x in ("entailment", "not_entailment", "entailment")]
+    [path] = write_official("rte", "test", tmp_path, ids, named)
+    assert path.name == "RTE.tsv"
+    assert path.read_text().splitlines() == [
+        "index\tprediction", "0\tnot_entailment", "1\tentailment", "2\tentailment"
+    ]  # fmt: skip
+    values = [SimpleNamespace(value=x) for x in (6.2, -0.5, 2.5)]
+    [numbers] = write_official("sts-b", "test", tmp_path, ids, values)
+    assert numbers.read_text().splitlines()[1:] == ["0\t0.000", "1\t5.000", "2\t2.500"]
+    mismatched = write_official("mnli", "test-mismatched", tmp_path, [], [])
+    assert [file.name for file in mismatched] == ["MNLI-mm.tsv"]
+    assert write_official("rte", "dev", tmp_path, ids, named) == []
+    with pytest.raises(BertkitError, match="whole test file"):
+        write_official("rte", "test", tmp_path, ["5"], named[:1])
     answers = [SimpleNamespace(answer="1895", null_odds=-2.5)]
-    files = write_official("dev", tmp_path, ["q"], answers)
+    files = write_official("squad-2.0", "dev", tmp_path, ["q"], answers)
     contents = [json.loads(file.read_text()) for file in files]
     assert contents == [{"q": "1895"}, {"q": -2.5}]
     assert files[0] == tmp_path / "dev" / "predictions.json"
