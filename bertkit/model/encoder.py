@@ -254,10 +254,13 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def copy_positions(self, trained: int, count: int) -> None:
-        """Give each position from `trained` to `count` the vector of itself modulo `trained`."""
+        """Fill the positions from `trained` to `count` with copies of positions 1 to `trained` - 1.
+
+        Position 0 is left out, because it has only ever been that of [CLS].
+        """
         weight = self.position_embeddings.weight
         new = torch.arange(trained, max(trained, count), device=weight.device)
-        weight[new] = weight[new % trained]
+        weight[new] = weight[1 + (new - 1) % (trained - 1)]
 
     def embed_segments(self, segment_ids: TokenIndices) -> Hidden:
         """Look up segment embeddings, (tokens, embedding width).
