@@ -90,8 +90,7 @@ CONVERGED_LOSS = 0.01
 
 Metric = Callable[[list[Any], list[Any]], float]
 """(gold labels, predictions) of a whole split -> a score; higher is better. Both are plain values:
-labels, tuples of labels (sorted) or of tags (entity tags in IOB2), numbers, indices of choices, or
-for question answering the tuple of accepted answers and the text of the predicted one."""
+labels, sorted tuples of labels, tuples of tags, numbers, indices of choices, or answers."""
 
 
 def finetune(
@@ -306,8 +305,6 @@ def checked_metric(
     metric: str, task: Task, known: Mapping[str, float], metrics: Mapping[str, Metric]
 ) -> str:
     """Return the metric by which runs are compared, which is a known one or the user's."""
-    if twice := sorted(known.keys() & metrics.keys()):
-        raise BertkitError(f"{task.task_type} has a metric '{twice[0]}'; rename your own")
     check_known("metric", metric, (*known, *metrics), code="metric")
     if metric in known and metric.endswith("error"):
         raise BertkitError(

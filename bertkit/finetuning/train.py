@@ -65,21 +65,16 @@ class TaskTraining:
         self.warmup = min(round(training.warmup * self.total), self.total - 1)
         self.device, self.precision = device, precision
         self.weights = class_weights(task, items, training.class_weights)
-        self.step = 0
-        """The number of updates made, also by earlier processes."""
-        self.progress: dict[str, Any] = {}
-        """What the checkpoint that the run was resumed from kept; {} in a new run."""
-        self.notes: list[str] = []
-        """What was said about the checkpoint."""
+        self.step = 0  # the number of updates made, also by earlier processes
+        self.progress: dict[str, Any] = {}  # what the checkpoint of a resumed run kept
+        self.notes: list[str] = []  # what was said about the checkpoint
         self.stack = ExitStack()
         self.stack.enter_context(own_random_numbers(device))
         try:
             torch.manual_seed(run.seed)
-            built = (
-                task.build(start.config)
-                if random_init
-                else start.build(task.build, keep_head=keep_head).model
-            )
+            built: Any = task.build(start.config)
+            if not random_init:
+                built = start.build(task.build, keep_head=keep_head).model
             self.model = task.prepare_network(built, keep_head=keep_head).to(device).train()
             self.compact = CompactEmbeddings(self.model.encoder, items)
             self.optimizer = build_optimizer(
