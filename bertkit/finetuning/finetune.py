@@ -86,11 +86,12 @@ NOT_BETTER = "is no better than an answer that ignores the input"
 JUDGED_INPUTS = 10
 """The number of dev inputs from which a run may be said to have learned nothing."""
 CONVERGED_LOSS = 0.01
-"""The training loss, a cross entropy, below which further epochs change nothing."""
+"""The mean cross entropy of an epoch below which further epochs change little."""
 
 Metric = Callable[[list[Any], list[Any]], float]
 """(gold labels, predictions) of a whole split -> a score; higher is better. Both are plain values:
-labels, sorted tuples of labels, tuples of tags, numbers, indices of choices, or answers."""
+labels, sorted tuples of labels, tuples of tags (of entities in IOB2), numbers, indices of choices,
+or for question answering the tuple of accepted answers and the text of the predicted one."""
 
 
 def finetune(
@@ -115,8 +116,8 @@ def finetune(
         model: the weights to initialise from: a model directory, a run, the name of a model on the
             hub, or a Google checkpoint.
         out: the output folder; the same call resumes what was stopped.
-        train: labelled data: a path, a pandas DataFrame, a `datasets.Dataset`, or a list
-            of dicts or tuples.
+        train: labelled data: a path, a pandas DataFrame, a `datasets.Dataset`, or a list or
+            generator of dicts or tuples.
         dev: labelled data to choose the best run by; without it a share of `train` is held out.
         test: data to predict at the end, with or without labels.
         files: the files of the data set, if they are not given by `train`, `dev` and `test`.
@@ -139,6 +140,8 @@ def finetune(
     splits = {"train": train, "dev": dev, "test": test}
     files = replace(files or DataFiles(), **{k: v for k, v in splits.items() if v is not None})
     inputs = [f for f in (files.train, files.dev, files.test) if isinstance(f, str | Path)]
+    # before the data is read, so that a later change of it is noticed
+    digests = {} if is_finished(Path(from_home(out))) else file_digests(inputs, start.path)
     if isinstance(task, str):
         positions = start.config.max_position_embeddings
         whole = settings.grid.folds > 0
@@ -154,8 +157,7 @@ def finetune(
                 result = read_results(out)
                 shown.say(finished_text(result))
             else:
-                digests = {"digests": file_digests(inputs, start.path)}
-                result = train_all(setup, out, shared | digests)
+                result = train_all(setup, out, shared | {"digests": digests})
             for folder in (out / "checkpoints", *out.glob("runs/*/model")):
                 shutil.rmtree(folder, ignore_errors=True)  # what only unfinished runs need
             return result
@@ -165,7 +167,7 @@ def file_digests(inputs: Sequence[Path | str], model: Path) -> dict[str, str]:
     """Return path -> SHA-256 of each file that is read; {} if not all of them are local files."""
     data = [Path(from_home(path)) for path in inputs if path]
     files = [p for p in (*model.glob("*"), *model.glob("*/*")) if p.suffix in MODEL_FILES]
-    local = data and all(path.is_file() for path in (*data, *files))
+    local = data and files and all(path.is_file() for path in (*data, *files))
     return {str(path): sha256_file(path) for path in (*data, *files)} if local else {}
 
 
@@ -278,6 +280,8 @@ def prepare(
     settings = replace(settings, grid=settings.grid.chosen(*size))
     dev = data.dev or [("dev", data.train)]  # all of it is held out in one fold or another
     baselines = {name: task.baseline(inputs) for name, inputs in dev}
+    if twice := sorted(baselines[dev[0][0]].keys() & metrics.keys()):
+        raise BertkitError(f"{task.task_type} has a metric '{twice[0]}'; rename your own")
     metric = checked_metric(settings.metric or task.metric, task, baselines[dev[0][0]], metrics)
     items = {}
     for name, inputs in (("train", data.train), *data.dev, *data.test):
@@ -344,8 +348,11 @@ def train_all(setup: Setup, out: Path, described: Mapping[str, Any]) -> Finetune
         best = train_whole(setup, means, out / "runs" / means.name)
         results.append(best)
     if not single:
+        source = out / "runs" / best.name / "model"
+        if not source.is_dir():
+            raise BertkitError(f"{source} is gone; delete {source.parent} to train the run again")
         with new_folder(out / "model") as folder:
-            shutil.copytree(out / "runs" / best.name / "model", folder, dirs_exist_ok=True)
+            shutil.copytree(source, folder, dirs_exist_ok=True)
     predicted = predict_splits(setup, out, predictions.get(best.name, {}))
     scores = {name: values["scores"] for name, values in predicted.items() if values["scores"]}
     values = {
@@ -440,7 +447,7 @@ def train_run(
             try:
                 for update in loop.updates():
                     window.add(update)
-                    reason = reason_to_end(setup, loop, window)
+                    reason = reason_to_end(setup, loop)
                     evaluating = reason or loop.step % every == 0
                     if not (evaluating or loop.step % LOG_EVERY == 0):
                         continue
@@ -466,7 +473,7 @@ def train_run(
                 diverged = reason = f"diverged: {error}"
             log.write({"kind": "end", "step": loop.step, "reason": reason})
         if reason != "finished" and not diverged:
-            setup.console.say(f"{title}: {reason}, after {loop.step} of {loop.total} steps")
+            setup.console.say(f"{title}, step {loop.step} of {loop.total}: {reason}")
     seconds = round(earlier + time.perf_counter() - began, 1)
     scores: Scores = {} if diverged else state["scores"]
     metric = scores[first][setup.metric] if scores else None
@@ -477,12 +484,12 @@ def train_run(
     )
 
 
-def reason_to_end(setup: Setup, loop: TaskTraining, window: MetricWindow) -> str:
+def reason_to_end(setup: Setup, loop: TaskTraining) -> str:
     """Return why training ends after this update; "" if it goes on."""
     if loop.step == loop.total:
         return "finished"
     ends_epoch = loop.step % loop.updates_per_epoch == 0
-    if setup.until_converged and ends_epoch and window.so_far()["loss"] < CONVERGED_LOSS:
+    if setup.until_converged and ends_epoch and loop.epoch_loss() < CONVERGED_LOSS:
         return f"ended at a training loss below {CONVERGED_LOSS}"
     return ""
 

@@ -120,7 +120,7 @@ class Grid:
     3,000 inputs or more. The paper tries 5e-5, 3e-5 and 2e-5."""
     epochs: tuple[int, ...] = ()
     """Passes over the training data; by default 3, or more (up to 20) until there are 200 updates,
-    and no more once the training loss of a classifier is below 0.01. The paper tries 2, 3 and 4."""
+    and no more once a loss that is a cross entropy is below 0.01. The paper tries 2, 3 and 4."""
     seeds: int = 1
     """The number of runs of each setting, with seeds 1, 2, ..."""
     folds: int = 0
@@ -171,7 +171,7 @@ class Grid:
         if not self.batch_size:
             said.append(f"batch size {chosen.batch_size[0]} for {counted(inputs, 'inputs')}")
         if not self.epochs:
-            said.append(f"{chosen.epochs[0]} epochs at most")
+            said.append(f"{chosen.epochs[0]} epochs")
         return [f"chosen: {', '.join(said)}"] if said else []
 
     def runs(self) -> list[RunSettings]:

@@ -25,6 +25,7 @@ from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder
 from bertkit.errors import BertkitError, nearest
 from bertkit.finetuning.runs import BALANCED, RunSettings, TrainingSettings
 from bertkit.model.encoder import Encoder
+from bertkit.model.heads import total_loss
 from bertkit.processes import FINE_TUNING, keyed_rng
 from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
 from bertkit.tasks.types import TASKS, TaskData, task_details
@@ -67,14 +68,17 @@ class TaskTraining:
         self.weights = class_weights(task, items, training.class_weights)
         self.step = 0  # the number of updates made, also by earlier processes
         self.progress: dict[str, Any] = {}  # what the checkpoint of a resumed run kept
+        self.summed_loss: Tensor | float = 0.0  # of the updates of this epoch
         self.notes: list[str] = []  # what was said about the checkpoint
         self.stack = ExitStack()
         self.stack.enter_context(own_random_numbers(device))
         try:
             torch.manual_seed(run.seed)
-            built: Any = task.build(start.config)
-            if not random_init:
-                built = start.build(task.build, keep_head=keep_head).model
+            built = (
+                task.build(start.config)
+                if random_init
+                else start.build(task.build, keep_head=keep_head).model
+            )
             self.model = task.prepare_network(built, keep_head=keep_head).to(device).train()
             self.compact = CompactEmbeddings(self.model.encoder, items)
             self.optimizer = build_optimizer(
@@ -89,6 +93,7 @@ class TaskTraining:
                 if latest is not None:
                     restore_training(latest, self.model, self.optimizer)
                     self.step, self.progress = latest.step, latest.progress
+                    self.summed_loss = self.progress.get("summed_loss", 0.0)
                     self.notes.append(f"resuming after {self.step:,} of {self.total:,} steps")
             self.next_save = monotonic() + CHECKPOINT_SECONDS
         except BaseException:
@@ -120,8 +125,15 @@ class TaskTraining:
             self.model, self.optimizer, self.task.loss, self.batches(), settings, done=self.step
         )
         for update in steps:
+            if self.step % self.updates_per_epoch == 0:
+                self.summed_loss = 0.0
+            self.summed_loss += total_loss(update.sums, update.counts)
             self.step = update.step
             yield update
+
+    def epoch_loss(self) -> float:
+        """Return the mean loss of the updates of an epoch that has just ended."""
+        return float(self.summed_loss) / self.updates_per_epoch
 
     def batches(self) -> Iterator[tuple[list[TaskBatch], None]]:
         """Yield the micro-batches of each remaining update, in an order of seed and epoch alone."""
@@ -177,6 +189,7 @@ class TaskTraining:
         """Write a checkpoint with JSON values for `self.progress` and return its record, if due."""
         if self.checkpoints is None or monotonic() < self.next_save:
             return None
+        progress = {**progress, "summed_loss": float(self.summed_loss)}
         record = save_training(
             self.checkpoints, self.step, self.model, self.optimizer, progress, keep=1
         )

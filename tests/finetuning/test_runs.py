@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,7 @@ from bertkit.finetuning.train import TaskTraining
 from bertkit.predict.evaluate import evaluate
 from bertkit.report.pretraining import write_report
 from bertkit.tasks.types import TASKS
+from bertkit.training.step import mean_losses
 from tests.conftest import run
 
 GRID = Grid(batch_size=(8,), learning_rate=(1e-2,), epochs=(12,))
@@ -265,26 +267,42 @@ def test_early_stopping_keeps_the_best_evaluation(
 def test_training_that_has_converged_ends_unless_epochs_are_set(
     pretrained: Path, tmp_path: Path, epochs: tuple[int, ...]
 ) -> None:
-    grid = Grid(batch_size=(8,), learning_rate=(1e-2,), epochs=epochs)
+    grid = Grid(batch_size=(8,), learning_rate=(4e-3,), epochs=epochs)
     settings, data = replace(FAST, grid=grid), rows("classification")
     finetune("classification", pretrained, tmp_path, train=data, dev=data[:8], settings=settings)
-    records = journal(tmp_path)
-    updates = [record for record in records if record["kind"] == "step"]
-    planned, last = records[0]["steps_total"], updates[-1]
-    assert planned == 20 * len(data) / 8
-    assert last["loss"] < 0.01
+    start, *records = journal(tmp_path)
+    assert start["steps_total"] == 20 * len(data) / 8
+    last = [record for record in records if record["kind"] == "step"][-1]
     if epochs:
-        assert last["step"] == planned
-        assert records[-1]["reason"] == "finished"
+        assert (last["step"], records[-1]["reason"]) == (start["steps_total"], "finished")
     else:
-        assert last["step"] < planned
-        assert last["step"] % (len(data) / 8) == 0
-        assert all(u["loss"] > 0.01 for u in updates if u["step"] % 6 == 0 and u is not last)
+        assert last["loss"] < 0.01
+        assert last["step"] in range(6, start["steps_total"], 6)
         other = replace(settings, grid=replace(grid, epochs=(20,)))
         with pytest.raises(BertkitError, match="other settings"):
             finetune(
                 "classification", pretrained, tmp_path, train=data, dev=data[:8], settings=other
             )
+
+
+def test_all_updates_of_an_epoch_decide_whether_it_converged(
+    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses: list[float] = []
+    updates = TaskTraining.updates
+
+    def noted(self: TaskTraining) -> Any:
+        for update in updates(self):
+            losses.append(mean_losses(update.sums, update.counts)["loss"])
+            yield update
+
+    monkeypatch.setattr(TaskTraining, "updates", noted)
+    data = rows("classification")[:41]  # the last batch of an epoch has one row
+    settings = replace(FAST, grid=Grid(batch_size=(8,), learning_rate=(4e-3,)))
+    finetune("classification", pretrained, tmp_path, train=data, dev=data[:8], settings=settings)
+    means = [statistics.fmean(losses[first : first + 6]) for first in range(0, len(losses), 6)]
+    assert len(losses) % 6 == 0
+    assert [mean < 0.01 for mean in means] == [False] * (len(means) - 1) + [True]
 
 
 @pytest.mark.slow
@@ -326,6 +344,9 @@ def test_class_weights_and_own_metrics(pretrained: Path, tmp_path: Path) -> None
     with pytest.raises(BertkitError, match="finite"):
         finetune("classification", pretrained, tmp_path / "n", train=data, dev=data, settings=FAST,
                  metrics={"none": lambda gold, found: float("nan")})  # fmt: skip
+    with pytest.raises(BertkitError, match="rename your own"):
+        finetune("classification", pretrained, tmp_path / "t", train=data, settings=FAST,
+                 metrics={"accuracy": lambda gold, found: 1.0})  # fmt: skip
 
 
 @pytest.mark.slow
