@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_OBJECT_BYTES = 1 << 24
 """The maximum size in bytes of a JSON file that describes a model, such as `config.json`."""
+MAX_DEPTH = 100
+"""The maximum number of levels of such a file: functions that call themselves walk through them."""
 RECORDS = {
     "pre-training run": "recipe.json",
     "fine-tuning": "finetune.json",
@@ -374,6 +376,12 @@ def read_object(path: Path, maximum: int = MAX_OBJECT_BYTES) -> dict[str, Any]:
     value = read_json(path)
     if not isinstance(value, dict):
         raise BertkitError(f"{path} does not hold a JSON object; restore or remake it")
+    nested: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        parts = (part.values() if isinstance(part, dict) else part for part in nested)
+        nested = [item for part in parts for item in part if isinstance(item, dict | list)]
+    if nested:
+        raise BertkitError(f"{path} is nested more than {MAX_DEPTH} levels deep; remake it")
     return value
 
 

@@ -52,6 +52,8 @@ class Hub:
     objects: dict[str, bytes] = field(default_factory=dict)
     """SHA-256 -> the content of an LFS file."""
     asked: list[str] = field(default_factory=list)
+    meanwhile: bytes | None = None
+    """A file that somebody else commits while the next model is uploaded."""
     break_after: int = 0
     """The next large file ends after so many bytes."""
     url: str = ""
@@ -144,6 +146,10 @@ def running_hub() -> Iterator[Hub]:
                 self.send_json({"files": files})
             elif what.startswith("commit/"):
                 branch = what.removeprefix("commit/")
+                if hub.meanwhile is not None:
+                    repository.files = {**repository.files, "head.safetensors": hub.meanwhile}
+                    repository.revisions[branch] = hashlib.sha1(hub.meanwhile).hexdigest()
+                    hub.meanwhile = None
                 parent = json.loads(body.splitlines()[0])["value"].get("parentCommit")
                 if parent not in (None, repository.revisions[branch]):
                     self.refuse(412, "PreconditionFailed", head=False)

@@ -89,27 +89,27 @@ def hub_error(error: Exception, name: HubName) -> BertkitError:
     response: Any = getattr(error, "response", None)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, errors.GatedRepoError):
-        kind, said = "-gated", f"{name} is gated: accept its conditions on its page, then {LOGIN}"
+        code = "hub-gated"
+        message = f"{name} is gated: accept its conditions on its page, then {LOGIN}"
     elif isinstance(error, errors.RevisionNotFoundError):
-        kind, said = "-revision", f"{name.repo} has no revision '{name.revision}'"
+        code, message = "hub-revision", f"{name.repo} has no revision '{name.revision}'"
     elif isinstance(error, errors.RepositoryNotFoundError):
-        kind = "-not-found"
-        said = f"{name} is neither a folder nor a model of the hub; check it, or {LOGIN}"
+        code = "hub-not-found"
+        message = f"{name} is neither a folder nor a model of the hub; check it, or {LOGIN}"
     elif response is not None and response.status_code in (401, 403):
-        kind, said = "-forbidden", f"the hub refused your access to {name} ({reason}): {LOGIN}"
+        code = "hub-forbidden"
+        message = f"the hub refused your access to {name} ({reason}): {LOGIN}"
     elif isinstance(error, errors.LocalEntryNotFoundError):
         cause = type(error.__cause__).__name__ if error.__cause__ else reason
-        kind, said = (
-            "-offline",
-            (
-                f"{name} is neither a folder nor in the hub's cache, and the hub cannot be reached "
-                f"({cause}); where it can, run `hf download {name.repo} --local-dir "
-                f"{name.repo.rpartition('/')[2]}`, and give that folder"
-            ),
+        code = "hub-offline"
+        message = (
+            f"{name} is neither a folder nor in the hub's cache, and the hub cannot be reached "
+            f"({cause}); where it can, run `hf download {name.repo} --local-dir "
+            f"{name.repo.rpartition('/')[2]}`, and give that folder"
         )
     elif isinstance(error, OSError) and error.filename is not None:
-        kind, said = "-cache", f"cannot store {name} in the cache ({error}); set HF_HOME"
+        code, message = "hub-cache", f"cannot store {name} in the cache ({error}); set HF_HOME"
     else:
         failure = f"{type(error).__name__}: {reason}"
-        kind, said = "", f"the hub failed for {name} ({failure}); run it again"
-    return BertkitError(said, code=f"hub{kind}")
+        code, message = "hub", f"the hub failed for {name} ({failure}); run it again"
+    return BertkitError(message, code=code)

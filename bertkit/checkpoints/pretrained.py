@@ -182,10 +182,11 @@ def load_into(
     source: Path,
     trainable: bool = True,
 ) -> LoadResult[Model]:
-    """Build a model of the tensors, which leave the dictionary, so that memory holds them once.
+    """Build a model and give it tensors with bertkit's names, after checking their shapes.
 
-    Missing parameters are drawn from torch's generator, which other threads may be using: of a
-    model that is not `trainable`, they are 0.
+    The tensors are removed from the dictionary, so that memory holds them once. What is missing is
+    drawn from torch's generator, which other threads may be using; if the model is not `trainable`,
+    it is 0.
     """
     with torch.device("meta"):
         model = build(config)

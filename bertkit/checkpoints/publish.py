@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import bertkit
-from bertkit.checkpoints.hub import CARD, CONFIGS, REPOSITORY, HubName, hub_error
+from bertkit.checkpoints.hub import CARD, CONFIGS, LOGIN, REPOSITORY, HubName, hub_error
 from bertkit.checkpoints.pretrained import read_details
 from bertkit.checkpoints.sentence_transformers import is_embedder
 from bertkit.errors import BertkitError
@@ -48,35 +48,40 @@ def push(model: Path | str, name: str, *, private: bool = False) -> Published:
         BertkitError: there is no model, the name is not ORG/NAME, nobody is logged in or may write,
             the repository is public although `private` is true, or the hub cannot be reached.
     """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
+    import huggingface_hub as hub
 
     folder = published_folder(Path(from_home(model)))
     if "/" not in name or not REPOSITORY.fullmatch(name):
         raise BertkitError(f"'{name}' is not a name on the hub; give ORG/NAME", code="hub-name")
+    if hub.get_token() is None:
+        raise BertkitError(f"nobody is logged in to the hub: {LOGIN}", code="hub-login")
     files: dict[str, str | bytes] = {f: str(folder / f) for f in published_files(folder)}
     if CARD not in files:
         files[CARD] = new_card(folder, name).encode(errors="backslashreplace")
-    api = HfApi(library_name="bertkit", library_version=bertkit.__version__)
+    api = hub.HfApi(library_name="bertkit", library_version=bertkit.__version__)
     try:
         api.create_repo(name, private=private or None, exist_ok=True)
-        if private and not api.model_info(name).private:
+        info = api.model_info(name)
+        if private and not info.private:
             raise BertkitError(
                 f"{name} exists and is public; make it private in its settings, or choose another "
                 "name",
                 code="hub-public",
             )
-        present = {file for file in api.list_repo_files(name) if matches_any(file, PUBLISHED)}
+        listed = api.list_repo_files(name, revision=info.sha)
+        present = {file for file in listed if matches_any(file, PUBLISHED)}
         changes: list[Any] = [
-            *(CommitOperationAdd(file, content) for file, content in files.items()),
-            *(CommitOperationDelete(file) for file in sorted(present - {*files})),
+            *(hub.CommitOperationAdd(file, content) for file, content in files.items()),
+            *(hub.CommitOperationDelete(file) for file in sorted(present - {*files})),
         ]
         message = f"Upload a model with bertkit {bertkit.__version__}"
-        commit = api.create_commit(name, changes, commit_message=message)
+        # the parent makes a commit of somebody else in between an error
+        commit = api.create_commit(name, changes, commit_message=message, parent_commit=info.sha)
     except BertkitError:
         raise
     except Exception as error:
         raise hub_error(error, HubName(name)) from error
-    return Published(f"{constants.ENDPOINT}/{name}", str(commit.oid), sorted(files))
+    return Published(f"{hub.constants.ENDPOINT}/{name}", str(commit.oid), sorted(files))
 
 
 def published_folder(path: Path) -> Path:

@@ -44,8 +44,9 @@ def save_model(
     """Write a complete model directory, which replaces an older one, or, after any error, nothing.
 
     The model is unwrapped (not compiled or distributed) and has a `config`. The details are the
-    content of `bertkit.json`; those of a tuned model have its "head", a key of `Family.classes`,
-    and its "labels" and transformers' "problem_type", which also go to `config.json`.
+    content of `bertkit.json`; those of a tuned model have its "head", a key of `Family.classes`
+    (by default that of the network), and its "labels" and transformers' "problem_type", which also
+    go to `config.json`.
     """
     config = model.config
     assert isinstance(config, ModelConfig)
@@ -64,7 +65,7 @@ def save_model(
 def head_of(model: nn.Module, details: Mapping[str, Any]) -> str:
     """Return the head of a model, a key of `Family.classes`."""
     if hasattr(model, "classifier") or hasattr(model, "qa_outputs"):
-        return str(details.get("head", "sequence"))
+        return str(details.get("head", getattr(model, "head", "sequence")))
     if isinstance(model, PretrainingModel):
         return "words" if model.nsp is None else "pairs"
     return "replaced" if hasattr(model, "rtd") else "encoder"

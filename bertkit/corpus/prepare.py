@@ -211,10 +211,16 @@ class ShardWriter:
         begin, skipped = self.position
         for index in range(begin, len(self.sources)):
             counts = self.reading[index] = TextCounts()
+            number = 0
             documents = read_documents(self.sources[index], counts, column=self.column)
             for number, document in enumerate(documents, 1):
                 if index > begin or number > skipped:
                     yield Position(index, number), document
+            if index == begin and number < skipped:
+                raise BertkitError(
+                    f"{self.sources[index].path} has fewer documents than when {self.folder} was "
+                    "begun; remove the store and prepare it again"
+                )
 
     def finish_sources(self, end: int) -> None:
         """Add up what was counted in the sources before `end`, which were read whole."""

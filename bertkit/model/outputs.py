@@ -29,6 +29,8 @@ def in_fp32(layer: nn.Linear, hidden: Tensor) -> Tensor:
 class LinearModel(nn.Module):
     """An encoder, dropout and one linear layer, with `classes` outputs."""
 
+    head = "sequence"  # a key of `Family.classes`, unless a task says another one
+
     def __init__(self, config: ModelConfig, classes: int) -> None:
         super().__init__()
         self.config = config
@@ -55,6 +57,8 @@ class ClassificationModel(LinearModel):
 class TokenClassificationModel(LinearModel):
     """An encoder with dropout and one linear layer on every token (paper section 5.3)."""
 
+    head = "token"
+
     def forward(self, packed: Packed) -> ClassLogits:
         """Return (tokens, classes) logits."""
         return in_fp32(self.classifier, self.dropout(self.encoder(packed)))
@@ -66,6 +70,8 @@ class SpanModel(nn.Module):
     [CLS] represents "no answer", but in a left-to-right encoder it attends to no other token.
     The logits of [CLS] and of the last token, [SEP], are then swapped.
     """
+
+    head = "span"
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -155,7 +155,10 @@ class Embedder:
         return np.stack(columns, axis=1).astype(np.float32)
 
     def vectors(self, texts: Sequence[EncodedText], progress: Progress = no_progress) -> np.ndarray:
-        """Return the vectors of tokenized texts, (texts, width) float32, in order."""
+        """Return the vectors of tokenized texts, (texts, width) float32, in order.
+
+        `progress` is called with the number of finished windows, and of all.
+        """
         owners = [number for number, text in enumerate(texts) for _ in text.parts]
         parts = [part for text in texts for part in text.parts]
         pooling = self.settings.pooling

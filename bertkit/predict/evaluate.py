@@ -110,7 +110,8 @@ def evaluate(
             )
         check_model(predictor.task, name)
         files = DataFiles(data=None if data is None else Path(data))
-        reader = predictor.columns_with(options := dict(columns or {}))
+        options = dict(columns or {})
+        reader = predictor.columns_with(options)
         if file is not None:
             source = as_source(file, part)
             named: dict[str, Any] = {split if split in ("train", "test") else "dev": source}

@@ -136,7 +136,10 @@ def file_examples(
 
 
 def result_row(example: Any, rows: dict[str, Fields], result: Any, labels: int) -> dict[str, Any]:
-    """Return a result with its input's columns, which leave `rows`; `labels`: 0 if not flat."""
+    """Return a result with the columns of its input, which are removed from `rows`.
+
+    `labels` is their number if the probabilities become columns, else 0.
+    """
     values = result.to_dict()
     if labels and isinstance(values.get("probabilities"), dict):
         shares = values.pop("probabilities")

@@ -170,7 +170,10 @@ class TaskPredictor:
     def run(
         self, inputs: Sequence[Any], progress: Progress = no_progress
     ) -> tuple[list[Any], Items]:
-        """Return the results for examples, in order, and their sequences."""
+        """Return the results for examples, in order, and their sequences.
+
+        `progress` is called with the number of windows done and their total.
+        """
         items = self.items(inputs)
         return self.run_items(inputs, items, progress), items
 

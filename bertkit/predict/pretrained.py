@@ -215,18 +215,20 @@ class Predictor:
                 "next_sentence() takes two texts, or a list of pairs of texts, not "
                 f"{short_repr(text)}"
             )
-        sequences = []
+        sequences, cut = [], 0
         for pair in pairs:
             first, second = self.tokenizer.encode_batch(pair)
             if not first or not second:
                 raise BertkitError("next-sentence needs two texts, but one of them has no tokens")
-            sequences.append(self.pair_sequence(first, second))
-        if cut := sum(pair.target for pair in sequences):
+            part, is_cut = self.pair_sequence(first, second)
+            sequences.append(part)
+            cut += is_cut
+        if cut:
             warnings.warn(f"{CUT_PAIRS}: {cut:,}", stacklevel=2)
         return self.next_probabilities(sequences)
 
-    def pair_sequence(self, first: Sequence[int], second: Sequence[int]) -> ItemPart:
-        """Return a pair, cut around its boundary if it is long; the target says whether it is."""
+    def pair_sequence(self, first: Sequence[int], second: Sequence[int]) -> tuple[ItemPart, bool]:
+        """Return a pair, cut around its boundary if it is long, and whether it was cut."""
         if self.model.config.type_vocab_size == 1:
             raise BertkitError(ONE_SEGMENT)
         room = self.max_length - 3
@@ -234,7 +236,7 @@ class Predictor:
         if cut:
             size = min(len(second), max(room // 2, room - len(first)))
             first, second = first[-(room - size) :], second[:size]
-        return ItemPart((self.sequence(first, second),), cut)
+        return ItemPart((self.sequence(first, second),)), cut
 
     def next_probabilities(self, pairs: Sequence[ItemPart]) -> list[float]:
         """Return, for each pair, the probability that the second text follows the first."""

@@ -180,15 +180,17 @@ class NextSentence:
         self.predictor = predictor
 
     def prepare(self, inputs: Sequence[Mapping[str, Any]]) -> PreparedRequest:
-        pairs = []
+        pairs, cut = [], 0
         for number, example in enumerate(inputs):
             ids = self.predictor.tokenizer.encode_batch([example["text"], example["following"]])
             for field, tokens in zip(("text", "following"), ids, strict=True):
                 if not tokens:
                     param = f"inputs.{number}.{field}"
                     raise RefusedError(422, f"{param}: the text has no tokens", param)
-            pairs.append(self.predictor.pair_sequence(*ids))
-        size, cut = sum(pair.tokens for pair in pairs), sum(pair.target for pair in pairs)
+            pair, is_cut = self.predictor.pair_sequence(*ids)
+            pairs.append(pair)
+            cut += is_cut
+        size = sum(pair.tokens for pair in pairs)
         return PreparedRequest(pairs, size, len(pairs), cut={CUT_PAIRS: cut} if cut else {})
 
     def run(self, many: Sequence[list[ItemPart]]) -> list[list[float]]:

@@ -345,7 +345,9 @@ def json_lines(source: Source, counts: TextCounts) -> Iterator[Row]:
         )
 
 
-def split_rows(source: Source, counts: TextCounts, header: Any) -> Iterator[tuple[int, list[str]]]:
+def split_rows(
+    source: Source, counts: TextCounts, header: bool | Sequence[str]
+) -> Iterator[tuple[int, list[str]]]:
     """Yield the first line number and the fields of each row of CSV, or of TSV, without quotes."""
     csv.field_size_limit((1 << 31) - 1)
     start = 1

@@ -138,6 +138,8 @@ def check_tokens(vocabulary: Sequence[str], source: str) -> None:
     for line, token in enumerate(vocabulary, start=1):
         spaces = token != token.strip(" \t\r\n") or "\n" in token or "\r" in token
         wrong = "is empty" if not token else "has spaces around it" if spaces else ""
+        if SURROGATE.search(token):  # JSON can hold it, UTF-8 cannot
+            wrong = "has half of a surrogate pair"
         wrong = f"is that of line {lines[token]}, too" if token in lines else wrong
         if wrong:
             raise BertkitError(

@@ -10,6 +10,7 @@ from huggingface_hub import ModelCard
 
 from bertkit.checkpoints.publish import CARD, new_card, published_files
 from bertkit.checkpoints.save import save_model
+from bertkit.files import read_json
 from bertkit.model.encoder import Encoder
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.outputs import ClassificationModel, SpanModel
@@ -21,6 +22,12 @@ TASKS: dict[str, Any] = {
     "question-answering": SpanModel,
     "pretraining": PretrainingModel,
     "features": Encoder,
+}
+CLASSES = {
+    "classification": "BertForSequenceClassification",
+    "question-answering": "BertForQuestionAnswering",
+    "pretraining": "BertForPreTraining",
+    "features": "BertModel",
 }
 
 
@@ -45,6 +52,7 @@ def test_a_card_is_what_the_hub_reads(task: str, tokenizer: Tokenizer, tmp_path:
     assert "| dev.accuracy | 0.9 |" in card.text
     assert 'load("org/mine")' in card.text
     assert not (folder / CARD).exists()
+    assert read_json(folder / "config.json")["architectures"] == [CLASSES[task]]
 
 
 def test_values_cannot_break_the_metadata(tokenizer: Tokenizer, tmp_path: Path) -> None:

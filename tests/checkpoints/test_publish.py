@@ -114,6 +114,17 @@ def test_files_of_an_earlier_model_are_removed(hub: Hub, pushed: Push, run: Path
 
 
 @pytest.mark.slow
+def test_a_commit_of_somebody_else_is_not_mixed_with_ours(
+    hub: Hub, pushed: Push, run: Path
+) -> None:
+    assert pushed(run, "org/shared")["commit"]
+    hub.meanwhile = b"theirs"
+    assert pushed(run, "org/shared")["code"] == "hub"
+    assert len(hub.repositories["org/shared"].messages) == 1
+    assert pushed(run, "org/shared")["commit"]
+
+
+@pytest.mark.slow
 def test_a_private_model(hub: Hub, pushed: Push, run: Path) -> None:
     first = pushed(run / "model", "org/secret", private=True)
     repository = hub.repositories["org/secret"]
@@ -126,8 +137,11 @@ def test_a_private_model(hub: Hub, pushed: Push, run: Path) -> None:
 
 @pytest.mark.slow
 def test_what_the_hub_does_not_take(hub: Hub, pushed: Push, run: Path) -> None:
-    for token in (hub.reader, "hf_wrong", ""):
+    for token in (hub.reader, "hf_wrong"):
         assert pushed(run, "org/no", token=token)["code"] == "hub-forbidden"
+    asked = len(hub.asked)
+    assert pushed(run, "org/no", token="")["code"] == "hub-login"
+    assert len(hub.asked) == asked, "the hub is not asked"
     for changes in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
         assert pushed(run, "org/no", environ=changes)["code"] == "hub"
     assert hub.repositories.get("org/no", Repository({})).files == {}

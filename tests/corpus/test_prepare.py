@@ -128,6 +128,23 @@ def test_a_stopped_preparation_resumes(
     assert digests(folder) == digests(whole)
 
 
+def test_a_text_that_has_shrunk_unnoticed_is_refused(
+    texts: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Data sets of the hub have neither a size nor a time of change."""
+    copied, folder = tmp_path / "text", tmp_path / "store"
+    shutil.copytree(texts, copied)
+    with pytest.raises(KeyboardInterrupt):
+        prepare([copied], tokenizer, folder, console=Stopping(8), **SMALL_SHARDS)
+    path = copied / "b.txt"
+    times = path.stat()
+    path.write_text(path.read_text().replace("\n\n", "\n "))  # one document
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(BertkitError, match=r"b\.txt has fewer documents"):
+        prepare([copied], tokenizer, folder, **SMALL_SHARDS)
+    assert not (folder / "manifest.json").exists()
+
+
 @pytest.mark.slow
 def test_a_killed_preparation_resumes(
     whole: Path, texts: Path, tokenizer: Tokenizer, tmp_path: Path

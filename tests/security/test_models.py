@@ -13,7 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from bertkit.checkpoints.pretrained import load_config, load_pretraining_model, read_pretrained
+from bertkit.checkpoints.pretrained import (
+    load_config,
+    load_pretraining_model,
+    read_details,
+    read_pretrained,
+)
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
 from bertkit.tasks.types import load_task_model
@@ -119,6 +124,16 @@ def test_a_changed_file_ends_in_a_model_or_in_one_line(data: Any, original: Path
 def test_json_of_any_kind_is_refused(text: str, model: Path) -> None:
     (model / "config.json").write_text(text)
     is_refused(load_config, model)
+
+
+def test_deep_json_is_refused_before_it_is_walked_through(model: Path) -> None:
+    """The parser takes more levels than functions that call themselves."""
+    for name, read in (("config.json", load_config), ("bertkit.json", read_details)):
+        content = (model / name).read_text().strip()
+        for opened, closed in (("[", "]"), ('{"a":', "}")):
+            deep = f'"deep": {opened * 300} 1 {closed * 300}'
+            (model / name).write_text(f"{content[:-1]}, {deep}}}")
+            is_refused(read, model, match="levels")
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

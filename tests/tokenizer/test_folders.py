@@ -37,6 +37,21 @@ def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+def test_a_token_that_cannot_be_written_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """JSON can hold half of a surrogate pair, UTF-8 cannot."""
+    tokenizer.save(tmp_path)
+    (tmp_path / "vocab.txt").unlink()
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    content["model"]["vocab"] = {
+        "\ud800" if number == 50 else token: number for token, number in vocabulary.items()
+    }
+    path.write_text(json.dumps(content))
+    with pytest.raises(BertkitError, match=r"tokenizer\.json.*surrogate"):
+        Tokenizer.load(tmp_path)
+
+
 def test_texts_that_are_joined_in_another_way_are_refused(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

@@ -1,1 +1,1 @@
-"""Tools for developers: golden outputs, crashes, a GPU without values, and an installed wheel."""
+"""Tools for developers: crashes and an installed wheel."""

@@ -65,11 +65,11 @@ def stop(bench: Bench, subject: Subject, times: int, *, after_kill: bool = False
     for turn in range(times):
         number = STOPS[(turn + len(bench.counts)) % len(STOPS)]
         place, moment = bench.place("stopped"), replace(bench.moment(subject), signal=number)
-        how = str(moment)
+        how, killed = str(moment), set[Path]()
         if after_kill:
             kill = bench.moment(subject)
             bench.go(subject, place, kill)
-            how = f"{kill}, {moment}"
+            how, killed = f"{kill}, {moment}", temporaries(place)
         ended = bench.go(subject, place, moment)
         bench.count(row, number.name)
         bench.check_words(row, ended, how)
@@ -77,10 +77,15 @@ def stop(bench: Bench, subject: Subject, times: int, *, after_kill: bool = False
         if ended.status not in (0, 128 + number, -number) and not exists:
             bench.count(row, "other status")
             bench.fail(row, f"after {how} it ended with {ended.status}: {ended.shown[-200:]!r}")
-        if left := [path.name for path in place.rglob(".*.tmp-*")]:
+        if left := temporaries(place) - killed:  # those of a kill stay until their file is written
             bench.count(row, "temporaries")
-            bench.fail(row, f"after {how} it left {left[0]}")
+            bench.fail(row, f"after {how} it left {min(left).name}")
         bench.finish(row, subject, place, how)
+
+
+def temporaries(place: Path) -> set[Path]:
+    """Return the temporary files and folders below a folder."""
+    return {*place.rglob(".*.tmp-*")}
 
 
 def fill_disk(bench: Bench, subject: Subject, times: int) -> None:
