@@ -236,6 +236,7 @@ class BertClassifier(ClassifierMixin, TunedEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class or label, (rows, classes)."""
+        check_is_fitted(self, "model_")
         results = self._results(X, top=len(self._names))
         # a column of an indicator matrix that was always 0 has no output
         return np.array(
@@ -263,6 +264,10 @@ class BertRegressor(RegressorMixin, TunedEstimator):
         numbers = check_array(
             column_or_1d(y, warn=True), dtype=float, ensure_2d=False, input_name="y", estimator=self
         )
+        if len(set(numbers.tolist())) < 2:
+            raise InputValueError(
+                f"{type(self).__name__} needs two different numbers in y: n_samples={len(numbers)}"
+            )
         return self._tune("regression", examples_of_texts(table, numbers.tolist()))
 
     def predict(self, X: Any) -> np.ndarray:

@@ -363,20 +363,25 @@ class LabelSetColumns(TextColumns):
         if not isinstance(self.label, str):
             return
         first: dict[str, str] = {}
+        sizes: set[int] = set()
         for example in examples:
-            for label in example.gold if isinstance(example.gold, tuple) else ():
+            golds = example.gold if isinstance(example.gold, tuple) else ()
+            sizes.add(len(golds))
+            for label in golds:
                 first.setdefault(label, example.location)
-        if first and {label.lower() for label in first} <= BINARY.keys():
+        # sets of classes called 0 and 1 differ in size; 0/1 columns and lists of 0 and 1 do not
+        if len(sizes - {0}) == 1 and {label.lower() for label in first} <= BINARY.keys():
             raise BertkitError(
                 f"column '{self.label}' holds only {' and '.join(sorted(first))}, not names; name "
                 "the columns of all labels, --label A B ..., or choose classification for one"
             )
         for separator in "" if self.separator else ",;#/+&":
             parts = {name: [part.strip() for part in name.split(separator)] for name in first}
-            joined = {name: some for name, some in parts.items() if len(some) > 1 and all(some)}
-            names = first.keys() - joined.keys() | {*chain.from_iterable(joined.values())}
-            for label, some in joined.items():
-                if first.keys() >= {*some} or len(names) < len(first):
+            joined = {name: pieces for name, pieces in parts.items() if len(pieces) > 1}
+            joined = {name: pieces for name, pieces in joined.items() if all(pieces)}
+            labels = first.keys() - joined.keys() | {*chain.from_iterable(joined.values())}
+            for label, pieces in joined.items():
+                if first.keys() >= {*pieces} or len(labels) < len(first):
                     raise BertkitError(
                         f"{first[label]}: the label {label!r} seems to consist of other labels; "
                         f"add --separator '{separator}' (or '|' if it is a label of its own)"
@@ -397,7 +402,7 @@ class LabelSetColumns(TextColumns):
         marks = len(names) > len(set(names)) and {name.lower() for name in names} <= BINARY.keys()
         if marks or any(isinstance(item, Mapping | list) for item in value):
             raise BertkitError(
-                f"{location}: the labels are {str(value)[:40]!r}, which looks like objects, or a 0 "
+                f"{location}: the labels are {str(value)[:40]!r}, which look like objects, or a 0 "
                 "or 1 for each label; write the names of the labels that apply"
             )
         return tuple(dict.fromkeys(names))

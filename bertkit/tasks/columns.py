@@ -35,8 +35,8 @@ from bertkit.text.documents import (
 from bertkit.text.sources import Source, extension, find_sources, one_source
 
 Fields = Mapping[str, Any]
-PYTHON_NOTATION = re.compile(r"\s*(\['.*\]|\{'.*\})\s*", re.DOTALL)
-"""What str() makes of lists and arrays of texts and of dicts, as in CSV files of pandas."""
+PYTHON_NOTATION = re.compile(r"\s*(\[\{?'.*\]|\{'.*\})\s*", re.DOTALL)
+"""What str() makes of lists and arrays of texts and dicts, and of dicts, as in CSV files of pandas."""
 Purpose = Literal["train", "dev", "test", "predict"]
 """What data is read for: labels are needed in "train" and "dev", are optional in "test", and are
 not read in "predict". Only "train" leaves out answers that cannot be learned."""
@@ -133,6 +133,9 @@ class Columns(ABC):
         for number, location, row in read_rows(
             data, read, self.format, self.header, columns, optional, whole=rows is not None
         ):
+            if targets and was_rejected(row):
+                read.note("row that was rejected or ignored in Prodigy", location)
+                continue
             example = self.example(row, location, read, purpose)
             unlabelled = targets and example is not None and example.gold is None
             if unlabelled:
@@ -328,30 +331,39 @@ def file_rows(
         yield location, plain_value(fields)
 
 
-def exported_row(
-    row: Mapping[str, Any], location: str, counts: TextCounts
-) -> Mapping[str, Any] | None:
-    """Return a row, None if it was rejected in Prodigy; of Label Studio's full export the columns.
+def was_rejected(row: Fields) -> bool:
+    """Return whether a row of Prodigy's was rejected or ignored, so that its labels are wrong."""
+    return row.get("answer") in ("reject", "ignore") and "_task_hash" in row
 
-    They are those of the data, `spans`, and the choices by control, of a single one as `label`.
+
+def are_objects(values: Any) -> bool:
+    """Return whether a value is a list of objects."""
+    return isinstance(values, list) and all(isinstance(value, Mapping) for value in values)
+
+
+def exported_row(row: Fields, location: str, counts: TextCounts) -> Fields:
+    """Return a row; of Label Studio's full export, its data with the columns of its annotation.
+
+    They are `spans`, and the choices by control, of a single control also as `label`.
     """
-    if row.get("answer") in ("reject", "ignore") and "_task_hash" in row:
-        counts.note("row that was rejected or ignored in Prodigy", location)
-        return None
     data, annotations = row.get("data"), row.get("annotations")
-    if not (isinstance(data, Mapping) and isinstance(annotations, list)):
+    if not (isinstance(data, Mapping) and are_objects(annotations)):
         return row
-    used = [item for item in annotations if not item.get("was_cancelled")]
+    used = [item for item in annotations or () if not item.get("was_cancelled")]
+    results = (used[0].get("result") or []) if used else []
+    if not are_objects(results):
+        return row
     if len(used) > 1:
         counts.note("annotation beside the first of its text", location, len(used) - 1)
     spans, named = [], dict[str, list[str]]()
-    for item in used[0].get("result") or () if used else ():
-        value = item.get("value") or {}
+    for result in results:
+        value = result.get("value")
+        value = value if isinstance(value, Mapping) else {}
         if "start" in value:
             spans.append(value)
-        elif "choices" in value:
-            named.setdefault(item.get("from_name"), []).extend(value["choices"])
-    chosen = {name: some[0] if len(some) == 1 else some for name, some in named.items()}
+        elif isinstance(value.get("choices"), list):
+            named.setdefault(result.get("from_name"), []).extend(value["choices"])
+    chosen = {name: labels[0] if len(labels) == 1 else labels for name, labels in named.items()}
     label = {"label": next(iter(chosen.values()))} if len(chosen) == 1 else {}
     return {**data, "spans": spans if used else None, **label, **chosen}
 

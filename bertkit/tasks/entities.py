@@ -27,6 +27,7 @@ from bertkit.tasks.columns import (
     read_rows,
     require_texts,
     row_texts,
+    was_rejected,
 )
 from bertkit.text.documents import (
     TextCounts,
@@ -178,15 +179,16 @@ class WordColumns(Columns):
             return self
         text, tags = self.words, self.tags
         both, counts = [text, tags], TextCounts()
-        rows: Any = read_rows(data, counts, self.format, self.header, both, both, whole=True)
-        row: Any = next(rows, [{}])[-1]
+        read = read_rows(data, counts, self.format, self.header, both, both, whole=True)
+        rows = ((location, row) for _, location, row in read if not was_rejected(row))
+        location, row = next(rows, ("", {}))
         if (text, tags) == (WordColumns.words, WordColumns.tags) and not {*both} <= {*row}:
             tags = next((name for name in SPAN_COLUMNS if name in row), "")
             return replace(self, text="text", tags=tags) if tags and "text" in row else self
         while row and row.get(tags) in (None, ""):
-            row = next(rows, [{}])[-1]
-        running = isinstance(row.get(text), str) and character_spans(row.get(tags)) is not None
-        return replace(self, text=text, tags=tags) if running else self
+            location, row = next(rows, ("", {}))
+        spans = character_spans(row.get(tags), location) if isinstance(row.get(text), str) else None
+        return self if spans is None else replace(self, text=text, tags=tags)
 
     def read(
         self,
@@ -233,7 +235,7 @@ class WordColumns(Columns):
             example = words_example("", texts[0], location, location) if texts else None
             if example is None or value is None or value == "":
                 return example
-            if (spans := character_spans(value)) is None:
+            if (spans := character_spans(value, location)) is None:
                 what = f"{short_repr(value)} in column {self.tags} is no list of spans"
                 raise BertkitError(f"{location}: {what} [start, end, type]; name another column")
             return example._replace(tags=span_tags(example, spans, counts))
@@ -322,9 +324,9 @@ SPAN_FIELDS = (
 )
 
 
-def character_spans(value: Any) -> list[tuple[int, int, str]] | None:
+def character_spans(value: Any, location: str) -> list[tuple[int, int, str]] | None:
     """Return the (start, end, type) of spans, as annotation tools write them; None without any."""
-    value, spans = from_json(value), []
+    value, spans = from_json(value, location), []
     value = value.get("entities") if isinstance(value, Mapping) else value
     for item in value if isinstance(value, list | tuple) else [None]:
         if isinstance(item, Mapping):

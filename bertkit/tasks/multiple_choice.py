@@ -8,8 +8,9 @@ context is too long, window i of each choice makes one comparison.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -18,11 +19,20 @@ from torch import Tensor
 
 from bertkit.errors import BertkitError, InputTypeError, check_known, short_repr
 from bertkit.tasks.classification import TextTask
-from bertkit.tasks.columns import Columns, Fields, Purpose, from_json, require_texts, row_texts
+from bertkit.tasks.columns import (
+    Columns,
+    Fields,
+    MemoryRows,
+    Purpose,
+    from_json,
+    require_texts,
+    row_texts,
+)
 from bertkit.tasks.task import Inputs, Metrics, Result, Results, TrainingData, softmax
 from bertkit.text.documents import TextCounts, value_name
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+PAST_LAST = "label equal to the number of choices (if labels count from 1, add --first-choice 1)"
 
 
 class ChoiceExample(NamedTuple):
@@ -54,6 +64,22 @@ class ChoiceColumns(Columns):
     input_options = ("text", "choices")
     wanted = "(text, choices) tuples"
 
+    def read(
+        self,
+        data: str | Path | MemoryRows,
+        counts: TextCounts,
+        purpose: Purpose = "train",
+        rows: dict[str, Fields] | None = None,
+    ) -> Iterator[ChoiceExample]:
+        """Raise if keys seem to count from 1: some are the number of choices, and none is 0."""
+        read, golds = TextCounts(), set[int | None]()
+        for example in super().read(data, read, purpose, rows):
+            golds.add(example.gold)
+            yield example
+        if PAST_LAST in read.examples and 0 not in golds:
+            raise BertkitError(f"{read.examples[PAST_LAST]}: {PAST_LAST}")
+        counts += read
+
     def __post_init__(self) -> None:
         """Check that each choice is named once; a single name may be a text."""
         check_known("key", self.key, ("auto", "text", "position"))
@@ -80,16 +106,9 @@ class ChoiceColumns(Columns):
         named = dict(zip(fields, choices, strict=True))
         label = self.choice_index(key, named, location) if key else None
         if label == -1:
-            if key == str(len(choices)) and not self.first_choice:
-                raise BertkitError(
-                    f"{location}: the key is {key}, and the {key} choices are counted from 0; if "
-                    "keys count from 1, add --first-choice 1"
-                )
-            counts.note(
-                "label that is no choice's column, letter, index (from "
-                f"{self.first_choice}) or text",
-                location,
-            )
+            reason = f"column, letter, index (from {self.first_choice}) or text"
+            past = key == str(len(choices)) and not self.first_choice and self.key != "text"
+            counts.note(PAST_LAST if past else f"label that is no choice's {reason}", location)
             return None
         return ChoiceExample("", context, tuple(choices), label, location)
 

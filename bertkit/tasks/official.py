@@ -128,8 +128,10 @@ def write_official(
         return [write_glue(name, split, folder, ids, results)]
     if not results or not hasattr(results[0], "null_odds"):
         return []
-    paths = []
-    for file, attribute in (("predictions", "answer"), ("null_odds", "null_odds")):
+    paths, fields = [], {"predictions": "answer", "null_odds": "null_odds"}
+    if name == "squad-1.1":  # every question has an answer
+        del fields["null_odds"]
+    for file, attribute in fields.items():
         paths.append(folder / split / f"{file}.json")
         values = [getattr(result, attribute) for result in results]
         write_json(paths[-1], dict(zip(ids, values, strict=True)))

@@ -191,8 +191,8 @@ class QuestionAnswering(Task):
 
     @property
     def question_limit(self) -> int:
-        """The maximum tokens of a question: at most half of a window."""
-        return min(self.max_question_length, self.max_length // 2)
+        """The maximum tokens of a question, which leaves room for a token of its context."""
+        return min(self.max_question_length, self.max_length - 4)
 
     @classmethod
     def from_data(cls, data: TrainingData) -> Self:
@@ -201,13 +201,14 @@ class QuestionAnswering(Task):
             null=any(example.answers == () for example in data.examples),
             max_length=data.max_length,
             stride=windows.stride,
-            max_question_length=windows.max_question_length,
+            max_question_length=min(windows.max_question_length, data.max_length // 2),
             max_answer_length=windows.max_answer_length,
         )
 
     @classmethod
     def from_transformers(cls, max_length: int) -> dict[str, Any]:
-        return {"max_length": QuestionWindows().length(max_length)}
+        length = QuestionWindows().length(max_length)
+        return {"max_length": length, "max_question_length": min(USUAL_QUESTION, length // 2)}
 
     def build(self, config: ModelConfig) -> SpanModel:
         return SpanModel(config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -24,10 +25,13 @@ Split = tuple[str, Sequence[Any]]  # A name, such as dev-mismatched, and the exa
 
 
 def folded(value: Any) -> Any:
-    """Return texts without differences of case and white space, in tuples, too."""
+    """Return a digest of each text that ignores case and white space, in tuples, too."""
     if isinstance(value, tuple):
         return tuple(map(folded, value))
-    return " ".join(value.split()).casefold() if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    text = " ".join(value.split()).casefold()
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def note_equal_inputs(
@@ -66,14 +70,14 @@ def group_inputs(
 def rarest_labels(labels: Sequence[set[str]]) -> list[str]:
     """Return the label of each group that the fewest groups have, "" for a group without any."""
     counts = Counter(chain.from_iterable(labels))
-    return [min(some, key=lambda label: (counts[label], label), default="") for some in labels]
+    return [min(names, key=lambda name: (counts[name], name), default="") for names in labels]
 
 
 def fold_numbers(kind: type[Task], inputs: Sequence[Any], folds: int) -> list[int]:
     """Return the fold of each input, from 1; all folds have about as many groups of each label."""
     groups, labels, order = group_inputs(kind, inputs)
     if len(groups) < folds:
-        raise BertkitError(f"groups of equal inputs are too few for {folds} folds: {len(groups)}")
+        raise BertkitError(f"only {len(groups)} groups of equal inputs, too few for {folds} folds")
     numbers, strata = [0] * len(inputs), rarest_labels(labels)
     for position, group in enumerate(sorted(order, key=strata.__getitem__)):
         for i in groups[group]:
@@ -113,7 +117,7 @@ def hold_out(
         counts.note("label with too few inputs to hold one out, kept", f"label {label!r}")
     if not dev:
         raise BertkitError(
-            f"{len(inputs)} inputs are too few to hold some out for dev (groups of equal ones, or "
-            f"of one document: {len(groups)}); check the columns, or give --dev"
+            f"only {len(inputs)} inputs in {len(groups)} groups of equal ones or of one document, "
+            "too few to hold some out for dev; check the columns, or give --dev"
         )
     return train, dev

@@ -44,6 +44,8 @@ from bertkit.text.sources import (
 
 NOT_IN_CONTEXT = -1  # the start of a gold answer that is kept only for the metric
 CONTEXT_WORDS = 400
+OWN_FORMAT = re.compile(rb'"paragraphs"\s*:|"Data"\s*:\s*\[')
+"""What only files in the formats of SQuAD and TriviaQA have in their beginning."""
 EVIDENCE_FOLDERS = {"EntityPages": "wikipedia", "SearchResults": "web"}
 """Field with the documents of a question of TriviaQA -> their folder in `evidence/`."""
 
@@ -100,7 +102,7 @@ class QuestionColumns(Columns):
                 head = stream.read(HEAD_BYTES)
         except DAMAGE:
             return True  # reading the rows will report it
-        return b'"paragraphs"' not in head and b'"Data"' not in head
+        return not OWN_FORMAT.search(head)
 
     def read_own_format(
         self, path: str | Path, counts: TextCounts, purpose: Purpose

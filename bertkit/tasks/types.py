@@ -88,7 +88,8 @@ def model_columns(
     saved, left_out = details.get("columns") or {}, {*columns.file_options, *options}
     names = get_type_hints(task.columns).keys() - left_out
     known = {name: saved[name] for name in saved if name in names}
-    return replace(columns, **saved_values(task.columns, known, "the model", least=-1))
+    source = "the columns in the model's bertkit.json"
+    return replace(columns, **saved_values(task.columns, known, source, least=-MAX_SETTING))
 
 
 def saved_values(

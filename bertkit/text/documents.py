@@ -105,11 +105,12 @@ def read_documents(source: Source, counts: TextCounts, *, column: str = "text") 
         rows = source_rows(source, counts, [column], [column])
         located = ((location, row[column]) for location, row in rows if row is not None)
     for location, text in located:
-        if text is not None and not isinstance(text, str):
-            counts.note(f"column '{column}' is not text", location)
+        if not isinstance(text, str):
+            reason = "empty document" if text is None else f"column '{column}' is not text"
+            counts.note(reason, location)
             others += 1
             continue
-        document = (text or "").strip()
+        document = text.strip()
         if not document:
             counts.note("empty document", location)
             continue
@@ -281,7 +282,7 @@ def complete_rows(
     rows: Iterable[Row], path: str, needed: Sequence[str], counts: TextCounts
 ) -> Iterator[Row]:
     """Yield the rows of a file, None for one without a needed column; raise if all lack one."""
-    names: list[str] = []
+    names: list[str] | None = None
     complete = False
     for location, fields in rows:
         missing = [name for name in needed if fields is not None and name not in fields]
@@ -290,7 +291,7 @@ def complete_rows(
         if missing:
             counts.note(f"row without column '{missing[0]}'", location)
         yield location, None if missing else fields
-    if names and not complete:
+    if names is not None and not complete:
         require_columns(path, needed, names)
 
 

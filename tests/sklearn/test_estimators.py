@@ -122,3 +122,15 @@ def test_bad_input(
 ) -> None:
     with pytest.raises(error):
         estimators.BertClassifier(pretrained, **FIT).fit(texts, labels)
+
+
+def test_numbers_must_differ_and_predictions_need_a_fit(estimators: Any, pretrained: Path) -> None:
+    from sklearn.exceptions import NotFittedError
+
+    for texts, numbers in ((["x", "y"], [2.5, 2.5]), (["x"], [1.0])):
+        with pytest.raises(ValueError, match=" y:"):
+            estimators.BertRegressor(pretrained, **FIT).fit(texts, numbers)
+    classifier = estimators.BertClassifier(pretrained, **FIT)
+    for method in (classifier.predict, classifier.predict_proba):
+        with pytest.raises(NotFittedError):
+            method(["x"])

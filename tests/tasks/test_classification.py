@@ -276,3 +276,13 @@ def test_many_labels_have_the_most_probable_ones() -> None:
     few = Classification(labels[:100]).results([], logits[:, None, :100])[0]
     assert tuple(few.probabilities) == labels[:100]
     assert few.probability == max(few.probabilities.values())
+
+
+def test_classes_called_0_and_1_may_form_sets() -> None:
+    for sets in ([[0], [1], [0, 1]], ["0", "1", "0|1"], [[0], [], [1, 0]]):
+        rows = [{"text": f"t{n}", "label": names} for n, names in enumerate(sets)]
+        assert load_sets(rows, label="label").task.labels == ("0", "1")
+    for lists in ([[0], [1]], [[0, 1], [1, 0]], [0, 1, None]):
+        rows = [{"text": f"t{n}", "label": names} for n, names in enumerate(lists)]
+        with pytest.raises(BertkitError, match="holds only"):
+            load_sets(rows, label="label")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bertkit.errors import BertkitError
+from bertkit.tasks.columns import MemoryRows
 from bertkit.tasks.multiple_choice import ChoiceColumns
 from bertkit.tasks.official import GLUE, OFFICIAL, read_glue, read_swag, write_official
 from bertkit.tasks.types import DataFiles, load_dataset
@@ -76,6 +77,7 @@ def test_files_for_official_programs(tmp_path: Path) -> None:
     contents = [json.loads(file.read_text()) for file in files]
     assert contents == [{"q": "1895"}, {"q": -2.5}]
     assert files[0] == tmp_path / "dev" / "predictions.json"
+    assert write_official("squad-1.1", "dev", tmp_path, ["q"], answers) == files[:1]
 
 
 def test_swag(data: Path, tmp_path: Path) -> None:
@@ -156,9 +158,20 @@ def test_keys_may_be_the_text_of_a_choice() -> None:
 
 
 def test_keys_that_count_from_1_name_the_flag() -> None:
-    row = {"text": "x", "a": "nothing", "b": "some", "label": "2"}
-    with pytest.raises(BertkitError, match="--first-choice 1"):
-        ChoiceColumns(choices=("a", "b")).example(row, "f:1", TextCounts(), "train")
+    def read(*keys: int | str, **options: Any) -> tuple[list[int | None], int]:
+        rows = [{"text": "x", "a": "p", "b": "q", "c": "", "label": key} for key in keys]
+        columns, counts = ChoiceColumns(choices=("a", "b", "c"), **options), TextCounts()
+        examples = list(columns.read(MemoryRows("train", rows), counts))
+        return [example.gold for example in examples], counts.skipped.total()
+
+    for keys in ((1, 2, 1), (2, 2)):
+        with pytest.raises(
+            BertkitError, match=r"--first-choice 1.*train\[0\]|train\[1\].*--first-choice 1"
+        ):
+            read(*keys)
+    assert read(0, 2, 1) == ([0, 1], 1), "choices count from 0, and one is empty"
+    assert read(1, 2, 1, first_choice=1) == ([0, 1, 0], 0)
+    assert read("q", 2, "q", key="text") == ([1, 1], 1)
 
 
 def test_the_names_of_listed_choices_are_keys() -> None:

@@ -14,9 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.tasks.question_answering import Answer, QuestionAnswering, SpanWindow, align
+from bertkit.tasks.question_answering import (
+    Answer,
+    QuestionAnswering,
+    QuestionColumns,
+    QuestionWindows,
+    SpanWindow,
+    align,
+)
 from bertkit.tasks.squad import GoldAnswer, QuestionExample, squad_scores
 from bertkit.tasks.squad import read_questions as read_squad
+from bertkit.tasks.task import TrainingData
 from bertkit.text.documents import TextCounts
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
@@ -454,3 +462,14 @@ def test_the_ceiling_on_real_questions(data: Path, vocabulary: str) -> None:
     tokenizer = Tokenizer.load(path)
     scores = squad_scores(questions, [oracle_answer(q, tokenizer) for q in questions])
     assert scores["exact_match"] > 0.995
+
+
+def test_new_tasks_cut_questions_at_half_of_a_window_and_saved_ones_as_they_did() -> None:
+    for window, asked, limit in ((96, 60, 48), (96, 40, 40), (384, 64, 64), (8, 64, 4)):
+        windows = QuestionWindows(max_question_length=asked)
+        data = TrainingData([], QuestionColumns(), windows, window, TextCounts())
+        assert QuestionAnswering.from_data(data).question_limit == limit
+    assert QuestionAnswering.from_transformers(96)["max_question_length"] == 48
+    assert QuestionAnswering(max_length=96, max_question_length=60).question_limit == 60
+    made = make_windows("x" * 30, "a b", CASED, max_length=20, max_question_length=64)
+    assert all(len(window.ids) <= 20 and len(window.offsets) for window in made.windows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -142,3 +143,16 @@ def test_a_generator_is_read_once() -> None:
     assert (len(data.train), len(data.dev[0][1])) == (9, 9)
     with pytest.raises(BertkitError, match=r"^train has no row"):
         load_dataset("classification", DataFiles(train=iter([])))
+
+
+def test_a_context_of_many_questions_is_not_copied_for_each() -> None:
+    context = "Some  words " * 2000
+    rows = [{"question": f"{n}?", "context": context, "answers": "Some"} for n in range(200)]
+    rows.append({"question": "a?", "context": context.upper(), "answers": "SOME"})
+    kind = TASKS["question-answering"]
+    train = load_dataset("question-answering", DataFiles(train=rows), whole=True).train
+    tracemalloc.start()
+    assert set(fold_numbers(kind, [*train, train[0]._replace(context="x")], 2)) == {1, 2}
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * len(context)

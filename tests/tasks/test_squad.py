@@ -62,9 +62,10 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_flat_rows_in_json(tmp_path: Path, indent: int | None, wrapped: bool) -> None:
     rows = [
-        {"id": "a", "asked": "When?", "context": CONTEXT, "answers": "1895"},
+        {"id": "a", "asked": "When?", "context": CONTEXT, "answers": "1895",
+         "source": "Data", "unit": "paragraphs"},
         {"asked": "Where?", "context": CONTEXT, "answers": {"text": [], "answer_start": []}},
-    ]
+    ]  # fmt: skip
     path = tmp_path / "rows.json"
     path.write_text(json.dumps({"data": rows} if wrapped else rows, indent=indent))
     found = list(QuestionColumns(question="asked").read(path, TextCounts()))

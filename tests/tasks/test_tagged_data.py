@@ -15,7 +15,7 @@ from bertkit.errors import BertkitError
 from bertkit.tasks.columns import as_source
 from bertkit.tasks.entities import WordColumns, WordsExample, standard_tag
 from bertkit.tasks.token_classification import TokenClassification, tag_labels
-from bertkit.tasks.types import DataFiles, TaskData, load_dataset
+from bertkit.tasks.types import DataFiles, TaskData, load_dataset, model_columns
 from bertkit.text.documents import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -228,3 +228,28 @@ def test_columns_that_are_named_stay(write: Write) -> None:
     columns = WordColumns()
     assert columns.fitted(as_source(rows, "train")) == columns
     assert columns.fitted(str(write("a.txt", "a O\n"))) == columns
+
+
+def test_spans_in_python_notation_name_their_row(write: Write) -> None:
+    rows = [{"text": TEXT, "entities": None}, {"text": TEXT, "entities": str([{"start": 0}])}]
+    file = write("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(BertkitError, match=r"a\.jsonl:2: .*Python"):
+        dataset(file)
+    with pytest.raises(BertkitError, match=r"train\[1\]: .*Python"):
+        dataset(rows)
+
+
+def test_spans_are_seen_behind_a_row_that_was_rejected_in_prodigy() -> None:
+    rows: list[Any] = [{"text": "x", "answer": "ignore", "_task_hash": 1}]
+    data = dataset([*rows, {"text": TEXT, "spans": SPANS}])
+    assert [example.tags for example in data.train] == [TAGS]
+    assert list(data.counts.skipped.values()) == [1]
+
+
+def test_a_model_keeps_columns_that_count_from_the_end() -> None:
+    saved = {"tag_column": -2, "word_column": -3}
+    columns = model_columns(TokenClassification, {}, {"columns": saved})
+    assert isinstance(columns, WordColumns)
+    assert (columns.tag_column, columns.word_column) == (-2, -3)
+    with pytest.raises(BertkitError, match=r"bertkit\.json"):
+        model_columns(TokenClassification, {}, {"columns": {"tag_column": "x"}})

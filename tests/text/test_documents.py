@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from bertkit.errors import BertkitError
-from bertkit.tasks.columns import read_rows
+from bertkit.tasks.classification import LabelColumns
+from bertkit.tasks.columns import MemoryRows, read_rows
 from bertkit.text import Source, TextCounts, find_sources, read_documents
 from bertkit.text.documents import LONE_CR, REPLACED
 
@@ -207,13 +208,12 @@ def test_full_exports_of_annotation_tools(file: File) -> None:
         return {"value": {"choices": choices}, "from_name": name, "type": "choices"}
 
     def row(*annotations: dict[str, Any]) -> dict[str, Any]:
-        return {"id": 1, "data": {"text": "One.", "page": 2}, "annotations": annotations}
+        return {"id": 1, "data": {"text": "One.", "page": 2}, "annotations": [*annotations]}
 
     tasks = [
         row({"result": [choice("mood", "good")]}, {"result": [choice("mood", "bad")]}),
         row({"was_cancelled": True, "result": [choice("mood", "bad")]}),
         row({"result": [choice("mood", "good"), choice("topics", "a", "b")]}),
-        {"text": "Two.", "label": "x", "answer": "reject", "_task_hash": 7},
     ]
     counts = TextCounts()
     path = file("a.json", json.dumps(tasks, indent=1))
@@ -224,10 +224,36 @@ def test_full_exports_of_annotation_tools(file: File) -> None:
         {**data, "spans": None},
         {**data, "spans": [], "mood": "good", "topics": ["a", "b"]},
     ]
-    assert counts.skipped == {
-        "annotation beside the first of its text": 1,
-        "row that was rejected or ignored in Prodigy": 1,
-    }
+    assert counts.skipped == {"annotation beside the first of its text": 1}
+    one: dict[str, Any] = {"value": {"choices": "good"}, "from_name": "mood"}
+    plain = [
+        row(*annotations)
+        for annotations in (["x"], [7], [{"result": ["x"]}], [{"result": {"x": 1}}])  # type: ignore[list-item]
+    ]
+    odd = [row({"result": [one, {"value": "start"}, {"value": {"choices": ["bad"]}}]})]
+    path = file("a.jsonl", "".join(json.dumps(task) + "\n" for task in (*plain, *odd)))
+    *rows, last = (row for _, _, row in read_rows(path, TextCounts(), whole=True))
+    assert rows == plain, "the rows of another tool"
+    assert (last["label"], last["spans"]) == ("bad", [])
+
+
+def test_what_was_rejected_in_prodigy_is_not_learned_but_predicted(file: File) -> None:
+    marks = {"answer": "reject", "_task_hash": 7}
+    tasks = [{"text": "One.", "label": "x", **marks}, {"text": "Two.", "label": "y"}]
+    path = file("a.jsonl", "".join(json.dumps(task) + "\n" for task in tasks))
+    for source in (path, MemoryRows("train", tasks)):
+        for purpose, texts in {"train": 1, "dev": 1, "test": 1, "predict": 2}.items():
+            counts = TextCounts()
+            examples = list(LabelColumns().read(source, counts, purpose))  # type: ignore[arg-type]
+            assert len(examples) == texts
+            assert counts.skipped.total() == 2 - texts
+    assert [row["text"] for _, _, row in read_rows(path, TextCounts())] == ["One.", "Two."]
+
+
+@pytest.mark.parametrize("content", ['{"text": null}\n' * 3, "{}\n" * 3, '{"text": null}\n{}\n'])
+def test_a_column_without_any_text_is_refused(file: File, content: str) -> None:
+    with pytest.raises(BertkitError, match="column 'text'"):
+        read(file("a.jsonl", content))
 
 
 def write_parquet(path: Path, columns: list[list[Any]], names: list[str]) -> None:
