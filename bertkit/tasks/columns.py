@@ -36,7 +36,7 @@ from bertkit.text.sources import Source, extension, find_sources, one_source
 
 Fields = Mapping[str, Any]
 PYTHON_NOTATION = re.compile(r"\s*(\[\{?'.*\]|\{'.*\})\s*", re.DOTALL)
-"""What str() makes of lists and arrays of texts and dicts, and of dicts, as in CSV files of pandas."""
+"""What str() makes of dicts, and of lists of texts or dicts, as in CSV files of pandas."""
 Purpose = Literal["train", "dev", "test", "predict"]
 """What data is read for: labels are needed in "train" and "dev", are optional in "test", and are
 not read in "predict". Only "train" leaves out answers that cannot be learned."""
