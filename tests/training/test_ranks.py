@@ -205,14 +205,13 @@ def test_the_first_process_decides_what_fits_into_the_minutes(
     store: TokenStore, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    words = command(write_recipe(tmp_path), store, out, "--minutes", "0.15", processes=1)[1:]
+    words = command(write_recipe(tmp_path), store, out, "--minutes", "0.1", processes=1)[1:]
     ended = run_ranks(*words)
     said = "".join(text for _, text in ended)
     assert {status for status, _ in ended} == {0}, said
-    assert said.count("0.15 minutes of training are") == 1
+    assert said.count("0.1 minutes of training are") == 1
     steps = json.loads((out / "recipe.json").read_text())["recipe"]["phases"]["steps"]
     assert read_journal(out / "journal.jsonl")[-1]["step"] == sum(steps)
-    assert f"is finished ({sum(steps):,} updates)" in run_ranks(*words, world=1)[0][1]
 
 
 @pytest.mark.slow
