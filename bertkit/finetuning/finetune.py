@@ -51,6 +51,7 @@ from bertkit.finetuning.runs import (
     score_remarks,
     scores_text,
     setting_text,
+    unfinished_parts,
     write_results,
 )
 from bertkit.finetuning.train import TaskTraining, label_order, tuned_details
@@ -158,8 +159,8 @@ def finetune(
                 shown.say(finished_text(result))
             else:
                 result = train_all(setup, out, shared | {"digests": digests})
-            for folder in (out / "checkpoints", *out.glob("runs/*/model")):
-                shutil.rmtree(folder, ignore_errors=True)  # what only unfinished runs need
+            for folder in unfinished_parts(out):
+                shutil.rmtree(folder, ignore_errors=True)
             return result
 
 

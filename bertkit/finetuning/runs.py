@@ -288,10 +288,15 @@ def is_finished(folder: Path) -> bool:
     return (folder / "results.json").is_file() and (folder / "model").is_dir()
 
 
+def unfinished_parts(folder: Path) -> list[Path]:
+    """Return the folders in a fine-tuning folder that only unfinished runs need."""
+    patterns = ("checkpoints", "runs/*/checkpoints", "runs/*/model")
+    return [path for pattern in patterns for path in folder.glob(pattern)]
+
+
 def finished_result(folder: Path, command: str) -> FinetuneResult | None:
     """Return the result of a folder that this command finished, if no file has changed since."""
-    unfinished = (folder / "checkpoints").exists() or any(folder.glob("runs/*/model"))
-    if unfinished or not is_finished(folder):
+    if unfinished_parts(folder) or not is_finished(folder):
         return None
     result = read_results(folder)
     same = result.values["environment"]["command"].partition(" ")[2] == command
