@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -143,6 +144,16 @@ def end_if_finished() -> None:
         sys.exit(0)
 
 
+def import_command(names: Sequence[str]) -> None:
+    """Import the module of a command; the garbage collector would search it for half a second."""
+    gc.disable()
+    for group in COMMANDS.values():
+        for name in group.keys() & {*names}:
+            import_module(f"bertkit.cli.{group[name][0]}")
+    gc.freeze()
+    gc.enable()
+
+
 def say(line: str) -> None:
     """Print a line on the standard error."""
     print(line, file=sys.stderr)
@@ -152,8 +163,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0 on success, 2 on a user's error, 128 + n after signal n."""
     try:
         words = sys.argv[1:] if arguments is None else arguments
-        if arguments is None and words[:1] == ["finetune"]:
-            end_if_finished()
+        if arguments is None:  # in a process of its own
+            if words[:1] == ["finetune"]:
+                end_if_finished()
+            import_command(words[:1])
         app = application(next(iter(words), None))
         status = app(words, exit_on_error=False, print_error=False)
     except (BertkitError, CycloptsError) as error:
