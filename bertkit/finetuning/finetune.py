@@ -209,8 +209,8 @@ class Setup:
             "grid": as_json(settings.grid),
             "training": as_json(replace(settings.training, precision=self.precision)),
             "new_head": settings.new_head,
-            **({"random_init": True} if settings.random_init else {}),
-            **({"until_converged": True} if self.until_converged else {}),
+            "random_init": settings.random_init,
+            "until_converged": self.until_converged,
         }
 
     def with_fold(self, numbers: Sequence[int], fold: int) -> Setup:
@@ -281,8 +281,6 @@ def prepare(
     settings = replace(settings, grid=settings.grid.chosen(*size))
     dev = data.dev or [("dev", data.train)]  # all of it is held out in one fold or another
     baselines = {name: task.baseline(inputs) for name, inputs in dev}
-    if twice := sorted(baselines[dev[0][0]].keys() & metrics.keys()):
-        raise BertkitError(f"{task.task_type} has a metric '{twice[0]}'; rename your own")
     metric = checked_metric(settings.metric or task.metric, task, baselines[dev[0][0]], metrics)
     items = {}
     for name, inputs in (("train", data.train), *data.dev, *data.test):
@@ -310,6 +308,8 @@ def checked_metric(
     metric: str, task: Task, known: Mapping[str, float], metrics: Mapping[str, Metric]
 ) -> str:
     """Return the metric by which runs are compared, which is a known one or the user's."""
+    if twice := sorted(known.keys() & metrics.keys()):
+        raise BertkitError(f"{task.task_type} has a metric '{twice[0]}'; rename your own")
     check_known("metric", metric, (*known, *metrics), code="metric")
     if metric in known and metric.endswith("error"):
         raise BertkitError(

@@ -377,8 +377,7 @@ class LabelSetColumns(TextColumns):
             )
         for separator in "" if self.separator else ",;#/+&":
             parts = {name: [part.strip() for part in name.split(separator)] for name in first}
-            joined = {name: pieces for name, pieces in parts.items() if len(pieces) > 1}
-            joined = {name: pieces for name, pieces in joined.items() if all(pieces)}
+            joined = {n: pieces for n, pieces in parts.items() if len(pieces) > 1 and all(pieces)}
             labels = first.keys() - joined.keys() | {*chain.from_iterable(joined.values())}
             for label, pieces in joined.items():
                 if first.keys() >= {*pieces} or len(labels) < len(first):
